@@ -66,7 +66,7 @@ def _observed(engine: Engine, size: int, goal: float, rounds: int, console: Cons
 
     def on() -> int:
         with tempfile.TemporaryDirectory() as folder:
-            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None, True)
+            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None)
             outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
             try:
                 return off("observed")

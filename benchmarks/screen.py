@@ -72,7 +72,7 @@ def _observed(worker: Worker) -> Measured:
     worker.watch(True)
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
-        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None, True)
+        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None)
         ready = worker.ready
         outputs = Outputs(options, worker.bus, ready.run, ready.vocabulary, PARAMS, log=lambda line: None)
         app = ScopeApp(Viewer(control=worker), title="bench")

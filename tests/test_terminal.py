@@ -22,6 +22,7 @@ VERBS = [
     ["diagnose"],
     ["why"],
     ["audit"],
+    ["tune", "--no-costs"],
     ["compare", str(TRACES / "planted.jsonl")],
     ["debug", "--commands", "COMMANDS", "--over"],
 ]

@@ -33,7 +33,7 @@ def main() -> None:
     engine.drafter = Shifted(depth=4)
     params = SamplingParams(max_tokens=40)
     path = Path(__file__).parent / "planted.jsonl"
-    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None, True)
+    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params)
     (result,) = engine.generate(engine.turn(PROMPT), params)
     outputs.close()

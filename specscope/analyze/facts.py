@@ -212,7 +212,7 @@ def _param_facts(params: SamplingParams) -> dict[str, Any]:
         "presence penalty": float(params.presence_penalty),
         "frequency penalty": float(params.frequency_penalty),
         "the request has penalties": params.penalised,
-        "the request has a logit bias": bool(params.logit_bias),
+        "the request has a logit bias": params.has("logit_bias"),
     }
 
 

@@ -20,6 +20,7 @@ from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.interval import cells, counts, notes
 from specscope.trace.loops import Loops, find_loops, together
+from specscope.trace.privacy import NO_TOKEN, told_ids
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.undrafted import Undrafted, count_undrafted, shares
@@ -195,7 +196,7 @@ class Report:
 
 def build_report(history: History, *, source: str, warnings: Sequence[str] = ()) -> Report:
     """The report of what the history holds. `source` says where it came from, `warnings` what is wrong with it."""
-    text = history.run is None or history.run.text
+    text = history.run is None or history.run.tells_text
     loops = find_loops(one.steps for one in history.requests.values())
     pairs = zip(history.requests.values(), loops, strict=True)
     requests = [_request(one, history.vocabulary, own, text) for one, own in pairs]
@@ -268,9 +269,9 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text
         id=valid(request.id),
         title="" if info is None else valid(info.title),
         prompt=valid(info.prompt) if info is not None and info.prompt else None,
-        prompt_token_ids=[] if info is None else info.prompt_tokens.tolist(),
+        prompt_token_ids=[] if info is None else told_ids(info.prompt_tokens) or [],
         output=valid(request.output_text(vocabulary)) if text else None,
-        token_ids=token_ids,
+        token_ids=[] if NO_TOKEN in token_ids else token_ids,
         origins=[origin.value for _, origin in output],
         pieces=_pieces(token_ids, vocabulary) if text else [],
         missing_tokens=0 if end is None else max(0, len(end.output) - len(output)),

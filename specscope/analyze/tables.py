@@ -389,7 +389,7 @@ def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
         one_line(request.id, MOST_SHOWN),
         f"…{prompt}" if start and request.prompt else prompt,
         ending(request.finish) if request.finish else "no end",
-        count(len(request.token_ids)),
+        count(len(request.origins)),
         count(acceptance.drafts),
         number(acceptance.tau),
         percent(acceptance.rate),

@@ -15,6 +15,7 @@ from specscope.errors import UserError
 from specscope.trace.at_parent import above
 from specscope.trace.decided import deciding, ended_by
 from specscope.trace.history import History, RequestHistory
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.undrafted import Undrafted, count_undrafted, undrafted_text
 from specscope.trace.vocabulary import Vocabulary, printable
@@ -100,7 +101,7 @@ def why_run(history: History, request: str | None = None) -> RunAnswer:
     kinds = RejectionKinds(evidence).all()
     answers = tuple(KindAnswer(kind, _example(history, kind)) for kind in kinds[:SHOWN])
     rejections = kinds[0].rejections.total if kinds else 0
-    notes = evidence.lacking(evidence.drafts) or evidence.notes()
+    notes = evidence.lacking(evidence.drafts) or evidence.notes(of_tokens=True)
     undrafted = count_undrafted(history.run, history.steps, request)
     return RunAnswer(len(evidence.columns), rejections, undrafted, answers, notes)
 
@@ -137,8 +138,8 @@ class Typical:
         if kinds is None or part.verdict is None:
             return ()
         sentences = []
-        if node < len(part.tree):
-            token = int(part.tree.token[node])
+        token = int(part.tree.token[node]) if node < len(part.tree) else NO_TOKEN
+        if token != NO_TOKEN:
             counts = kinds.counts(token)
             times = f"drafted {plural(counts.drafted, 'time')}, tried {counts.tried:,} and accepted {counts.accepted:,}"
             sentences.append(f"In this run {quoted(self._history().vocabulary, token)} was {times}.")
@@ -194,4 +195,5 @@ def _evidence(part: RequestStep, node: int, vocabulary: Vocabulary) -> dict[str,
 
 
 def _token(there: Any, vocabulary: Vocabulary) -> dict[str, Any]:  # noqa: ANN401
-    return {**dataclasses.asdict(there), "text": vocabulary.show(there.token)}
+    told = {"token": None, "text": None} if there.token == NO_TOKEN else {"text": vocabulary.show(there.token)}
+    return {**dataclasses.asdict(there), **told}

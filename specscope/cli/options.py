@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from specscope.cli.numbers import Number, whole_from
+from specscope.cli.streams import say
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
 from specscope.engine.prompts import read_template
 from specscope.errors import UserError
@@ -18,6 +19,7 @@ from specscope.trace.checked import Port, checked_url
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
 from specscope.trace.outputs import OutputOptions, check_metrics_port
 from specscope.trace.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
+from specscope.trace.privacy import Privacy
 from specscope.trace.rules import RULES
 from specscope.trace.spans import SpanLevel
 from specscope.trace.structured import LONGEST_SCHEMA, StructuredOutputs
@@ -238,7 +240,14 @@ _OUTPUT = [
         "serve]",
     ),
     click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
-    click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),
+]
+_PRIVACY = [
+    click.option(
+        "--no-text",
+        is_flag=True,
+        help="Leave out prompts, output and all other text, wherever records go. Token ids stay.",
+    ),
+    click.option("--no-tokens", is_flag=True, help="Leave out token ids too: shapes, probabilities and times stay."),
 ]
 no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
 _SAMPLED = [
@@ -280,7 +289,12 @@ def sampling_options(function: F) -> F:
 
 def output_options(function: F) -> F:
     """Flags that decide where records go, and whose."""
-    return _apply([*_OUTPUT, *_SAMPLED], function)
+    return _apply([*_OUTPUT, *_PRIVACY, *_SAMPLED], function)
+
+
+def privacy_options(function: F) -> F:
+    """Flags that decide what is left out of what is recorded."""
+    return _apply(_PRIVACY, function)
 
 
 def trace_sampling_options(function: F) -> F:
@@ -363,10 +377,18 @@ def output_settings(
         otlp_protocol=flags.pop("otlp_protocol"),
         level=SpanLevel(flags.pop("trace_level")),
         metrics_port=flags.pop("metrics_port"),
-        text=not flags.pop("no_text"),
+        privacy=asked_privacy(flags),
         existing=existing,
         drops=on_full == "drop" or (unattended and on_full is None),
     )
+
+
+def asked_privacy(flags: dict[str, Any]) -> Privacy:
+    """Take the flags of privacy out of `flags`; what a level does not do is said."""
+    asked = Privacy.of(no_text=flags.pop("no_text"), no_tokens=flags.pop("no_tokens"))
+    if asked.remark:
+        say(asked.remark)
+    return asked
 
 
 def trace_sampling(flags: dict[str, Any], *, capture: bool, sent: bool) -> TraceSampling:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -146,14 +146,14 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         speculation_level=flags.pop("spec_metrics"),
         times=flags.pop("times"),
         debug_socket=flags.pop("debug_socket"),
-        text=not flags["no_text"],
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20), connections=CONNECTIONS + flags["max_queue"]),
     )
     if options.debug_socket is not None:
         check_socket(options.debug_socket, "--debug-socket")
     del flags["max_queue"]
     config = engine_config(flags)
-    return ServeRun(config, output_settings(flags, output, unattended=True), options)
+    outputs = output_settings(flags, output, unattended=True)
+    return ServeRun(config, outputs, replace(options, privacy=outputs.privacy))
 
 
 def _api_key(given: str | None, file: str | None) -> str | None:

@@ -16,12 +16,13 @@ from typing import Any
 
 import click
 
-from specscope.cli.options import trace_sampling, trace_sampling_options
+from specscope.cli.options import asked_privacy, privacy_options, trace_sampling, trace_sampling_options
 from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.trace.files import CAPTURE, Existing, check_output
+from specscope.trace.privacy import Privacy
 from specscope.vllm import settings
 from specscope.vllm.debug_server import check_socket
 
@@ -44,7 +45,7 @@ class VllmRun:
     debug: str | None
     screen: bool
     evidence: str  # full, lean or counts
-    text: bool
+    privacy: Privacy
     sampling: Mapping[str, str | None] = field(default_factory=dict)  # variables of trace sampling
 
 
@@ -65,7 +66,7 @@ class VllmRun:
     default="full",
     help="lean: no likeliest tokens, ranks or entropies. counts: only a server's own counters, once per second.",
 )
-@click.option("--no-text", is_flag=True, help="Leave out prompts and text.")
+@privacy_options
 @trace_sampling_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
 def vllm(
@@ -77,7 +78,6 @@ def vllm(
     arguments: tuple[str, ...],
     *,
     screen: bool,
-    no_text: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Run vLLM's own command line, and record every step of its speculation.
@@ -94,7 +94,7 @@ def vllm(
         settings.SAMPLE_CAPTURE: "1" if flags["sample_capture"] else None,
     }
     trace_sampling(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None)
-    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, not no_text, given)
+    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, asked_privacy(flags), given)
     with watched() as lifetime:
         sys.exit(run_vllm(run, lifetime))
 
@@ -147,7 +147,8 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
         settings.DEBUG: None if run.debug is None else str(Path(run.debug).resolve()),
         settings.EVIDENCE: run.evidence,
         settings.AGGREGATES: "1" if run.evidence == "counts" else None,
-        settings.NO_TEXT: None if run.text else "1",
+        settings.NO_TEXT: "1" if run.privacy >= Privacy.NO_TEXT else None,
+        settings.NO_TOKENS: "1" if run.privacy >= Privacy.NO_TOKENS else None,
         **run.sampling,
     }
     found = {name: value for name, value in os.environ.items() if name not in settings.ALL}

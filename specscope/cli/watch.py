@@ -6,14 +6,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from msgspec import Meta
 
 from specscope.cli.captures import FILE
 from specscope.cli.numbers import Number
-from specscope.cli.options import checked_endpoint, no_clobber_option
+from specscope.cli.options import asked_privacy, checked_endpoint, no_clobber_option, privacy_options
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
@@ -21,6 +21,7 @@ from specscope.lifetime import Lifetime
 from specscope.trace.checked import without_login
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.outputs import OutputOptions
+from specscope.trace.privacy import Privacy
 from specscope.trace.spans import SpanLevel
 from specscope.trace.vocabulary import shell_word
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specscope.trace.bus import Bus
-    from specscope.trace.outputs import Outputs
+    from specscope.trace.outputs import OutputOptions, Outputs
     from specscope.trace.records import RunInfo, StepRecord
     from specscope.trace.stats import Acceptance
     from specscope.watch.source import Source
@@ -61,10 +62,12 @@ POLL = 0.05  # seconds between two looks at what has come
 )
 @click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
+@privacy_options
 @click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after S seconds.")
 @click.pass_obj
 def watch(
     lifetime: Lifetime,
+    /,
     sources: tuple[str, ...],
     interval: float,
     capture: str | None,
@@ -74,6 +77,7 @@ def watch(
     headless: bool,
     follow: bool,
     seconds: float | None,
+    **flags: Any,  # noqa: ANN401
 ) -> None:
     """Watch engines that report counts but no steps: rates by position and acceptance length, by interval.
 
@@ -85,6 +89,7 @@ def watch(
     The kind of FILE is recognised from its content. The capture works with replay, report and compare. It has no trees,
     so verify, audit and diagnose cannot judge it.
     """
+    privacy = max(Privacy.NO_TEXT, asked_privacy(flags))  # counts have no text
     if follow and not headless:
         raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
@@ -93,9 +98,7 @@ def watch(
         raise UserError("--no-clobber is about a capture: give -o FILE")
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
     endpoint = None if otlp_endpoint is None else checked_endpoint(otlp_endpoint, "--otlp-endpoint")
-    options = OutputOptions(
-        capture, endpoint, otlp_protocol, SpanLevel.TREES, metrics_port=None, text=False, existing=existing
-    )
+    options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, privacy, existing=existing)
     with ends_at_once():
         opened, open_outputs = _opened(sources, interval, options, follow or not headless)
         if not headless:

@@ -319,6 +319,7 @@ class Commands(PointCommands):
         return show.why(self.session, number if final else self._node_number(text))
 
     def _view(self, node: int) -> str:
+        self._need_tokens()
         return view_text(self.what_if.view(self.session, node), self.session.history.vocabulary)
 
     def do_up(self, text: str) -> str:
@@ -351,6 +352,7 @@ class Commands(PointCommands):
         """What the engine holds against what it should hold."""
         if text != "kv":
             raise UserError("check what? write check kv")
+        self._need_tokens()
         return kv_check_text(self.what_if.check_kv(self.session), self.session.history.vocabulary)
 
     def do_tree(self, text: str) -> str:
@@ -375,6 +377,7 @@ class Commands(PointCommands):
             words = shlex.split(text)
         except ValueError as error:
             raise UserError("unbalanced quotes" if "quot" in str(error) else str(error).lower()) from error
+        self._need_tokens()
         self.forked = self.what_if.fork(self.session, words)
         return self.forked.describe(self.session.history.vocabulary)
 
@@ -382,8 +385,15 @@ class Commands(PointCommands):
         """Another decision than the one at which the engine stands."""
         if not text:
             raise UserError("write force accept=NODE, reject=NODE or token=ID: help force")
+        self._need_tokens()
         self.what_if.force(self.session, text.split())
         return show.where(self.session)
+
+    def _need_tokens(self) -> None:
+        """What an engine tells besides its records names tokens."""
+        run = self.session.history.run
+        if run is not None and not run.tells_tokens:
+            raise UserError(f"this shows tokens, which are left out here ({run.privacy.flag})")
 
     # The debugger itself
 

@@ -14,6 +14,7 @@ from specscope.errors import UserError
 from specscope.live.start import start_engine
 from specscope.live.whatif import EngineWhatIf
 from specscope.speculate.tokens import Tokens
+from specscope.trace.privacy import NO_TOKEN
 
 # How far the two engines may be apart on the target's likeliest token: their kernels and dtypes may differ.
 MOST_APART, LEAST_OF_TOP = 0.01, 0.9
@@ -66,6 +67,8 @@ class _Borrowed(EngineWhatIf):
         known = history.before(len(history.steps) - 1, count)
         if info is None or len(known) < count:
             raise UserError(f"only a part of the context of {name} is known: it cannot be run again")
+        if NO_TOKEN in known or info.params.left_out:
+            raise UserError(f"token ids or parameters of {name} are left out: it cannot be run again")
         prompt = info.prompt_tokens.tolist()
         request = Request(name, info.prompt, prompt, info.params, info.labels, info.arrival_ns, title=info.title)
         request.tokens = Tokens(prompt, known[len(prompt) :])

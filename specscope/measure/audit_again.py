@@ -15,8 +15,10 @@ from specscope.errors import UserError
 from specscope.live.start import start_engine
 from specscope.measure.judges import audit_options, draft_named, target_named
 from specscope.trace.history import History
+from specscope.trace.limits import untold_limits
 from specscope.trace.method import model_part, text_part
 from specscope.trace.records import ROUNDING, RunInfo
+from specscope.trace.wording import plural
 
 
 def audit_again(
@@ -38,6 +40,10 @@ def audit_again(
     from specscope.live.audit_again import steps_again
 
     places, total = chosen_places(history, sample)
+    untold = [name for name in places if (info := history.requests[name].info) and untold_limits(info.params)]
+    lacking = [f"{plural(len(untold), 'request')} left out: a form or a bias is not in the capture."] if untold else []
+    for name in untold:
+        del places[name]
     count, done = sum(map(len, places.values())), 0
     show = history.vocabulary.show
     p = Tally("target p", "p of every drafted token comes out again")
@@ -76,6 +82,7 @@ def audit_again(
         draft_slack=0.0,
         findings=tuple(tally.finding(history) for tally in (tree, p, tokens) if tally.items),
         notes=options.notes,
+        unjudged=tuple(lacking),
         seconds=time.perf_counter() - began,
     )
 

@@ -32,6 +32,8 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
     run = history.run
     if run is None:
         raise UserError("the capture does not say what ran (its header is missing): it cannot be audited")
+    if not run.tells_tokens:
+        raise UserError(f"{run.privacy.lack}: models cannot be fed what was decided")
     if target is not None:
         check_model(target)  # before torch is imported
     if draft_model is not None and model_part(run.drafter) == "eagle":

@@ -75,7 +75,7 @@ class _RunDecoder:
 
     def __init__(self, info: RunInfo) -> None:
         self.info: RunInfo | None = info
-        self.decoder = Decoder()
+        self.decoder = Decoder(info.privacy)
         self._told = 0  # pieces of the vocabulary that were sent
         self._special: frozenset[int] = frozenset()  # that were sent
         self._lost = 0

@@ -17,7 +17,8 @@ from specscope.debug.session import Session
 from specscope.debug.stops import Stop, StopReason
 from specscope.serve.engine_thread import EngineThread
 from specscope.trace.history import KEPT, History, Recent
-from specscope.trace.records import RequestInfo, StepRecord
+from specscope.trace.privacy import Privacy, strip
+from specscope.trace.records import StepRecord
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.debug_server import DebugServer
 
@@ -42,7 +43,7 @@ class ServedEngine:
     @property
     def current(self) -> Any:  # noqa: ANN401
         """What there is of a step that was begun."""
-        return self._thread.engine.current
+        return None if self._debugger.withholds else self._thread.engine.current
 
     @property
     def busy(self) -> bool:
@@ -54,7 +55,9 @@ class ServedEngine:
         return self._debugger.shown(self._thread.advance())
 
     def phase(self) -> StepRecord | None:
-        """One phase."""
+        """One phase; a whole step where what stands between two phases must not be seen."""
+        if self._debugger.withholds:
+            return self.step()
         record = self._thread.engine.phase()
         if record is not None:
             self._thread.tell(record)
@@ -84,8 +87,9 @@ class ServedCommands(Commands):
         from specscope.live.whatif import EngineWhatIf
 
         engine = debugger.thread.engine
-        vocabulary = engine.vocabulary if debugger.text else Vocabulary()
-        history = History(run=replace(engine.run_info, text=debugger.text), vocabulary=vocabulary, limit=KEPT)
+        vocabulary = Vocabulary() if debugger.privacy else engine.vocabulary
+        run = replace(engine.run_info, privacy=debugger.privacy)
+        history = History(run=strip(run, run.privacy), vocabulary=vocabulary, limit=KEPT)
         for record in debugger.recent:
             history.append(record)
         session = ServedSession(history, ServedEngine(debugger))
@@ -112,14 +116,19 @@ class ServedCommands(Commands):
 class ServedDebugger:
     """What vllm/debug_server.py asks of a debugger and of its gate."""
 
-    def __init__(self, thread: EngineThread, *, text: bool) -> None:
-        self.thread, self.text = thread, text
+    def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
+        self.thread, self.privacy = thread, privacy
         self.gate, self.lock = self, threading.RLock()
         self.recent = Recent(KEPT, RECENT_BYTES)
         self.asked = False  # whether the command that runs shall end
         self.driven = False  # whether a command runs: it appends to its history itself
         self._closed = True
         self._session: Session | None = None
+
+    @property
+    def withholds(self) -> bool:
+        """Whether token ids are not told."""
+        return self.privacy >= Privacy.NO_TOKENS
 
     @property
     def interrupted(self) -> bool:
@@ -134,11 +143,8 @@ class ServedDebugger:
             self._session.history.append(shown)
 
     def shown(self, record: StepRecord) -> StepRecord:
-        """A record as a debugger sees it: with --no-text, no prompt and no title."""
-        if self.text:
-            return record
-        finished = tuple(replace(end, info=_without_text(end.info)) for end in record.finished)
-        return replace(record, admitted=tuple(map(_without_text, record.admitted)), finished=finished)
+        """A record as a debugger sees it."""
+        return strip(record, self.privacy)
 
     def catch_up(self) -> None:
         """It is told of each step as it runs."""
@@ -176,13 +182,9 @@ class ServedDebugger:
             engine.timeline = engine.last = None  # nothing hangs on it, and it grows
 
 
-def _without_text(info: RequestInfo) -> RequestInfo:
-    return replace(info, prompt="", title="")
-
-
-def listen(path: str, thread: EngineThread, *, text: bool) -> tuple[ServedDebugger, DebugServer]:
+def listen(path: str, thread: EngineThread, privacy: Privacy) -> tuple[ServedDebugger, DebugServer]:
     """Accept debuggers on a Unix socket that only this user can open. Raises OSError."""
-    debugger = ServedDebugger(thread, text=text)
+    debugger = ServedDebugger(thread, privacy)
 
     def greeting() -> str:
         engine = thread.engine

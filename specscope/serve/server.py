@@ -92,7 +92,7 @@ class Serving:
         from specscope.serve.debugger import listen
 
         try:
-            debugger, listening = listen(path, thread, text=self.options.text)
+            debugger, listening = listen(path, thread, self.options.privacy)
         except OSError as error:
             raise UserError(f"--debug-socket {path}: {(error.strerror or str(error)).lower()}") from None
         thread.also.append(debugger.told)

@@ -27,6 +27,7 @@ from specscope.serve.observed import Observed
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling
 from specscope.serve.text import TextStream
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import TEMPLATE
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class ServeOptions:
     speculation_level: str = "none"  # none, summary or detailed
     times: bool = False  # whether answers tell their times
     debug_socket: str | None = None
-    text: bool = True  # False with --no-text: a debugger is told none
+    privacy: Privacy = Privacy.EVERYTHING  # what a debugger is not told
     limits: Limits = field(default_factory=Limits)
 
 

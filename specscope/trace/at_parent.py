@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from specscope.trace.method import TEXT
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.records import ParentNotes, RequestStep
 from specscope.trace.tree import ROOT, Drawn
 
@@ -64,7 +65,8 @@ class AtParent:
         if self.notes is None:
             return ()
         tokens, shares = getattr(self.notes, name)[self._row], getattr(self.notes, name + "_p")[self._row]
-        return tuple(TopToken(int(token), float(p)) for token, p in zip(tokens, shares, strict=True) if p != 0)
+        pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
+        return tuple(TopToken(token, p) for token, p in pairs if p != 0 and token != NO_TOKEN)
 
     @cached_property
     def likeliest(self) -> tuple[TopToken, ...]:
@@ -79,12 +81,12 @@ class AtParent:
     @property
     def outside(self) -> float | None:
         """The target's raw mass on tokens that the drafter does not know; None where that is not recorded."""
-        return self.number("outside") if self.drafters_likeliest else None
+        return None if self.notes is None or not self.notes.draft_top_p[self._row].any() else self.number("outside")
 
     @property
     def choice(self) -> TopToken | None:
         """The target's likeliest token as sampled; None where it is not recorded."""
-        if self.notes is None:
+        if self.notes is None or self.notes.choice[self._row] == NO_TOKEN:
             return None
         return TopToken(int(self.notes.choice[self._row]), float(self.notes.choice_p[self._row]))
 
@@ -109,7 +111,9 @@ class AtParent:
         return _in(self.likeliest, token)[1]
 
     def of_token(self, token: int) -> TokenThere:
-        """A token that was or was not drafted here."""
+        """A token that was or was not drafted here. Of one that was left out nothing is known."""
+        if token == NO_TOKEN:
+            return TokenThere(token, None, None, None, None, None)
         drafted = [node for node in self.children if int(self.step.tree.token[node]) == token]
         if drafted:
             return self.of_node(drafted[0])

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import specscope
 from specscope.trace.aggregate import DEPTH, Aggregate
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import COUNTS, Phase, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance, measure
 
@@ -67,7 +68,7 @@ def counts_run(source: str, target: str) -> RunInfo:
         params={},
         versions={"specscope": specscope.__version__},
         evidence=COUNTS,
-        text=False,
+        privacy=Privacy.NO_TEXT,
     )
 
 

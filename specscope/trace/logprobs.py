@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specscope.trace.equal import ArrayEq
-from specscope.trace.tree import Floats, Ints
+from specscope.trace.privacy import TokenIds
+from specscope.trace.tree import Floats
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Logprobs(ArrayEq):
     """
 
     logprob: Floats  # [m]
-    top: Ints  # [m, N] the likeliest tokens
+    top: TokenIds  # [m, N] the likeliest tokens
     top_logprob: Floats  # [m, N] falling
 
     def each(self, tokens: Sequence[int]) -> list[TokenLogprob]:

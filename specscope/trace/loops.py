@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.records import RequestStep
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.tree import Bools
@@ -30,7 +31,7 @@ def in_loops(tokens: NDArray[np.integer], text: NDArray[np.integer] | None = Non
     n = len(tokens)
     depth = np.zeros(n + 1, np.int64)  # differences of the number of stretches that a token lies in
     for period in range(1, min(LONGEST, n // TIMES) + 1):
-        same = tokens[period:] == tokens[:-period]
+        same = (tokens[period:] == tokens[:-period]) & (tokens[period:] != NO_TOKEN)
         if text is not None:
             same &= text[period:] == text[:-period]
         edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]])))
@@ -45,7 +46,7 @@ def in_loops(tokens: NDArray[np.integer], text: NDArray[np.integer] | None = Non
 class Loops:
     """How much of some output lies in loops, and the acceptance of the other steps."""
 
-    tokens: int = 0  # of the output
+    tokens: int = 0  # of the output, where they are told
     looped: int = 0  # of those, in loops
     rest: Acceptance = field(default_factory=Acceptance)  # without the steps all of whose output lies in loops
 
@@ -96,14 +97,15 @@ def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
     sizes = np.array([len(output) for output in outputs], np.int64)
     tokens = np.array([token for output in outputs for token in output], np.int64)
     looped = step_sums(in_loops(tokens, np.repeat(np.array(texts, np.int64), sizes)), sizes).tolist()
-    counts = iter(zip(sizes.tolist(), looped, strict=True))
+    known = [0 if NO_TOKEN in output else len(output) for output in outputs]
+    counts = iter(zip(sizes.tolist(), known, looped, strict=True))
     return [_loops(steps, [next(counts) for _ in steps]) for steps in judged]
 
 
-def _loops(steps: Sequence[RequestStep], counts: Sequence[tuple[int, int]]) -> Loops:
-    """Of one request. `counts`: of each step its output tokens, and how many of them lie in loops."""
-    rest = measure(step for step, (size, inside) in zip(steps, counts, strict=True) if not size or inside < size)
-    return Loops(sum(size for size, _ in counts), sum(inside for _, inside in counts), rest)
+def _loops(steps: Sequence[RequestStep], counts: Sequence[tuple[int, int, int]]) -> Loops:
+    """Of one request. `counts`: of each step its output tokens, how many are told, and how many lie in loops."""
+    rest = measure(step for step, (size, _, inside) in zip(steps, counts, strict=True) if not size or inside < size)
+    return Loops(sum(known for _, known, _ in counts), sum(inside for _, _, inside in counts), rest)
 
 
 def together(parts: Iterable[Loops]) -> Loops:

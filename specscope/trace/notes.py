@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.trace.equal import ArrayEq
+from specscope.trace.privacy import TokenIds
 from specscope.trace.tree import Doubles, Floats, Ints
 
 
@@ -22,14 +23,14 @@ class DraftNotes(ArrayEq):
     # [n] its log probability of the whole path down to the node, or the log of the acceptance that a combined drafter
     # expects: what re-ranking goes by
     score: Floats
-    dropped_token: Ints  # [d]
+    dropped_token: TokenIds  # [d]
     dropped_parent: Ints  # [d] a node, a dropped node (n + its place), or ROOT
     dropped_score: Floats  # [d]
     cached: int = 0  # committed tokens in the drafter's KV cache when the tree was begun
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [passes] rows that each of its passes fed
     # With full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
     # The row at position t is the target's features of position t, with the token at t + 1.
-    fed_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
+    fed_token: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
     fed_position: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
     fed_norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [r, aux layers] L2 norm of each
     # Where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn. [n] or [0]
@@ -54,15 +55,15 @@ class ParentNotes(ArrayEq):
     """
 
     node: Ints  # [k] ROOT, or a node
-    top: Ints  # [k, t] the target's likeliest tokens, raw; t is 4, or the vocabulary's size where that is less
+    top: TokenIds  # [k, t] the target's likeliest tokens, raw; t is 4, or the vocabulary's size where that is less
     top_p: Floats  # [k, t] their raw probabilities
-    choice: Ints  # [k] the likeliest token of p
+    choice: TokenIds  # [k] the likeliest token of p
     choice_p: Floats  # [k] its p
     entropy: Floats  # [k] of p
     varentropy: Floats  # [k] of p
     q_entropy: Floats  # [k] of q; 0 where the children are deterministic
     q_varentropy: Floats  # [k]
-    draft_top: Ints  # [k, m] the drafter's likeliest tokens, raw
+    draft_top: TokenIds  # [k, m] the drafter's likeliest tokens, raw
     draft_top_p: Floats  # [k, m]
     choice_rank: Ints  # [k] rank of the target's raw first choice in the drafter's raw distribution; 0 if outside
     choice_q: Floats  # [k] its raw probability there

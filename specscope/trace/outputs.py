@@ -15,6 +15,7 @@ from specscope.trace.capture import CaptureWriter
 from specscope.trace.files import Existing
 from specscope.trace.open_requests import OpenRequests
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.spans import SpanLevel
 from specscope.trace.trace_sampling import TraceSampling
@@ -45,7 +46,7 @@ class OutputOptions:
     otlp_protocol: str | None
     level: SpanLevel
     metrics_port: int | None
-    text: bool
+    privacy: Privacy = Privacy.EVERYTHING
     sampling: TraceSampling = field(default_factory=TraceSampling)
     existing: Existing = Existing.REPLACE  # what becomes of an older capture
     drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
@@ -83,7 +84,7 @@ class Outputs:
 
         `tell`: hears of steps that are dropped, when they are.
         """
-        run = dataclasses.replace(run, text=options.text)
+        run = dataclasses.replace(run, privacy=options.privacy)
         if params is not None:
             run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed)
         self._bus = bus

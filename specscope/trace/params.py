@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from specscope.errors import UserError
 from specscope.trace.checked import Seed, Text, checked, field_types, short
+from specscope.trace.privacy import IDS, TEXT, Privacy, withheld
 from specscope.trace.structured import StructuredOutputs
 
 COLDEST = 1e-5  # a lower temperature is greedy, as in vLLM
@@ -46,6 +47,7 @@ class SamplingParams:
     logit_bias: Annotated[
         Mapping[TokenId, Bias],
         Meta(max_length=10_000, description="token ids (0 and up) with numbers between -1000000 and 1000000"),
+        IDS,
     ] = field(default_factory=dict)
     seed: Seed = 0  # every coin of the request follows from it
     # output tokens at most
@@ -54,6 +56,7 @@ class SamplingParams:
     stop: Annotated[
         tuple[StopText, ...],
         Meta(max_length=64, description="a non-empty string or a list of them, at most 64 of 1000 characters"),
+        TEXT,
     ] = ()
     ignore_eos: bool = False  # go on past the end-of-sequence token
     # output tokens before which neither EOS nor a stop token can be drawn
@@ -65,13 +68,16 @@ class SamplingParams:
     ] = None
     # tokens that end the output, as EOS does, also under ignore_eos
     stop_token_ids: Annotated[
-        tuple[TokenId, ...], Meta(max_length=64, description="a list of at most 64 token ids (0 and up)")
+        tuple[TokenId, ...], Meta(max_length=64, description="a list of at most 64 token ids (0 and up)"), IDS
     ] = ()
     # the form that the output must have
     structured_outputs: Annotated[
         StructuredOutputs | None,
         Meta(description="an object with one of json, regex, choice, grammar and json_object"),
+        TEXT,
     ] = None
+    # those of the above that were given and are not told (privacy.py); nobody asks for it
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -90,20 +96,30 @@ class SamplingParams:
         """True at temperature 0, and below COLDEST, where logits divided by the temperature could overflow."""
         return self.temperature < COLDEST
 
+    def has(self, name: str) -> bool:
+        """Whether a parameter that may be left out was given."""
+        return bool(getattr(self, name)) or name in self.left_out
+
+    def kept(self, level: Privacy) -> SamplingParams:
+        """What is told of them at a level: `left_out` names the rest."""
+        due = [name for name, mark in withheld(SamplingParams).items() if mark is not None and mark.level <= level]
+        gone = {name: getattr(_DEFAULT, name) for name in due if getattr(self, name)}
+        return dataclasses.replace(self, left_out=tuple(sorted((*self.left_out, *gone))), **gone) if gone else self
+
     @property
     def heeds_eos(self) -> bool:
         """Whether the end-of-sequence token ends the output: under a form it comes where that is complete alone."""
-        return not self.ignore_eos or self.structured_outputs is not None
+        return not self.ignore_eos or self.has("structured_outputs")
 
     @property
     def limited(self) -> bool:
         """Whether not every token may follow every output."""
-        return self.min_tokens > 0 or self.structured_outputs is not None
+        return self.min_tokens > 0 or self.has("structured_outputs")
 
     @property
     def moved(self) -> bool:
         """Whether p is not the softmax of the model's own logits over the temperature, but for min-p, top-k, top-p."""
-        return self.penalised or bool(self.logit_bias) or self.limited
+        return self.penalised or self.has("logit_bias") or self.limited
 
     @property
     def penalised(self) -> bool:
@@ -117,6 +133,8 @@ class SamplingParams:
         values["stop"], values["stop_token_ids"] = list(self.stop), list(self.stop_token_ids)
         form = self.structured_outputs
         values["structured_outputs"] = None if form is None else form.to_dict()
+        if left_out := values.pop("left_out"):
+            values["left_out"] = list(left_out)
         return values
 
     @staticmethod
@@ -129,5 +147,11 @@ class SamplingParams:
         return SamplingParams(**values)
 
 
-PARAM_NAMES = frozenset(f.name for f in dataclasses.fields(SamplingParams))
+PARAM_NAMES = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"left_out"}
 PARAM_TYPES = field_types(SamplingParams)
+_DEFAULT = SamplingParams()
+
+
+def kept_params(values: Mapping[str, Any], level: Privacy) -> Mapping[str, Any]:
+    """The same of the parameters of a run, as `to_dict` gave them; another engine may tell none."""
+    return SamplingParams(**values).kept(level).to_dict() if values else values

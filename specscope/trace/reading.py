@@ -176,6 +176,7 @@ class CaptureReader:
         if self.history.run is None:
             self.history.run = run_info(resource)
             self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
+            self._decoder.privacy = self.history.run.privacy
         run = resource.get("specscope.run.id")
         if not isinstance(run, str):
             raise DamagedError("the resource does not name its run")
@@ -211,6 +212,8 @@ class CaptureReader:
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
             self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
+        if history.run is not None and not history.run.tells_tokens:
+            self.warnings.append(history.run.privacy.lack)
         if history.run is not None and history.run.sampling:
             asked = printable(history.run.sampling)
             self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")

@@ -1,7 +1,8 @@
 """The one data model: what an engine step leaves behind.
 
 Everything else (spans, metrics, screens, captures, replay, comparison) is derived from the stream of StepRecords
-and from nothing else. Records hold token ids, never text: a Vocabulary turns ids into bytes elsewhere.
+and from nothing else. Records hold token ids, never text: a Vocabulary turns ids into bytes elsewhere. What is text and
+what a token id, and so left out where that is asked for, a field's type says (privacy.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,13 @@ from specscope.trace.aggregate import Aggregate
 from specscope.trace.equal import ArrayEq
 from specscope.trace.flight import Flight
 from specscope.trace.form import FormNotes
+from specscope.trace.limits import kept_labels
 from specscope.trace.logprobs import Logprobs
 from specscope.trace.method import MethodNotes
 from specscope.trace.notes import DraftNotes as DraftNotes
 from specscope.trace.notes import ParentNotes as ParentNotes
-from specscope.trace.params import SamplingParams
+from specscope.trace.params import SamplingParams, kept_params
+from specscope.trace.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
 from specscope.trace.rules import MATCH, STANDARD, is_lossy, looks_ahead
 from specscope.trace.trace_sampling import LeftOut, Sampled
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
@@ -103,7 +106,7 @@ class Verdict(ArrayEq):
     coin: Doubles  # [n] the uniform number in (0, 1) that decides; 0 where an engine tosses none
     residual_mass: Doubles  # [n] mass of the residual before it was renormalised, where rejected
     path: Ints  # [a] accepted nodes from the root down
-    token: int  # the final token, drawn after the accepted path
+    token: TokenId  # the final token, drawn after the accepted path
     kind: FinalKind
     final_p: float  # its probability in the distribution that it was drawn from
     final_coin: float  # the uniform number that drew it; 0 where it was not drawn with one
@@ -259,11 +262,12 @@ class RequestInfo(ArrayEq):
     id: str
     arrival_ns: int  # wall clock
     admitted_ns: int
-    prompt: str  # the text that was tokenised; "" where the request came as ids, or text is off
-    prompt_tokens: Ints
-    params: SamplingParams
-    labels: Mapping[str, str] = field(default_factory=dict)  # whatever else the prompt line held, `kind` for one
-    title: str = ""  # for lists: the last chat message, where the prompt came as chat
+    prompt: Written  # the text that was tokenised; "" where the request came as ids, or text is off
+    prompt_tokens: TokenIds
+    params: Annotated[SamplingParams, Withheld(Privacy.NO_TEXT, SamplingParams.kept)]
+    # whatever else the prompt line held, `kind` for one; of other engines, what there is no parameter for
+    labels: Annotated[Mapping[str, str], Withheld(Privacy.NO_TEXT, kept_labels)] = field(default_factory=dict)
+    title: Written = ""  # for lists: the last chat message, where the prompt came as chat
     traceparent: str = ""  # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
 
 
@@ -274,9 +278,10 @@ class RequestEnd(ArrayEq):
     info: RequestInfo
     finished_ns: int
     reason: FinishReason
-    stop: str  # the stop string that matched, "" otherwise
-    output: Ints  # all output tokens
-    error: str = ""  # what went wrong, where reason is ERROR
+    stop: Annotated[str, Withheld(Privacy.NO_TEXT, marked)]  # the stop string that matched, "" otherwise
+    output: TokenIds  # all output tokens
+    # what went wrong, where reason is ERROR: it may quote the request
+    error: Annotated[str, Withheld(Privacy.NO_TEXT, marked)] = ""
     sampled: Sampled | None = None  # why its spans were kept, where not all requests' are
 
     def text(self, tokens: Sequence[int], vocabulary: Vocabulary) -> str:
@@ -383,27 +388,39 @@ class RunInfo:
     dtype: str
     backend: str
     seed: int
-    eos_tokens: tuple[int, ...]
+    eos_tokens: Annotated[tuple[int, ...], IDS]
     max_context: int
     blocks: int  # KV blocks in all
     block_size: int
-    params: Mapping[str, Any]  # the default SamplingParams as a dict
+    # the default SamplingParams as a dict
+    params: Annotated[Mapping[str, Any], Withheld(Privacy.NO_TEXT, kept_params)]
     versions: Mapping[str, str]  # specscope, torch, transformers, python, ...
     aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
-    draft_tokens: str = ""  # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
+    # Which tokens those are, where not all of the target's: draft_vocabulary.py reads it
+    draft_tokens: Annotated[str, IDS] = ""
     evidence: str = ""  # one of EVIDENCE; "" in captures of before
     # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
     speculation: Mapping[str, Any] = field(default_factory=dict)
     rule: str = STANDARD  # of verification, for whole runs
     costs: str = ""  # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
-    text: bool = True  # False with --no-text: prompts and text are left out
+    privacy: Privacy = Privacy.EVERYTHING  # what is left out of its records, and of this
     sampling: str = ""  # which requests' spans are kept, as the flags say it; "" where all are
     # Where the models were said to be, as given: "" for the default ones. And what lay there: model_digest.py
     target_path: str = ""
     target_digest: str = ""  # "" where it is not known, and in captures of before
     draft_path: str = ""  # self:N for the target's first N layers
     draft_digest: str = ""
+
+    @property
+    def tells_text(self) -> bool:
+        """Whether prompts and texts are in its records."""
+        return self.privacy < Privacy.NO_TEXT
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether token ids are; else each is NO_TOKEN."""
+        return self.privacy < Privacy.NO_TOKENS
 
     @property
     def by_outcome(self) -> bool:

@@ -11,10 +11,12 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec.structs import force_setattr
 
 from specscope.errors import UserError
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.checked import decoded
+from specscope.trace.privacy import NO_TOKEN, no_tokens
 from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.trace_sampling import LeftOut, Reason, Sampled
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
@@ -51,6 +53,7 @@ PerNode = Annotated[list[T], Meta(max_length=MAX_NODES)]
 PerFed = Annotated[list[T], Meta(max_length=MAX_FED)]
 PerDropped = Annotated[list[T], Meta(max_length=MAX_DROPPED)]
 Tokens = Annotated[list[Token], Meta(max_length=MAX_TOKENS)]
+TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Names = Annotated[list[Name], Meta(max_length=MAX_BATCH)]
 Phases = Annotated[list[Name], Meta(max_length=4096)]
 Times = Annotated[list[Time], Meta(max_length=8192)]
@@ -227,6 +230,21 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
             raise ValueError(f"`specscope.draft.fed_norms` holds {len(self.fed_norms)} values for {rows} rows")
 
 
+class NamelessStep(DecodeStep, frozen=True, kw_only=True):
+    """That of a run that was recorded with --no-tokens: what names a token is absent, and NO_TOKEN for readers."""
+
+    @property
+    def is_summary(self) -> bool:
+        """As above."""
+        return self.final_p is UNSET
+
+    def __post_init__(self) -> None:
+        for name, beside in (("token", "parent"), ("dropped_token", "dropped_parent"), ("fed_token", "fed_position")):
+            force_setattr(self, name, [NO_TOKEN] * len(getattr(self, beside)))
+        force_setattr(self, "final_token", UNSET if self.is_summary else NO_TOKEN)
+        super().__post_init__()
+
+
 class EngineStep(_OfStep, frozen=True, kw_only=True):
     """An engine step as a whole: who took part, and what it took."""
 
@@ -339,6 +357,24 @@ class Root(_OfStep, frozen=True, kw_only=True):
         return 2000 + 4 * len(self.output) + 2 * (len(self.error) + len(self.labels) + len(self.stop_string))
 
 
+class NamelessQueue(Queue, frozen=True, kw_only=True):
+    """As NamelessStep."""
+
+    length: TokenCount = field(name="specscope.request.prompt_length")
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "prompt_tokens", no_tokens(self.length))
+
+
+class NamelessRoot(Root, frozen=True, kw_only=True):
+    """As NamelessStep."""
+
+    length: TokenCount = field(name="gen_ai.usage.output_tokens")
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "output", no_tokens(self.length))
+
+
 ROOT_NAME = "text_completion"
 AnySpan = Queue | Prefill | DecodeStep | EngineStep | Root
 KINDS: Mapping[str, type[AnySpan]] = {
@@ -347,6 +383,11 @@ KINDS: Mapping[str, type[AnySpan]] = {
     "decode_step": DecodeStep,
     "engine_step": EngineStep,
     ROOT_NAME: Root,
+}
+NAMELESS: Mapping[type[AnySpan], type[AnySpan]] = {
+    Queue: NamelessQueue,
+    DecodeStep: NamelessStep,
+    Root: NamelessRoot,
 }
 
 S = TypeVar("S", bound=Struct)

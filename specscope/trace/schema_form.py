@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from specscope.trace.form import FormNotes
 from specscope.trace.logprobs import Logprobs
+from specscope.trace.privacy import NO_TOKEN, Privacy, told_fields
 from specscope.trace.records import RequestStep
 from specscope.trace.schema import Count, DamagedError, Parent, PerNode, Token, read_json
 from specscope.trace.tree import ROOT
@@ -33,10 +35,23 @@ class Told(Struct, frozen=True, kw_only=True):
     top_logprob: PerNode[Annotated[list[Number], Meta(max_length=20)]]
 
 
-def written(part: RequestStep) -> dict[str, Any]:
+class NamelessTold(Told, frozen=True, kw_only=True):
+    """That of a run that was recorded with --no-tokens."""
+
+    top: PerNode[Annotated[list[Token], Meta(max_length=20)]] = []
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "top", [[NO_TOKEN] * len(row) for row in self.top_logprob])
+
+
+def written(part: RequestStep, privacy: Privacy = Privacy.EVERYTHING) -> dict[str, Any]:
     """The attributes; nothing where nothing is told."""
     both = {FORM: part.form, LOGPROBS: part.logprobs}
-    return {name: dump_notes(vars(notes)) for name, notes in both.items() if notes is not None}
+    return {
+        name: dump_notes(told_fields(vars(notes), privacy, type(notes)))
+        for name, notes in both.items()
+        if notes is not None
+    }
 
 
 def read_form(text: str, n: int) -> FormNotes | None:
@@ -49,11 +64,11 @@ def read_form(text: str, n: int) -> FormNotes | None:
     return FormNotes(np.asarray(told.node, np.int32), np.asarray(told.removed, np.float32), told.pruned)
 
 
-def read_logprobs(text: str, emitted: int) -> Logprobs | None:
+def read_logprobs(text: str, emitted: int, form: type[Told] = Told) -> Logprobs | None:
     """Of a step that emitted so many tokens. Raises DamagedError."""
     if not text:
         return None
-    told = read_json(text, Told, LOGPROBS)
+    told = read_json(text, form, LOGPROBS)
     widths = {len(row) for rows in (told.top, told.top_logprob) for row in rows}
     if not len(told.logprob) == len(told.top) == len(told.top_logprob) == emitted or len(widths) > 1:
         raise DamagedError(f"`{LOGPROBS}` does not belong to {emitted} tokens")

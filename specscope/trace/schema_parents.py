@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.schema import Count, DamagedError, Parent, PerNode, Piece, T, Token
 from specscope.trace.tree import MAX_NODES, ROOT
 from specscope.trace.unfinite import Number
@@ -57,3 +59,16 @@ class Parents(Struct, frozen=True, kw_only=True):
                 raise DamagedError("`specscope.parents`: likeliest tokens without their probabilities")
         if max(self.node, default=ROOT) >= n:
             raise DamagedError(f"`specscope.parents` names node {max(self.node)} of {n}")
+
+
+class NamelessParents(Parents, frozen=True, kw_only=True):
+    """Those of a run that was recorded with --no-tokens."""
+
+    top: PerNode[Likeliest[Token]] = []
+    choice: PerNode[Token] = []
+    draft_top: PerNode[Likeliest[Token]] = []
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "choice", [NO_TOKEN] * len(self.node))
+        for name in ("top", "draft_top"):
+            force_setattr(self, name, [[NO_TOKEN] * len(row) for row in getattr(self, f"{name}_p")])

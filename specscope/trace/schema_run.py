@@ -47,6 +47,7 @@ class Resource(Struct, frozen=True, kw_only=True):
     rule: Name = field(name="specscope.run.rule", default="standard")
     costs: Short = field(name="specscope.run.costs", default="")
     text: bool = field(name="specscope.run.text")
+    tokens: bool = field(name="specscope.run.tokens", default=True)
     sampling: Short = field(name="specscope.run.sampling", default="")
     target_path: Short = field(name="specscope.run.target_path", default="")
     target_digest: Short = field(name="specscope.run.target_digest", default="")

@@ -21,6 +21,7 @@ import numpy as np
 from specscope.trace import aggregate_span, schema_form, schema_method
 from specscope.trace.draw import draw_tree
 from specscope.trace.notes import ParentNotes
+from specscope.trace.privacy import Privacy, strip, told_fields
 from specscope.trace.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
 from specscope.trace.unfinite import dump_notes
@@ -53,6 +54,22 @@ NOTES_ARRAYS = {
     "fed_position": np.int32,
     "fed_norms": np.float32,  # row after row
     "draw_margin": np.float64,
+}
+
+
+# What holds nothing but what a level leaves out of the records: there it is absent, as other evidence that is not told
+ABSENT = {
+    Privacy.NO_TEXT: frozenset(("specscope.request.prompt", "specscope.request.title", "specscope.output.text")),
+    Privacy.NO_TOKENS: frozenset(
+        (
+            "specscope.request.prompt_tokens",
+            "specscope.output.tokens",
+            "specscope.final.token",
+            "specscope.tree.token",
+            "specscope.draft.dropped_token",
+            "specscope.draft.fed_token",
+        )
+    ),
 }
 
 
@@ -94,8 +111,20 @@ class Encoder:
     # Requests that have a root span, with their callers: on another branch they may go on
     _ended: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.run.privacy:  # what has no words can tell none
+            self.vocabulary = Vocabulary()
+
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
+        privacy = self.run.privacy
+        spans = self._encode(strip(record, privacy))
+        absent = frozenset[str]().union(*(names for level, names in ABSENT.items() if level <= privacy))
+        if not absent:
+            return spans
+        return [span._replace(attributes=_without(span.attributes, absent)) for span in spans]
+
+    def _encode(self, record: StepRecord) -> list[Span]:
         spans: list[Span] = []
         if self.level is SpanLevel.OFF:
             return spans
@@ -143,11 +172,10 @@ class Encoder:
             "specscope.request.params": json.dumps(info.params.to_dict()),
             "specscope.request.labels": json.dumps(dict(info.labels)),
             "specscope.request.prompt_length": len(info.prompt_tokens),
+            "specscope.request.prompt": escape(info.prompt.encode("utf-8", "surrogatepass")),
+            "specscope.request.title": escape(info.title.encode("utf-8", "surrogatepass")),
+            "specscope.request.prompt_tokens": info.prompt_tokens.tolist(),
         }
-        if self.run.text:
-            attributes["specscope.request.prompt"] = escape(info.prompt.encode("utf-8", "surrogatepass"))
-            attributes["specscope.request.title"] = escape(info.title.encode("utf-8", "surrogatepass"))
-            attributes["specscope.request.prompt_tokens"] = info.prompt_tokens.tolist()
         if info.traceparent:
             attributes["specscope.request.traceparent"] = info.traceparent
         trace, root = self._request_trace(info.id), self._span(info.id)
@@ -216,23 +244,21 @@ class Encoder:
             attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
             attributes["specscope.draft.cached"] = part.notes.cached
         if part.parents is not None:
-            arrays = vars(part.parents) | self._named(part, part.parents)
-            attributes["specscope.parents"] = dump_notes(arrays)  # schema_parents.Parents is its form
+            arrays = told_fields(vars(part.parents), self.run.privacy, ParentNotes)  # Parents: schema_parents.py
+            attributes["specscope.parents"] = dump_notes(arrays | self._named(part, part.parents))
         if part.method is not None:
             attributes |= schema_method.written(part.method)
-        attributes |= schema_form.written(part)
+        attributes |= schema_form.written(part, self.run.privacy)
         return attributes | self._texts(part, part.tree, verdict)
 
     def _named(self, part: RequestStep, parents: ParentNotes) -> dict[str, Any]:
         """The bytes of the likeliest tokens, reversibly."""
         pieces = self.vocabulary.pieces
-        tokens = parents.named(part.tokens_shown) if self.run.text else []
+        tokens = parents.named(part.tokens_shown)
         return {"text": [escape(pieces[token]) for token in tokens]} if all(t in pieces for t in tokens) else {}
 
     def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
         """The tokens' bytes, reversibly, and the drawing that people read in Jaeger."""
-        if not self.run.text:
-            return {}
         pieces, tokens = self.vocabulary.pieces, part.tokens_shown
         attributes: dict[str, Any] = {"specscope.drawing": draw_tree(part, self.vocabulary)}
         if all(token in pieces for token in tokens):
@@ -306,10 +332,9 @@ class Encoder:
             "specscope.finish.stop": escape(end.stop.encode("utf-8", "surrogatepass")),
             "specscope.finish.error": end.error,
             "specscope.request.labels": json.dumps(dict(info.labels)),
+            "specscope.output.tokens": end.output.tolist(),
+            "specscope.output.text": self.vocabulary.text(end.output.tolist()),
         }
-        if self.run.text:
-            attributes["specscope.output.tokens"] = end.output.tolist()
-            attributes["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
         if end.sampled is not None:
             told = end.sampled
             attributes |= {"specscope.sampling.reason": told.reason.value, "specscope.sampling.early": told.early}
@@ -320,8 +345,13 @@ class Encoder:
         return Span(name, self._request_trace(info.id), own, above, info.arrival_ns, end.finished_ns, attributes)
 
 
+def _without(attributes: dict[str, Any], absent: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name not in absent}
+
+
 def resource_attributes(run: RunInfo) -> dict[str, Any]:
     """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back."""
+    run = strip(run, run.privacy)
     return {
         "service.name": "specscope",
         "service.version": run.versions.get("specscope", ""),
@@ -348,7 +378,8 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.evidence": run.evidence,
         "specscope.run.rule": run.rule,
         "specscope.run.costs": run.costs,
-        "specscope.run.text": run.text,
+        "specscope.run.text": run.tells_text,
+        **({"specscope.run.tokens": False} if not run.tells_tokens else {}),
         **({"specscope.run.sampling": run.sampling} if run.sampling else {}),
         **{f"specscope.run.{name}": value for name in MODEL_NAMES if (value := getattr(run, name))},
     } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

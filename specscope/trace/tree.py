@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.equal import same_values
+from specscope.trace.privacy import TokenIds
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -162,7 +163,7 @@ class DraftTree:
     The root (the last committed token) is not a node. A chain is a tree with one child a node.
     """
 
-    token: Ints  # [n] drafted token ids
+    token: TokenIds  # [n] drafted token ids
     parent: Ints  # [n] index of the parent node; ROOT (-1) for the first level
     q: Floats  # [n] the probability the drafter gave the token, as drawn; 1 for deterministic nodes
     drawn: NDArray[np.uint8]  # [n] a Drawn value each

@@ -17,6 +17,7 @@ from specscope.trace.faults import Faults
 from specscope.trace.flight import Flight
 from specscope.trace.notes import PARENT_ARRAYS
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import (
     DraftNotes,
     ParentNotes,
@@ -58,6 +59,8 @@ def run_info(resource: Attributes) -> RunInfo:
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
+        raise UserError(f"their run cannot be read, or is of another version: {error}") from None
+    values["privacy"] = Privacy.of(no_text=not values.pop("text"), no_tokens=not values.pop("tokens"))
     return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens), "aux_layers": tuple(told.aux_layers)})
 
 
@@ -90,7 +93,9 @@ class Decoder:
     steps that came without their evidence (level `steps`). What is held is bounded, whatever comes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, privacy: Privacy = Privacy.EVERYTHING) -> None:
+        """`privacy`: as the run was recorded; what then lacks is no damage."""
+        self.privacy = privacy
         self.vocabulary = Vocabulary()
         self.faults = Faults()
         self.lost = 0
@@ -116,6 +121,8 @@ class Decoder:
             kind = aggregate_span.AggregateStep
         if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
             return []  # not ours, or told by another span as well
+        if self.privacy >= Privacy.NO_TOKENS:
+            kind = schema.NAMELESS.get(kind, kind)
         step = attributes.get("specscope.step")
         if isinstance(step, int) and 0 <= step < self._next:
             return []  # too late
@@ -123,7 +130,7 @@ class Decoder:
             schema.check_times(start_ns, end_ns)
             return self._take_in(schema.read(kind, attributes), start_ns, end_ns)
         except DamagedError as error:
-            self.faults.add(schema.ROOT_NAME if kind is schema.Root else name, str(error))
+            self.faults.add(schema.ROOT_NAME if issubclass(kind, schema.Root) else name, str(error))
             return []
 
     def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> list[StepRecord]:
@@ -304,6 +311,7 @@ def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
         rule=span.rule,
     )
     parents, texts = _parents(span)
+    told_form = schema_form.NamelessTold if isinstance(span, schema.NamelessStep) else schema_form.Told
     step = dataclasses.replace(
         _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
         notes=None if span.dropped is UNSET else _notes(span),
@@ -312,7 +320,7 @@ def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
         parents=parents,
         method=schema_method.read(span.method, len(span.token)),
         form=schema_form.read_form(span.form, len(span.token)),
-        logprobs=schema_form.read_logprobs(span.logprobs, span.emitted),
+        logprobs=schema_form.read_logprobs(span.logprobs, span.emitted, told_form),
     )
     return step, texts
 
@@ -327,7 +335,8 @@ def _notes(span: schema.DecodeStep) -> DraftNotes:
 def _parents(span: schema.DecodeStep) -> tuple[ParentNotes | None, Sequence[str]]:
     if not span.parents:
         return None, ()
-    told = schema.read_json(span.parents, schema_parents.Parents, "specscope.parents")
+    form = schema_parents.NamelessParents if isinstance(span, schema.NamelessStep) else schema_parents.Parents
+    told = schema.read_json(span.parents, form, "specscope.parents")
     told.check(len(span.token))
     arrays: dict[str, Any] = {name: np.asarray(getattr(told, name), kind) for name, kind in PARENT_ARRAYS.items()}
     for name in ("top", "top_p", "draft_top", "draft_top_p"):

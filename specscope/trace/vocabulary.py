@@ -7,6 +7,13 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from specscope.trace.privacy import NO_TOKEN
+
+
+def token_id(token: int) -> str:
+    """An id for people."""
+    return "#?" if token == NO_TOKEN else f"#{token}"
+
 
 @dataclass
 class Vocabulary:
@@ -26,7 +33,7 @@ class Vocabulary:
         """The token for people: one line, quotes off, control and broken characters escaped, spaces visible."""
         piece = self.pieces.get(token)
         if piece is None:
-            return f"#{token}"
+            return token_id(token)
         if not piece:
             return "∅"
         text = piece.decode("utf-8", "backslashreplace")

@@ -12,6 +12,7 @@ from specscope.trace.decided import deciding, decision_text, ended_by
 from specscope.trace.draft_vocabulary import draft_id
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.records import FinalKind, Outcome, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.rules import STANDARD
 from specscope.trace.tree import MAX_NODES
@@ -114,9 +115,11 @@ def _briefly(there: TokenThere, whose: str) -> str:
 def wanted(place: AtParent) -> TokenThere | None:
     """The target's likeliest token as sampled at a place; where that is not recorded, the one that was taken there.
 
-    None where the path never came there.
+    None where the path never came there, and where token ids were left out.
     """
     step, verdict = place.step, place.step.verdict
+    if verdict is not None and verdict.token == NO_TOKEN:
+        return None
     if place.choice is not None:
         return place.of_token(place.choice.token)
     if verdict is None or not verdict.is_greedy or len(verdict.forced):

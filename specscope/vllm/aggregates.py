@@ -18,6 +18,7 @@ from typing import Any
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.interval import interval_record
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import COUNTS, RunInfo, StepRecord
 from specscope.vllm import known
 
@@ -172,5 +173,5 @@ def run_of_sums(config: Any, version: str, speculation: dict[str, Any]) -> RunIn
         versions={"vllm": version},
         evidence=COUNTS,
         speculation=speculation,
-        text=False,
+        privacy=Privacy.NO_TEXT,
     )

@@ -121,8 +121,10 @@ def witness(
     rank = _rank()
     if rank is None or (rank and not shares_rows):
         return None
-    run = run_info(runner, "full" if settings.full else "lean", text=settings.text)
-    vocabulary = _vocabulary(runner) if settings.text else Vocabulary()  # what has no words can tell none
+    run = run_info(runner, "full" if settings.full else "lean", settings.privacy)
+    if settings.privacy.remark:
+        log.warning("specscope: %s", settings.privacy.remark)
+    vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner)  # what has no words can tell none
     bus = Bus()
     ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
     closers = sinks(settings, bus, run, vocabulary, ranks)
@@ -201,11 +203,13 @@ def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
 
 def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debugger) -> Any:
     """Publish a record, and tell the debugger."""
-    debugger.history.run, debugger.history.vocabulary = run, vocabulary
+    from specscope.trace.privacy import strip
+
+    debugger.history.run, debugger.history.vocabulary = strip(run, run.privacy), vocabulary
 
     def told(record: Any) -> None:
         publish(record)
-        guard.safely(debugger.finished, record)
+        guard.safely(debugger.finished, strip(record, run.privacy))
 
     return told
 

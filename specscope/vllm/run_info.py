@@ -15,6 +15,7 @@ import torch
 
 from specscope.trace.model_digest import model_digest
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import RunInfo
 
 # vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
@@ -22,7 +23,7 @@ MOST_HASHED = 2**30  # bytes of weights, about a second: of larger models no dig
 FAMILIES = {"eagle3": "eagle", "ngram_gpu": "ngram"}
 
 
-def run_info(runner: Any, evidence: str, *, text: bool) -> RunInfo:
+def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) -> RunInfo:
     """`runner`: vLLM's model runner, with its model and KV cache ready."""
     config = runner.vllm_config
     model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
@@ -46,7 +47,7 @@ def run_info(runner: Any, evidence: str, *, text: bool) -> RunInfo:
         versions={"vllm": vllm_version(), "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
         speculation=told,
-        text=text,
+        privacy=privacy,
         target_path=str(model.model),
         target_digest=_digest(model.model),
         draft_path=str(told.get("model", "")) if runner_has_model(told) else "",

@@ -6,15 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specscope.trace.privacy import Privacy
 from specscope.trace.trace_sampling import TraceSampling, read_sampling
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
-EVIDENCE, NO_TEXT, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_NO_TEXT", "SPECSCOPE_DEBUG_SOCKET"
+EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"
+NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
 AGGREGATES = "SPECSCOPE_AGGREGATES"
 SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
 SAMPLE_CAPTURE = "SPECSCOPE_SAMPLE_CAPTURE"
 SAMPLING = (SAMPLE, KEEP, KEEP_BUFFER, SAMPLE_CAPTURE)
-ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, DEBUG, AGGREGATES, *SAMPLING)
+ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, NO_TOKENS, DEBUG, AGGREGATES, *SAMPLING)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Settings:
     debug: str | None  # SPECSCOPE_DEBUG_SOCKET: the path of a Unix socket
     protocol: str | None = None  # SPECSCOPE_OTLP_PROTOCOL: grpc or http/protobuf
     full: bool = True  # SPECSCOPE_EVIDENCE=lean leaves out the notes on parents
-    text: bool = True  # SPECSCOPE_NO_TEXT=1 leaves out prompts and text
+    privacy: Privacy = Privacy.EVERYTHING  # SPECSCOPE_NO_TEXT=1 leaves out text, SPECSCOPE_NO_TOKENS=1 token ids too
     aggregates: bool = False  # SPECSCOPE_AGGREGATES=1: sums over all requests, and no evidence
     sample: str | None = None  # SPECSCOPE_SAMPLE: the share of requests whose spans are sent
     keep: str | None = None  # SPECSCOPE_KEEP: a condition; the spans of requests for which it holds are sent
@@ -47,15 +49,19 @@ class Settings:
             debug=environment.get(DEBUG) or None,
             protocol=environment.get(PROTOCOL) or None,
             full=environment.get(EVIDENCE, "full") != "lean",
-            text=environment.get(NO_TEXT, "") in ("", "0"),
-            aggregates=environment.get(AGGREGATES, "") not in ("", "0"),
+            privacy=Privacy.of(no_text=_is_set(environment, NO_TEXT), no_tokens=_is_set(environment, NO_TOKENS)),
+            aggregates=_is_set(environment, AGGREGATES),
             sample=environment.get(SAMPLE) or None,
             keep=environment.get(KEEP) or None,
             keep_buffer=environment.get(KEEP_BUFFER) or None,
-            sample_capture=environment.get(SAMPLE_CAPTURE, "") not in ("", "0"),
+            sample_capture=_is_set(environment, SAMPLE_CAPTURE),
         )
 
     def sampling(self) -> TraceSampling:
         """Whose spans are kept. Raises UserError that names the variable."""
         names = (SAMPLE, KEEP, KEEP_BUFFER)
         return read_sampling(self.sample, self.keep, self.keep_buffer, captures=self.sample_capture, names=names)
+
+
+def _is_set(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "") not in ("", "0")

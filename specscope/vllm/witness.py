@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specscope.trace.method import MethodNotes
+from specscope.trace.privacy import strip
 from specscope.trace.records import (
     Phase,
     Preceded,
@@ -151,14 +152,14 @@ class Witness:
         step.judgements.judged[row] = judged
 
     def standing(self) -> StepRecord | None:
-        """The step that runs, as far as it has come."""
+        """The step that runs, as far as it has come and may be told."""
         step = self._running
         if step is None:
             return None
         if step.judgements is not None:
             step.judgements.wait()
         copies = {name: dataclasses.replace(one) for name, one in self._requests.items()}
-        return self._record(step, self._parts(step, copies))
+        return strip(self._record(step, self._parts(step, copies)), self.run.privacy)
 
     def _publish_step(self, step: _Step) -> None:
         parts = self._parts(step, self._requests)

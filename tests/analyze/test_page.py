@@ -23,6 +23,7 @@ from specscope.analyze.report import Report, build_report
 from specscope.analyze.several import several
 from specscope.errors import UserError
 from specscope.trace.history import History
+from specscope.trace.privacy import Privacy
 from specscope.trace.reading import read_capture
 
 from .histories import RUN, demo, end, history, info, record, step
@@ -168,7 +169,9 @@ def test_runs_with_little_in_them(whole: History) -> None:
 
 def test_a_run_without_text() -> None:
     bare = info("a")
-    whole = history([record(0, [step("a", "1")], admitted=(bare,))], dataclasses.replace(RUN, text=False), {})
+    whole = history(
+        [record(0, [step("a", "1")], admitted=(bare,))], dataclasses.replace(RUN, privacy=Privacy.NO_TEXT), {}
+    )
     words = Page(render_html(build_report(whole, source="x"))).words
     assert "The capture holds no text." in words
     assert "counts [1, 0]" in words

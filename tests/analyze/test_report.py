@@ -15,6 +15,7 @@ from specscope.analyze import tables
 from specscope.analyze.report import build_report
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import FinalKind, FinishReason
 from specscope.trace.stats import Acceptance, mean_tau
 from specscope.trace.undrafted import Undrafted
@@ -223,7 +224,7 @@ def test_a_request_whose_admission_was_dropped() -> None:
 
 
 def test_text_left_out() -> None:
-    silent = dataclasses.replace(RUN, text=False)
+    silent = dataclasses.replace(RUN, privacy=Privacy.NO_TEXT)
     bare = info("a")
     whole = history([record(0, [step("a", final=40)], admitted=(bare,), finished=(end(bare, [40]),))], silent, {})
     [one] = build_report(whole, source="x").requests

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from specscope.trace.privacy import Privacy
 from specscope.trace.reading import read_capture
+from tests.searching import of_file, tells
 from tests.trace.samples import records
 from tests.trace.test_capture import write
 from tests.waiting import until
@@ -73,13 +75,26 @@ def test_the_log_line_is_vllms(prompts, model, tmp_path):
     assert "Avg Draft acceptance rate: " in line
 
 
-def test_without_text_a_capture_holds_none(prompts, model, tmp_path):
-    path = tmp_path / "silent.jsonl"
-    assert specscope("capture", prompts, "-o", path, "--no-text", *model).returncode == 0
-    content = path.read_text()
-    assert "abcabc" not in content
-    assert "specscope.output.text" not in content
-    assert json.loads(specscope("report", path, "--json").stdout)["captures"][0]["requests"][0]["prompt"] is None
+def test_what_a_capture_is_told_to_leave_out_it_does_not_hold(model, tmp_path):
+    prompts, tokens = tmp_path / "prompts.jsonl", []
+    line = {"prompt": "quokkas", "stop": ["wombat"], "kind": "numbat", "structured_outputs": {"regex": "[a-z]{5,9}"}}
+    prompts.write_text(json.dumps(line))
+    for level in (Privacy.NO_TEXT, Privacy.NO_TOKENS):
+        path = tmp_path / f"{level.name}.jsonl"
+        done = specscope("capture", prompts, "-o", path, "--stop", "possum", "--stop-token-id", 251, level.flag, *model)
+        assert done.returncode == 0
+        assert ("text to anyone with the tokenizer: --no-tokens" in done.stderr) is (level is Privacy.NO_TEXT)
+        content = path.read_text()
+        for word in ("quokka", "wombat", "numbat", "[a-z]", "possum", "specscope.output.text"):
+            assert word not in content
+        history = read_capture(path).history
+        assert history.run.privacy is level
+        (request,) = history.requests.values()
+        assert {"stop", "structured_outputs"} <= set(request.info.params.left_out)
+        tokens = tokens or request.info.prompt_tokens.tolist()
+        assert tells(of_file(path), tokens) is (251 in request.info.params.stop_token_ids) is history.run.tells_tokens
+        verdict = specscope("verify", path)
+        assert verdict.returncode == 0, verdict.stdout
 
 
 def test_prompts_from_standard_input(model, tmp_path):

@@ -191,7 +191,7 @@ def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(tiny, tmp_path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = OutputOptions(str(tmp_path / "no" / "x"), None, None, SpanLevel.TREES, port, True)
+    options = OutputOptions(str(tmp_path / "no" / "x"), None, None, SpanLevel.TREES, port)
     with pytest.raises(UserError, match="cannot write"):
         Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
     with socket.socket() as again:  # the metrics' port is free again
@@ -282,7 +282,7 @@ def test_a_token_that_the_model_does_not_have_is_refused_before_anything_is_deco
 def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, tmp_path, tiny):
     path = tmp_path / "new.jsonl"
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01)
-    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None, True)
+    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
     if happens != "nothing":
         path.unlink()

@@ -3,6 +3,7 @@
 import pytest
 
 from specscope.cli.vllm import VllmRun, environment
+from specscope.trace.privacy import Privacy
 from specscope.vllm.settings import Settings
 from tests.test_bad_input import run_here
 
@@ -14,7 +15,7 @@ LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 )
 def test_the_evidence_that_was_asked_for(evidence, full, aggregates, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # flags alone decide
-    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, evidence, True))
+    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, evidence, Privacy.EVERYTHING))
     settings = Settings.read(told)
     assert (settings.full, settings.aggregates, settings.is_on) == (full, aggregates, True)
     assert ("SPECSCOPE_AGGREGATES" in told["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",")) is aggregates
@@ -22,7 +23,9 @@ def test_the_evidence_that_was_asked_for(evidence, full, aggregates, monkeypatch
 
 def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypatch):
     def told(debug):
-        return environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, debug, False, "full", True)).get(LIMIT)
+        return environment(
+            VllmRun(None, ("serve", "x"), "a.jsonl", None, debug, False, "full", Privacy.EVERYTHING)
+        ).get(LIMIT)
 
     monkeypatch.delenv(LIMIT, raising=False)
     assert told(None) is None
@@ -54,15 +57,15 @@ def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch
 
 def test_without_sampling_its_variables_do_not_reach_vllm(monkeypatch):
     monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")
-    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, "full", True))
+    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, "full", Privacy.EVERYTHING))
     assert "SPECSCOPE_SAMPLE" not in told
 
 
-@pytest.mark.parametrize("silent", [True, False])
-def test_no_text_goes_to_the_plugin(silent, monkeypatch):
+@pytest.mark.parametrize("level", Privacy)
+def test_what_is_left_out_goes_to_the_plugin(level, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_NO_TEXT", "1")  # flags alone decide
     seen = []
     monkeypatch.setattr("specscope.cli.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
-    words = ["vllm", "--capture", "a.jsonl", *(["--no-text"] if silent else []), "--", "serve", "m"]
+    words = ["vllm", "--capture", "a.jsonl", *filter(None, [level.flag]), "--", "serve", "m"]
     assert run_here(words)[0] == 0
-    assert Settings.read(environment(seen[0])).text is not silent
+    assert Settings.read(environment(seen[0])).privacy is level

@@ -11,6 +11,7 @@ import pytest
 
 from specscope.cli.watch import numbered
 from specscope.remote.receiver import Receiver
+from specscope.trace.privacy import Privacy
 from specscope.trace.reading import read_capture
 from specscope.trace.unspan import Decoder, run_info
 from tests.bad_inputs import PLANTED
@@ -271,17 +272,19 @@ def test_intervals_are_sent_to_a_collector():
     assert [step.aggregate.drafts for step in steps] == [4, 4, 106, 45, 22]
 
 
-def test_what_it_writes_and_sends_holds_no_text_of_a_response(tmp_path):
+@pytest.mark.parametrize("level", Privacy, ids=lambda level: level.flag or "all")
+def test_what_it_writes_and_sends_holds_no_text_of_a_response(tmp_path, level):
     path, answer, spans = tmp_path / "w.jsonl", tmp_path / "answer.json", []
     response = json.loads(text("chat_greedy.json"))
     response["choices"][0]["message"]["content"] = "quokka"
     answer.write_text(json.dumps(response | {"prompt": "quokka", "system_fingerprint": "quokka"}))
     with Receiver(spans.extend, http_port=None) as receiver:
         endpoint = f"http://127.0.0.1:{receiver.grpc_port}"
-        words = ["--otlp-endpoint", endpoint, "--otlp-protocol", "grpc", "-o", str(path)]
+        words = ["--otlp-endpoint", endpoint, "--otlp-protocol", "grpc", "-o", str(path), *filter(None, [level.flag])]
         assert run_here(["watch", str(answer), "--headless", *words])[0] == 0
     assert spans
     assert "quokka" not in path.read_text() + repr([one.read() for one in spans])
+    assert read_capture(path).history.run.privacy is max(level, Privacy.NO_TEXT)
 
 
 def test_a_pipe_is_watched_until_it_ends():

@@ -24,7 +24,7 @@ def send(tiny, port, protocol, name):
     """Run a small engine that exports there; its history by hand."""
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
     path = "" if protocol == "grpc" else "/v1/traces"
-    options = OutputOptions(None, f"http://127.0.0.1:{port}{path}", protocol, SpanLevel.TREES, None, True)
+    options = OutputOptions(None, f"http://127.0.0.1:{port}{path}", protocol, SpanLevel.TREES, None)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None)
     records = []
     engine.subscribe(records.append, lossless=True)
@@ -36,7 +36,7 @@ def send(tiny, port, protocol, name):
 
 def options(attached):
     endpoint = f"http://127.0.0.1:{attached.listening.grpc_port}"
-    return OutputOptions(None, endpoint, "grpc", SpanLevel.TREES, None, True)
+    return OutputOptions(None, endpoint, "grpc", SpanLevel.TREES, None)
 
 
 def test_an_engine_that_rests_is_shown_up_to_its_last_step(tiny, attached):

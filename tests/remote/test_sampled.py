@@ -32,7 +32,7 @@ def engine(tiny):
 
 def options(port, sampling, capture=None, protocol="grpc", level=SpanLevel.TREES, metrics=None):
     path = "" if protocol == "grpc" else "/v1/traces"
-    return OutputOptions(capture, f"http://127.0.0.1:{port}{path}", protocol, level, metrics, True, sampling)
+    return OutputOptions(capture, f"http://127.0.0.1:{port}{path}", protocol, level, metrics, sampling=sampling)
 
 
 def run_all(engine, chosen):
@@ -111,7 +111,7 @@ def test_metrics_and_the_capture_count_everything(engine, tmp_path):
 def test_a_capture_is_sampled_where_somebody_asks_and_says_so(engine, tmp_path):
     path = tmp_path / "run.jsonl"
     asked = read_sampling(None, '"kind=greedy" in labels', captures=True)
-    outputs, records = run_all(engine, OutputOptions(str(path), None, None, SpanLevel.TREES, None, True, asked))
+    outputs, records = run_all(engine, OutputOptions(str(path), None, None, SpanLevel.TREES, None, sampling=asked))
     outputs.close()
     back = read_capture(path)
     assert set(back.history.requests) == {"r0", "r2", "r4"}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specscope.trace.at_parent import OUTSIDE, AtParent, above, draft_ps, end, raw_ps
+from specscope.trace.privacy import Privacy
 from specscope.trace.reading import read_capture
 from specscope.trace.spans import Encoder
 from specscope.trace.tree import ROOT
@@ -75,7 +76,9 @@ def test_a_drafter_that_is_no_model_has_no_probability():
 def test_the_likeliest_tokens_come_with_their_texts(text):
     """Of a run that keeps text; the ids alone of one that does not."""
     history, step = eagle_step()
-    encoder = Encoder(dataclasses.replace(history.run, text=text), history.vocabulary)
+    encoder = Encoder(
+        dataclasses.replace(history.run, privacy=Privacy.of(no_text=not text, no_tokens=False)), history.vocabulary
+    )
     decoder, back = decode([span for record in history.steps for span in encoder.encode(record)])
     assert len(back) == len(history.steps)
     named = step.parents.named(step.tokens_shown)

@@ -86,21 +86,3 @@ def test_levels_hold_less_and_less(records, vocabulary):
     assert {s.name for s in requests} <= {"queue", "text_completion a/model"}
     assert [s.name for s in steps] == [s.name for s in trees]
     assert not any(key.startswith(("specscope.tree", "specscope.verdict")) for s in steps for key in s.attributes)
-
-
-@given(runs(max_steps=2), vocabularies)
-@settings(max_examples=20)
-def test_without_text_there_is_none(records, vocabulary):
-    silent = dataclasses.replace(RUN, text=False)
-    spans = [span for record in records for span in Encoder(silent, vocabulary).encode(record)]
-    keys = {key for span in spans for key in span.attributes}
-    assert not keys & {
-        "specscope.request.prompt",
-        "specscope.request.title",
-        "specscope.request.prompt_tokens",
-        "specscope.output.text",
-        "specscope.output.tokens",
-        "specscope.tree.text",
-        "specscope.drawing",
-    }
-    assert not any('"text":["' in span.attributes.get("specscope.parents", "") for span in spans)

@@ -1,8 +1,12 @@
-"""What the plugin writes, sends and tells a debugger, with text and without."""
+"""What the plugin writes, sends and tells a debugger, at each level of privacy."""
+
+import re
 
 import pytest
 
+from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
+from specscope.trace.privacy import Privacy
 from specscope.trace.reading import read_capture
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm import plugin
@@ -12,9 +16,11 @@ from specscope.vllm.debugger import Debugger
 from specscope.vllm.guard import Guard
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import Settings
+from tests.searching import of_file, rows, tells
 from tests.vllm import test_run_info
 from tests.vllm.stand import Engine, params
 
+PROMPT, STOP = [1, 2, 3, 5, 4, 7], "wombat"
 PIECES = {token: f"quokka{token} ".encode() for token in range(11)}
 
 
@@ -28,7 +34,7 @@ def recorded(monkeypatch, variables):
     runner.vllm_config.parallel_config = test_run_info.SimpleNamespace(data_parallel_rank=0)
     engine = Engine()
     engine.witness = plugin.witness(runner, Settings.read(variables), guard, SchedulerHooks(guard), debugger)
-    engine.step({"a": []}, new={"a": ([1, 2, 3], params())})
+    engine.step({"a": []}, new={"a": (PROMPT, params(stop=[STOP]))})
     one = engine.step({"a": [3, 4, 5]})
     engine.ends("a", "length", [token for token in one.output[0].tolist() if token >= 0])
     engine.rest()
@@ -40,22 +46,28 @@ def recorded(monkeypatch, variables):
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-@pytest.mark.parametrize("silent", [False, True], ids=["text", "no text"])
-def test_text_leaves_it_by_no_way_where_it_is_told_so(tmp_path, monkeypatch, protocol, silent):
+@pytest.mark.parametrize("level", Privacy, ids=lambda level: level.name.lower())
+def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch, caplog, protocol, level):
     file, taken = tmp_path / "a.jsonl", []
+    flags = {Privacy.NO_TEXT: "SPECSCOPE_NO_TEXT", Privacy.NO_TOKENS: "SPECSCOPE_NO_TOKENS"}
     with Receiver(taken.extend) as receiver:
         port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
         variables = {"SPECSCOPE_CAPTURE": str(file), "SPECSCOPE_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
-        variables |= {"SPECSCOPE_OTLP_PROTOCOL": protocol} | ({"SPECSCOPE_NO_TEXT": "1"} if silent else {})
+        variables |= {"SPECSCOPE_OTLP_PROTOCOL": protocol} | ({flags[level]: "1"} if level else {})
         debugger = recorded(monkeypatch, variables)
-    sent = [(one.resource, one.read()) for one in taken]
+    sent = [one.read() for one in taken]
     commands = VllmCommands(debugger)
-    told = [commands.run(line) for line in ("info requests", "tree")] + [context(commands.session)]
+    told = [commands.run(line) for line in ("info requests", "tree", "why")] + [context(commands.session)]
     ways = {"file": file.read_text(), "network": repr(sent), "debug socket": "\n".join(told)}
-    assert {name for name, written in ways.items() if "quokka" in written} == (set() if silent else set(ways))
-    for name, written in ways.items():
-        for attribute in ("prompt", "title", "prompt_tokens"):
-            assert (f"specscope.request.{attribute}'" in written.replace('"', "'")) is not silent, (name, attribute)
-    run = read_capture(file).history.run
-    assert run.text is not silent
-    assert {resource["specscope.run.text"] for resource, _ in sent} == {not silent}
+    for word in ("quokka", STOP):
+        assert {name for name, written in ways.items() if word in written} == (set() if level else set(ways))
+    found = {"file": of_file(file), "network": rows(sent), "debug socket": rows(told)}
+    names_ids = level < Privacy.NO_TOKENS
+    assert {name for name, numbers in found.items() if tells(numbers, PROMPT)} == (set(ways) if names_ids else set())
+    assert bool(re.search(r"#[0-9]", ways["debug socket"])) is (level is Privacy.NO_TEXT)
+    if not names_ids:
+        with pytest.raises(UserError, match="tokens, which are left out here"):
+            commands.run("force token=3")
+    assert ("text to anyone with the tokenizer" in caplog.text) is (level is Privacy.NO_TEXT)
+    assert read_capture(file).history.run.privacy is level
+    assert {one.resource["specscope.run.text"] for one in taken} == {level is Privacy.EVERYTHING}

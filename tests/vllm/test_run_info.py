@@ -52,26 +52,26 @@ def models(tmp_path):
 
 def test_paths_and_digests_of_local_folders(models):
     target, head = models
-    run = run_info(runner(target, head), "full", text=True)
+    run = run_info(runner(target, head), "full")
     assert (run.target_path, run.draft_path) == (str(target), str(head))
     assert (run.target_digest, run.draft_digest) == (model_digest(target), model_digest(head))
-    alone = run_info(runner(target, method=None), "full", text=True)
+    alone = run_info(runner(target, method=None), "full")
     assert (alone.draft_path, alone.draft_digest) == ("", "")
-    ngram = run_info(runner(target, target, method="ngram"), "full", text=True)
+    ngram = run_info(runner(target, target, method="ngram"), "full")
     assert (ngram.draft_path, ngram.draft_digest) == ("", "")  # n-gram's `model` only repeats the target's
 
 
 def test_hub_names_and_large_models_have_none(models, monkeypatch):
     target, _ = models
-    run = run_info(runner("org/model", "org/head"), "full", text=True)
+    run = run_info(runner("org/model", "org/head"), "full")
     assert (run.target_path, run.target_digest) == ("org/model", "")
     assert (run.draft_path, run.draft_digest) == ("org/head", "")
     monkeypatch.setattr(told_of, "MOST_HASHED", 10)
-    assert run_info(runner(target), "full", text=True).target_digest == ""
+    assert run_info(runner(target), "full").target_digest == ""
 
 
 def test_what_shapes_the_drafter_is_a_fact_of_the_engine(models):
-    run = run_info(runner(*models), "full", text=True)
+    run = run_info(runner(*models), "full")
     asked = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, min_tokens=4, logit_bias={3: 2.0})
     assert run.drafter_params(asked) == SamplingParams(temperature=0.7)
     ours = dataclasses.replace(run, versions={"specscope": "0.1.0"})

@@ -3,6 +3,7 @@ from contextlib import nullcontext
 import pytest
 
 from specscope.errors import UserError
+from specscope.trace.privacy import Privacy
 from specscope.trace.trace_sampling import TraceSampling
 from specscope.vllm import plugin
 from specscope.vllm.settings import ALL, Settings
@@ -19,7 +20,7 @@ def test_nothing_happens_unless_a_variable_asks_for_it(monkeypatch):
 
 def test_what_it_is_asked():
     read = Settings.read({"SPECSCOPE_CAPTURE": "a.jsonl", "SPECSCOPE_EVIDENCE": "lean", "SPECSCOPE_NO_TEXT": "1"})
-    assert read == Settings(capture="a.jsonl", endpoint=None, debug=None, full=False, text=False)
+    assert read == Settings(capture="a.jsonl", endpoint=None, debug=None, full=False, privacy=Privacy.NO_TEXT)
     assert read.is_on
 
 

@@ -30,7 +30,7 @@ def outputs(folder=None):
 
     def open_outputs(run, bus, engine, number):
         path = None if folder is None else str(folder / f"{number}.jsonl")
-        options = OutputOptions(path, None, None, SpanLevel.TREES, None, text=False)
+        options = OutputOptions(path, None, None, SpanLevel.TREES, None)
         return Outputs(options, bus, run, Vocabulary(), None, engine=engine)
 
     return open_outputs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specscope.analyze.findings import Reference
 from specscope.trace.history import RequestHistory
-from specscope.trace.limits import unknown_limits
+from specscope.trace.limits import unknown_limits, untold_limits
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestStep, RunInfo
 from specscope.trace.tree import ROOT
@@ -141,10 +141,11 @@ class Contexts:
 
 def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
     """What shaped a request's distributions in a run; None where it is not known, and where its parameters alone do."""
-    if run.is_ours or request.info is None:
+    info = request.info
+    if info is None or (run.is_ours and not untold_limits(info.params)):
         return None
-    limits = unknown_limits(request.info)
-    return Shaped(run.drafter_params(request.info.params), limits, run.raw_is_masked)
+    limits = untold_limits(info.params) if run.is_ours else unknown_limits(info.params, info.labels)
+    return Shaped(run.drafter_params(info.params), limits, run.raw_is_masked)
 
 
 def contexts_of(

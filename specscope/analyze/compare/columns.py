@@ -148,6 +148,11 @@ class Side:
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether all of its runs were recorded with their token ids."""
+        return all(capture.run is None or capture.run.tells_tokens for capture in self.captures)
+
     @cached_property
     def node_step(self) -> Longs:
         """[N] the row in `steps` of each node."""

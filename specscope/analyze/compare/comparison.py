@@ -33,7 +33,7 @@ def compare_captures(
 
 def compare(a: Side, b: Side, limits: Sequence[Limit] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
-    matched = match(a, b)
+    matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
     aligned = align(a, b, matched)
     counts = clustered(a, b, matched)
     pairs, told, grouped = _pairs(a, b, matched), tuple(figures(*counts)), groups(*counts)
@@ -121,6 +121,8 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
     lines = []
     for name, side in (("A", a), ("B", b)):
         nodes = side.nodes
+        if not side.tells_tokens:
+            lines.append(f"{name} was recorded with --no-tokens: requests, contexts and outputs are not compared")
         if not len(nodes["token"]):
             lines.append(f"{name} has no drafts: acceptance is not compared")
             continue
@@ -146,6 +148,6 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
     if matched and all(kind is Match.ORDER for _, _, kind in matched):
         lines.append("prompts are not recorded: requests are paired by their order")
-    if not matched:
+    if not matched and a.tells_tokens and b.tells_tokens:
         lines.append("no request of A has the prompt of one of B: only distributions are compared")
     return lines

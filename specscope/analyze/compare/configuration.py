@@ -65,7 +65,8 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> li
             found = [one for one in found if one is None or one.name != "revision"]
             first, second = ([run.target_digest for run in side] for side in runs)
             found.insert(1, _unlike("revision", first, second, "the weights or the configuration of the model differ"))
-    found = [one for one in found if one is None or one.name not in _OF_HEADS or NONE not in (one.a, one.b)]
+    lacking = _OF_HEADS if a.tells_tokens and b.tells_tokens else (*_OF_HEADS, "EOS tokens")
+    found = [one for one in found if one is None or one.name not in lacking or NONE not in (one.a, one.b)]
     params = _params(a, b, pairs)
     if any(one.name == "seed" for one in params):  # the run's seed says the same
         found = [one for one in found if one is None or one.name != "seed"]
@@ -142,7 +143,7 @@ def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[D
         infos = a.requests[first].info, b.requests[second].info
         if infos[0] is None or infos[1] is None:
             continue
-        for name in PARAM_NAMES:
+        for name in (*PARAM_NAMES, "left_out"):
             mine, theirs = (getattr(info.params, name) for info in infos if info is not None)
             if mine != theirs:
                 seen.setdefault(name, Counter())[str(mine), str(theirs)] += 1

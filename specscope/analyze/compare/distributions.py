@@ -116,7 +116,7 @@ def _looped(both: tuple[Counts, Counts]) -> list[Ratio]:
     They are named beside a difference in tau, and not judged: text may come to loop by rounding.
     """
     emitted, looped = [c.side.steps["emitted"] for c in both], [c.side.looped for c in both]
-    if not any(one.any() for one in looped):
+    if not any(one.any() for one in looped) or not all(c.side.tells_tokens for c in both):
         return []
     left = [c.drafts & ~((own == size) & (size > 0)) for c, own, size in zip(both, looped, emitted, strict=True)]
     return [

@@ -15,6 +15,7 @@ from specscope.analyze.walk import Visit, visits
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import TreePlan, read_plan
+from specscope.trace.privacy import told_ids
 from specscope.trace.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
 from specscope.trace.tree import ROOT, DraftTree
 
@@ -159,7 +160,7 @@ def _steps(history: History, every: Sequence[Visit]) -> Iterator[Step]:
     made: dict[str, int] = {}
     last: dict[str, Step] = {}
     for name, request in history.requests.items():
-        prompt = [] if request.info is None else request.info.prompt_tokens.tolist()
+        prompt = [] if request.info is None else told_ids(request.info.prompt_tokens) or []
         texts[name] = [*prompt, *(token for token, _ in request.output())]
         made[name] = len(prompt)
     for visit in every:

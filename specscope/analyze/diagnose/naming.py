@@ -74,11 +74,13 @@ EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
     "order of siblings": drafted.sorted_siblings,
 }
 Hypothesis = Callable[[Case], Suspect | None]
-HYPOTHESES: tuple[Hypothesis, ...] = (  # that no single check asks
+BY_TEXT: tuple[Hypothesis, ...] = (  # that no single check asks
     lookup.shifted_lookup,
     by_text.other_requests_text,
     by_text.vocabulary_map,
     by_text.verdict_late,
+)
+BY_ACCEPTANCE: tuple[Hypothesis, ...] = (
     by_acceptance.drafter_kv_full,
     by_acceptance.drafter_kv_preemption,
     by_acceptance.drafter_rotary,
@@ -148,7 +150,11 @@ def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect
             for suspect in _guarded(check.name, partial(explain, case, check), problems):
                 share = 1.0 if suspect.explained is None or not check.failed else suspect.explained / check.failed
                 suspects.append(replace(suspect, explains={**suspect.explains, check.name: min(share, 1.0)}))
-    for ask in HYPOTHESES if case.steps else ():
+    run, hypotheses = case.history.run, (*BY_TEXT, *BY_ACCEPTANCE)
+    if run is not None and not run.tells_tokens:
+        problems.append(f"{run.privacy.lack}: drafts were not held against the text")
+        hypotheses = BY_ACCEPTANCE
+    for ask in hypotheses if case.steps else ():
         suspects += _guarded(ask.__name__, partial(_as_list, ask, case), problems)
     if audit is not None:
         suspects += _guarded("audit", lambda: from_audit(case, audit), problems)

@@ -18,6 +18,7 @@ from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import residual_p
 from specscope.analyze.verify.parents import of_all_p
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.tree import Bools
 from specscope.trace.wording import plural
 
@@ -147,7 +148,7 @@ def _with_its_final(c: Columns, due: Indices, steps: Indices, by_record: dict[in
         )
         row = c.root_row[step] if node is None else c.own_row[node]
         at = int(c.parents.at_row[row])
-        if at >= 0 and (node is not None or due[step] == 0):
+        if at >= 0 and (node is not None or due[step] == 0) and c.final[step] != NO_TOKEN:
             ends[step] = int(c.parents.choice[at])
     known = hits = 0
     for step in steps.tolist():
@@ -287,7 +288,7 @@ def final_tokens(case: Case, check: Check) -> list[Suspect]:
     """
     c, steps = case.evidence, check.wrong
     at_end = c.rejected & (c.row == c.final_row[c.step]) & ~c.greedy[c.step]
-    again = at_end & (c.token == c.final[c.step])
+    again = at_end & (c.token == c.final[c.step]) & c.named
     count, recovered = len(np.unique(c.step[again])), _recovered(c)
     if count or recovered[steps].all():
         by_p, by_q = float(c.p[at_end].sum()), float(c.q[at_end & c.sampled].sum())

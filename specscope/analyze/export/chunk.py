@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from specscope.analyze.export.nodes import Nodes
+from specscope.analyze.export.nodes import Nodes, ids
 from specscope.analyze.export.schema import NAME, SCHEMAS
 from specscope.analyze.export.writer import Tables
 from specscope.trace.records import RequestStep, RunInfo, StepRecord, Verdict
@@ -139,7 +139,8 @@ class Chunk:
             rows = pa.array(self._judged, pa.int64())
             finals = _columns(self._finals)
             if finals:
-                finals.insert(1, self._pieces(np.array(finals[0], np.int32)))
+                tokens = np.array(finals[0], np.int32)
+                finals[:1] = [ids(tokens), self._pieces(tokens)]
             tables.add("finals", [*self._run(len(rows)), *(key.take(rows) for key in keys), *finals], len(rows))
         self._begin()
 

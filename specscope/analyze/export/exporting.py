@@ -133,7 +133,8 @@ def _run(run: RunInfo) -> tuple[Any, ...]:
         run.rule,
         some(run.evidence),
         orjson.dumps(dict(run.speculation)).decode(),
-        run.text,
+        run.tells_text,
+        run.tells_tokens,
     )
 
 

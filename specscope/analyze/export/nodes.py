@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specscope.analyze.verify.arrays import places
 from specscope.trace.method import SOURCES
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.records import Outcome, ParentNotes, RequestStep
 from specscope.trace.tree import MAX_NODES, Bools, Drawn, Ints
 
@@ -131,7 +132,7 @@ class Nodes:
             pa.array(a["parent"]),
             pa.array(depth),
             pa.array(siblings(_place(step, a["parent"])) + 1),
-            pa.array(a["token"]),
+            ids(a["token"]),
             pieces(a["token"]),
             _coded(DRAWN, a["drawn"]),
             pa.array(a["q"]),
@@ -149,7 +150,8 @@ class Nodes:
             _coded(SOURCES, self._whole("source"), self._known("source")),
             _where(given, a["raw_p"]),
             *(_where(given & (a[name] > 0), a[name]) for name in ("rank", "q_rank")),
-            *(self._of_parent(name, at, given) for name in OF_PARENT[:4]),
+            self._of_parent("choice", at, given & self._names_choice(at)),
+            *(self._of_parent(name, at, given) for name in OF_PARENT[1:4]),
             *(self._of_parent(name, at, given & ~deterministic) for name in OF_PARENT[4:]),
             *(self._of_parent(name, at, self._of_model(at, given)) for name in OF_DRAFTER),
             *(self._list(name, at, given) for name in LISTS[:2]),
@@ -173,10 +175,17 @@ class Nodes:
         values = self._whole(name)
         return _where(given, values[at] if len(values) else np.zeros(len(at), values.dtype))
 
+    def _names_choice(self, at: Array) -> Bools:
+        choice = self._whole("choice")
+        return choice[at] != NO_TOKEN if len(choice) else np.zeros(len(at), np.bool_)
+
     def _list(self, name: str, at: Array, given: Bools) -> pa.Array:
         """[N] lists of the nodes' parents."""
         widths = np.concatenate([np.zeros(1, np.int64), *self._widths[name]])
-        rows = pa.ListArray.from_arrays(pa.array(np.cumsum(widths).astype(np.int32)), pa.array(self._whole(name)))
+        values = self._whole(name)
+        if name in ("top", "draft_top"):
+            given = given & ~np.any(values == NO_TOKEN)
+        rows = pa.ListArray.from_arrays(pa.array(np.cumsum(widths).astype(np.int32)), pa.array(values))
         return rows.take(pa.array(at, mask=~given))
 
     def _of_model(self, at: Array, given: Bools) -> Bools:
@@ -184,6 +193,11 @@ class Nodes:
             return given
         known: Bools = np.concatenate(self._has_drafter)[at]
         return given & known
+
+
+def ids(tokens: Array) -> pa.Array:
+    """Token ids; null where they were left out."""
+    return _where(tokens != NO_TOKEN, tokens)
 
 
 def _place(step: Array | int, node: Array) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 from specscope.analyze.export.chunk import clean, some
 from specscope.analyze.export.writer import Tables
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import told_ids
 from specscope.trace.records import RequestEnd, RequestInfo, StepRecord
 from specscope.trace.trace_sampling import Sampled
 from specscope.trace.vocabulary import Vocabulary
@@ -95,15 +96,16 @@ class Requests:
             *((None,) * 4 if end is None else (end.finished_ns, end.reason.value, some(end.stop), some(end.error))),
             *((None,) * 4 if info is None else _prompt(info)),
             *((None,) * 3 if end is None else self._output(end)),
-            *((None,) * 16 if info is None else _params(info.params)),
+            *((None,) * 17 if info is None else _params(info.params)),
             None if info is None else [(clean(key), clean(value)) for key, value in info.labels.items()],
             None if info is None else some(info.traceparent),
             *((None, None) if end is None or end.sampled is None else _sampling(end.sampled)),
         )
 
     def _output(self, end: RequestEnd) -> tuple[Any, ...]:
-        tokens = end.output.tolist()
-        return self._vocabulary.text(tokens), tokens, len(tokens)
+        tokens = told_ids(end.output)
+        text = None if tokens is None else self._vocabulary.text(tokens)
+        return text, tokens, len(end.output)
 
 
 def _sampling(sampled: Sampled) -> tuple[Any, ...]:
@@ -111,8 +113,7 @@ def _sampling(sampled: Sampled) -> tuple[Any, ...]:
 
 
 def _prompt(info: RequestInfo) -> tuple[Any, ...]:
-    tokens = info.prompt_tokens.tolist()
-    return some(info.title), some(info.prompt), tokens or None, len(tokens) or None
+    return some(info.title), some(info.prompt), told_ids(info.prompt_tokens) or None, len(info.prompt_tokens) or None
 
 
 def _params(params: SamplingParams) -> tuple[Any, ...]:
@@ -127,4 +128,5 @@ def _params(params: SamplingParams) -> tuple[Any, ...]:
         params.logprobs,
         list(params.stop_token_ids),
         None if params.structured_outputs is None else clean(json.dumps(params.structured_outputs.to_dict())),
+        list(params.left_out),
     )

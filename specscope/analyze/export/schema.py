@@ -40,6 +40,7 @@ _STEP = [
     _column("index", INT, "the request's own step number, from 0; prefill chunks count too"),
 ]
 _NO_END = "where the request did not end in the capture"
+_NO_IDS = "where token ids were left out (--no-tokens)"
 _NO_INFO = "where its admission is missing"
 _NO_PARENTS = "with lean evidence, and in captures that have none"
 _NOT_TRIED = "where the parent's children were not tried, " + _NO_PARENTS
@@ -69,6 +70,7 @@ RUNS = [
     _column("evidence", TEXT, "full or lean", "in old captures"),
     _column("speculation", TEXT, "another engine's own configuration of speculation, as JSON"),
     _column("text", BOOL, "whether prompts and text were recorded"),
+    _column("tokens", BOOL, "whether token ids were recorded"),
     _column("engine_steps", LONG, "engine steps in the capture, over all branches"),
     _column("lost", LONG, "engine steps that are known to be missing"),
     _column("warnings", TEXTS, "what is damaged or missing in the capture, a line each"),
@@ -90,7 +92,7 @@ REQUESTS = [
     _column("prompt_tokens", INTS, "token ids of the prompt", "where they were not recorded"),
     _column("prompt_length", LONG, "tokens of the prompt", "where they were not recorded"),
     _column("output", TEXT, "text of the output, as far as its tokens' texts are known", _NO_END),
-    _column("output_tokens", INTS, "token ids of the output", _NO_END),
+    _column("output_tokens", INTS, "token ids of the output", f"{_NO_END}, and {_NO_IDS}"),
     _column("output_length", LONG, "tokens of the output", _NO_END),
     *(
         _column(name, kind, f"sampling parameter {name}", _NO_INFO)
@@ -113,6 +115,7 @@ REQUESTS = [
     _column("logprobs", LONG, "likeliest tokens whose log-probabilities were asked for", "where none were"),
     _column("stop_token_ids", INTS, "tokens that end the output, as EOS does", _NO_INFO),
     _column("structured_outputs", TEXT, "form that the output must have, as JSON", "where it is free"),
+    _column("left_out", TEXTS, "parameters that were given and are not told: --no-text, --no-tokens", _NO_INFO),
     _column("labels", pa.map_(pa.string(), pa.string()), "what else the prompt's line held", _NO_INFO),
     _column("traceparent", TEXT, "the caller's span, as W3C trace context has it", "where there is none"),
     _column("sampling", NAME, "why it was kept: ratio, parent, outcome or overflow", "where all requests are kept"),
@@ -172,7 +175,7 @@ NODES = [
     _column("parent", INT, "number of its parent; -1 is the root, the last committed token"),
     _column("depth", INT, "depth, 1 for the root's children"),
     _column("sibling", INT, "place among its siblings in draw order, from 1"),
-    _column("token", INT, "drafted token id"),
+    _column("token", INT, "drafted token id", _NO_IDS),
     _column("piece", NAME, r"its text; bytes that are no UTF-8 as \xNN", "where it is not known"),
     _column("drawn", NAME, "how it was drawn: deterministic, without_replacement or with_replacement"),
     _column("q", FLOAT, "probability that the drafter drew it with; 1 for deterministic nodes"),
@@ -209,7 +212,7 @@ NODES = [
     _column("raw_p", FLOAT, "the target's probability of the token, before temperature and rules", _NOT_TRIED),
     _column("rank", INT, "rank of the token in p, from 1", "where its p is 0, " + _NOT_TRIED),
     _column("q_rank", INT, "rank of the token in q, from 1", "where the node is deterministic, " + _NOT_TRIED),
-    _column("parent_choice", INT, "token id that was likeliest in p at its parent", _NOT_TRIED),
+    _column("parent_choice", INT, "token id that was likeliest in p at its parent", f"{_NOT_TRIED}, and {_NO_IDS}"),
     _column("parent_choice_p", FLOAT, "its p", _NOT_TRIED),
     _column("parent_entropy", FLOAT, "entropy of p at its parent, in nats", _NOT_TRIED),
     _column("parent_varentropy", FLOAT, "varentropy of p at its parent, in nats squared", _NOT_TRIED),
@@ -236,7 +239,7 @@ NODES = [
 
 FINALS = [
     *_STEP,
-    _column("token", INT, "token id"),
+    _column("token", INT, "token id", _NO_IDS),
     _column("piece", NAME, r"its text; bytes that are no UTF-8 as \xNN", "where it is not known"),
     _column("kind", NAME, "bonus, recovered or target"),
     _column("emitted", BOOL, "whether it became output: EOS, stop or length may cut it off"),

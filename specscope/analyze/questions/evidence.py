@@ -118,9 +118,11 @@ class Evidence:
         parents, nodes = self.columns.parents, np.flatnonzero(self.noted)
         top = parents.top[parents.at_row[self.columns.row[nodes]]]
         same = top == self.columns.token[nodes, None]
-        in_p = parents.rank[nodes]
+        in_p, named = parents.rank[nodes], self.columns.named[nodes]
         lower = np.where(in_p > 0, np.maximum(in_p, top.shape[1] + 1), np.inf)
-        found[nodes] = np.where(same.any(axis=1), same.argmax(axis=1) + 1 if top.size else 0, lower)
+        by_p = np.where(in_p > 0, in_p, np.nan)  # where which token it is is not told
+        listed = np.where(same.any(axis=1), same.argmax(axis=1) + 1 if top.size else 0, lower)
+        found[nodes] = np.where(named, listed, by_p)
         return found
 
     @cached_property
@@ -189,9 +191,11 @@ class Evidence:
             return np.full(len(at), np.nan)
         return np.where(at >= 0, values[at], np.nan)
 
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of any answer must know."""
+    def notes(self, *, of_tokens: bool = False) -> tuple[str, ...]:
+        """What a reader of any answer must know. `of_tokens`: the answer asks which token it was."""
         told = []
+        if of_tokens and self.run is not None and not self.run.tells_tokens:
+            told.append(f"{self.run.privacy.lack}: which token it was, and where the target's choice was, is not known")
         if self.left_out:
             told.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
         if not self.columns.parents.there[self.drafts].all():

@@ -146,7 +146,7 @@ def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
                 *_share(one.rejected),
                 _miss(one.misses, Miss.NEAR),
                 _miss(one.misses, Miss.NONSENSE),
-                _token(vocabulary, one.token.token, one.token.count),
+                _taken(vocabulary, (one.token,) if one.token else ()),
                 _taken(vocabulary, (one.taken,) if one.taken else ()),
             ),
             one.examples,

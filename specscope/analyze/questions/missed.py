@@ -11,7 +11,7 @@ top         it was among the drafter's likeliest tokens there (four, or as many 
 ranked      it was lower, down to rank 32
 lower       it was lower still, or lower than the likeliest by an unknown number of ranks
 outside     it is not in the drafter's reduced vocabulary
-unknown     the evidence has no distribution of the drafter there: it is lean, or the drafter is no model
+unknown     the evidence has no distribution of the drafter there (it is lean, or the drafter is no model), or no ids
 
 Rank 5 and below is known where the token was the target's raw first choice.
 """
@@ -30,6 +30,7 @@ from specscope.analyze.questions.groups import Examples, Grouping, Share
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Parents
 from specscope.trace.draft_vocabulary import draft_tokens
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.tree import Bools, Doubles
 
 RANKED = 32
@@ -61,7 +62,7 @@ ABOUT = {
     Place.RANKED: f"ranked 5 to {RANKED} by the drafter",
     Place.LOWER: f"ranked below {RANKED} by the drafter",
     Place.OUTSIDE: "outside the drafter's vocabulary",
-    Place.UNKNOWN: "not known: no drafter's distribution",
+    Place.UNKNOWN: "not known: no drafter's distribution, or no token ids",
 }
 
 
@@ -94,7 +95,7 @@ def missed(evidence: Evidence) -> Missed:
     ends = Ends(evidence, steps)
     choices = [_accepted(evidence, kept, len(steps))] if len(kept) else []
     choices += [ends.choice(at, len(kept)) for at in np.unique(ends.place).tolist()]
-    return Missed(len(steps), tuple(choices), evidence.notes())
+    return Missed(len(steps), tuple(choices), evidence.notes(of_tokens=True))
 
 
 def _accepted(evidence: Evidence, nodes: Indices, drafts: int) -> Choice:
@@ -114,12 +115,15 @@ class Ends:
         self.evidence, self.steps = evidence, steps
         c, parents = evidence.columns, evidence.columns.parents
         row, token = c.final_row[steps], c.final[steps] if token is None else token
-        child, branch, dropped = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
+        named = token != NO_TOKEN
+        found = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
+        child, branch, dropped = (np.where(named, node, -1) for node in found)
         self.node = np.where(child >= 0, child, branch)  # that has the token; -1 where none has
         at = parents.at_row[row]
         in_top, top_p = _likeliest(parents, at, token)
         chosen, rank, choice_q = _as_choice(parents, at, token)
-        known = _has_drafter(parents, at)
+        chosen &= named
+        known = _has_drafter(parents, at) & named
         outside = _outside(evidence, token) | (known & chosen & (rank == 0))
         ranked = known & chosen & (rank > 0) & (rank <= RANKED)
         leaf = ~c.children_at(np.ones(len(c.token), np.bool_))[row]
@@ -162,7 +166,7 @@ class Ends:
 
 def _likeliest(parents: Parents, at: Indices, token: Indices) -> tuple[Bools, Doubles]:
     """Whether each token is among the drafter's likeliest at its parent, and the drafter's p of it there."""
-    p = parents.drafters(at, token)
+    p = np.where(token != NO_TOKEN, parents.drafters(at, token), np.nan)
     return p > 0, p
 
 

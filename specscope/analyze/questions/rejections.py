@@ -71,7 +71,7 @@ class RejectionGroup:
     value: str
     rejected: Share  # of the nodes tried there; of a miss: of all rejections
     misses: dict[Miss, int]
-    token: Count  # rejected most
+    token: Count | None  # rejected most
     taken: Count | None  # put in its place most
     examples: Examples
 
@@ -101,7 +101,7 @@ def rejections(evidence: Evidence) -> Rejections:
         _counted(every, miss)[0],
         tuple(_tokens(evidence, tried, nodes, miss)),
         tuple(_groups(evidence, tried, nodes, miss)) if len(nodes) else (),
-        evidence.notes(),
+        evidence.notes(of_tokens=True),
     )
 
 
@@ -122,6 +122,8 @@ def _counted(groups: Grouping, miss: Indices) -> list[dict[Miss, int]]:
 def _tokens(evidence: Evidence, tried: Indices, nodes: Indices, miss: Indices) -> Iterator[RejectedToken]:
     """A row a token, the most rejections first."""
     c = evidence.columns
+    if not c.named[nodes].all():
+        return
     tokens, groups = by_value(c.token[nodes])
     total, rejected = _times(tokens, c.token[tried]), groups.counts()
     taken, misses = groups.commonest(evidence.taken[nodes]), _counted(groups, miss)
@@ -179,7 +181,8 @@ def _rows(
     for at, one in enumerate(values.tolist()):
         most = Count(*taken[at][0]) if taken[at] else None
         share = Share(rejected[at], total[at])
-        yield RejectionGroup(by, name(one), share, misses[at], Count(*token[at][0]), most, examples[at])
+        rejected_most = Count(*token[at][0]) if token[at] else None
+        yield RejectionGroup(by, name(one), share, misses[at], rejected_most, most, examples[at])
 
 
 def _times(values: Indices, among: Indices) -> list[int]:

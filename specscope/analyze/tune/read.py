@@ -53,6 +53,8 @@ def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
     for source, run in zip(sources, runs, strict=True):
         if run is None or first is None:
             raise UserError(f"{source} does not say what ran (its header is missing): it cannot be tuned")
+        if not run.tells_tokens:
+            raise UserError(f"{source} was {run.privacy.lack}: what other trees would have held is not known")
         for name in ("target", "drafter", "draft_model", "dtype", "rule"):
             if getattr(run, name) != getattr(first, name):
                 what = name.replace("_", " ")

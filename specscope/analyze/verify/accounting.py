@@ -11,6 +11,7 @@ from specscope.analyze.findings import Check, Result
 from specscope.analyze.verify.blocks import UNIT, blocks_kept, blocks_shared
 from specscope.analyze.walk import Visit
 from specscope.trace.history import History
+from specscope.trace.privacy import told_ids
 from specscope.trace.records import FinishReason, RequestEnd
 
 Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
@@ -33,6 +34,11 @@ class Account:
     def ended(self) -> RequestEnd | None:
         """Its end, where all its steps before are known."""
         return self.visits[0].request.end if self.whole and not self.gaps else None
+
+    def tells(self, end: RequestEnd) -> bool:
+        """Whether its output is in the capture. (Those with --no-text of before had none.)"""
+        run = self.history.run
+        return run is not None and (run.tells_text or len(end.output) > 0)
 
     @property
     def gaps(self) -> bool:
@@ -143,12 +149,16 @@ def emitted(account: Account) -> Looked:
 def outputs(account: Account) -> Looked:
     """The output is what the steps emitted, one after the other; no longer than was asked for."""
     end, last = account.ended, account.visits[-1]
-    if end is None or not account.history.run or not account.history.run.text:
+    if end is None or not account.tells(end):
         return
     made = [token for visit in account.visits for token in visit.part.output()]
-    output = end.output.tolist()
+    output = told_ids(end.output)
+    if output is None and len(made) == len(end.output):  # how many there are can be told alone
+        output = made
     most = end.info.params.max_tokens
-    if made != output:
+    if output is None:
+        yield last, f"the steps emitted {len(made)} tokens, the output has {len(end.output)}"
+    elif made != output:
         parted = [i for i, (a, b) in enumerate(zip(made, output, strict=False)) if a != b]
         same = parted[0] if parted else min(len(made), len(output))
         yield last, f"the steps emitted {len(made)} tokens, the output has {len(output)}; they part at token {same}"
@@ -159,13 +169,15 @@ def outputs(account: Account) -> Looked:
 def ends(account: Account) -> Looked:
     """A request ends where its reason says, and no sooner: at EOS, a stop string or a length."""
     end, run = account.ended, account.history.run
-    if end is None or run is None or not run.text:
+    if end is None or run is None or not account.tells(end):
+        return
+    if not run.tells_tokens and end.reason is not FinishReason.LENGTH:
         return
     yield account.visits[-1], _wrong_end(account, end)
 
 
 def _wrong_end(account: Account, end: RequestEnd) -> str:
-    run, params, output = account.history.run, end.info.params, end.output.tolist()
+    run, params, output = account.history.run, end.info.params, told_ids(end.output) or []
     assert run is not None
     eos = [] if not params.heeds_eos else [i for i, token in enumerate(output) if token in run.eos_tokens]
     if eos and eos[0] < len(output) - 1:
@@ -174,15 +186,16 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
         return f"ended as `{end.reason}` with the end of sequence"
     if end.reason is FinishReason.EOS and not eos:
         return "ended at the end of sequence, which is not in the output"
-    full = len(output) >= params.max_tokens or len(end.info.prompt_tokens) + len(output) >= run.max_context
+    count = len(end.output)
+    full = count >= params.max_tokens or len(end.info.prompt_tokens) + count >= run.max_context
     if end.reason is FinishReason.LENGTH and not full:
-        return f"ended at the length limit with {len(output)} of {params.max_tokens} tokens"
+        return f"ended at the length limit with {count} of {params.max_tokens} tokens"
     stops = [i for i, token in enumerate(output) if token in params.stop_token_ids]
     if stops and stops[0] < len(output) - 1:
         return f"{len(output) - 1 - stops[0]} tokens after a stop token"
     if end.reason is FinishReason.STOP and not end.stop:
         return "" if stops or not params.stop_token_ids else "ended at a stop token, which is not in the output"
-    if end.reason is FinishReason.STOP:
+    if end.reason is FinishReason.STOP and run.tells_text:
         text = account.history.vocabulary.text(output)
         if end.stop not in text:
             return f"ended at the stop string {end.stop!r}, which is not in the output"

@@ -20,6 +20,7 @@ from specscope.analyze.verify.fields import join, of_finals, of_parents, of_thei
 from specscope.analyze.walk import Visit
 from specscope.trace.method import TEXT
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
 from specscope.trace.tree import Bools, Doubles, Drawn, Ints
 
@@ -195,6 +196,11 @@ class Columns:
         return np.array(fresh, np.bool_)
 
     # Nodes
+
+    @cached_property
+    def named(self) -> Bools:
+        """[N] whether its token is told."""
+        return np.not_equal(self.token, NO_TOKEN)
 
     @cached_property
     def step(self) -> Indices:

@@ -80,7 +80,7 @@ def planned(c: Columns, run: RunInfo | None) -> Check:
         # Another engine's scheduler may cut a chain: by a form, by a step's budget, where a request is about to end.
         cut = part.sizing or part.is_ranked_with_text or (run is not None and not run.is_ours)
         # Behind a node a form may refuse all that the drafter knows.
-        cut = cut or c.params[step].structured_outputs is not None
+        cut = cut or c.params[step].has("structured_outputs")
         lacking[step] = 0 if cut else _lacking(part.tree, children)
     return found(
         name,

@@ -15,6 +15,7 @@ from specscope.analyze.findings import Check, Result, Unit
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.trace.coins import Stream, coins_at
+from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import Bools, Doubles, Drawn
 
@@ -122,6 +123,7 @@ def target_at_trial(c: Columns) -> Check:
     """p_1 = p; p_(i+1) = max(p_i - q_i, 0) / mass, or p_i without the token."""
     expected, error = residual_p(c)
     clear = error < HOPELESS
+    clear &= c.named | (c.drawn != Drawn.WITH_REPLACEMENT)  # else whether it is the elder's own token is not known
     bad = np.abs(c.p_trial - expected) > error + LEAST + RELATIVE * expected
     return found(
         "p at later trials",
@@ -151,7 +153,7 @@ def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
                 scaled = c.by_rule.parent[elder] * p
                 lower = np.where(c.sampled[elder] & ~c.by_rule.match[c.step[elder]], np.maximum(scaled - q, 0), scaled)
                 p, slack = np.where(some, lower / mass, p), np.where(some, (slack + off + LEAST) / mass, slack)
-            same = (c.token[elder] == c.token[mine]) & some
+            same = (c.token[elder] == c.token[mine]) & some & c.named[mine]
             p, slack = np.where(same, 0.0, p), np.where(same, LEAST, slack)
         expected[mine], error[mine] = p, slack
     return expected, np.nan_to_num(error, nan=1.0)
@@ -200,7 +202,7 @@ def siblings(c: Columns) -> Check:
     order = np.lexsort((c.token, c.row))
     row, token = c.row[order], c.token[order]
     again = np.zeros(len(order), np.bool_)
-    again[order[1:]] = (row[1:] == row[:-1]) & (token[1:] == token[:-1])
+    again[order[1:]] = (row[1:] == row[:-1]) & (token[1:] == token[:-1]) & (token[1:] != NO_TOKEN)
     total = np.bincount(c.row[distinct], c.p[distinct], c.rows) if len(c.row) else np.zeros(c.rows)
     over = distinct & (total[c.row] > 1 + 1e-4) & ~again
     bad = (again & distinct) | over
@@ -251,7 +253,7 @@ def final_tokens(c: Columns) -> Check:
     bad = ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4))
     again = np.zeros(len(c), np.bool_)
     same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
-    same &= ~c.forced  # of what was rejected by force alone something may be left
+    same &= c.named & ~c.forced  # of what was rejected by force alone something may be left
     # Under rules that look ahead a node of ratio 1 may be rejected with all below it: of its token something is left
     same &= ~(c.by_rule.ahead[c.step] & c.sampled & (c.by_rule.parent * c.p_trial > c.q_trial))
     again[c.step[same]] = True

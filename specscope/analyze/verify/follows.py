@@ -8,6 +8,7 @@ import numpy as np
 
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
+from specscope.trace.privacy import told_ids
 from specscope.trace.tree import Bools, Doubles
 
 
@@ -35,7 +36,7 @@ class Follows:
             if name not in numbers:
                 numbers[name] = len(texts)
                 info = visit.request.info
-                prompt = [] if info is None else info.prompt_tokens.tolist()
+                prompt = [] if info is None else told_ids(info.prompt_tokens) or []
                 texts.append([*prompt, *(token for token, _ in visit.request.output())])
                 prompts.append(len(prompt))
                 count.append(

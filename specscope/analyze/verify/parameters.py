@@ -19,6 +19,7 @@ from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import LEAST, found
 from specscope.analyze.verify.parents import LACKING
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import told_ids
 from specscope.trace.records import RequestStep
 from specscope.trace.tree import Bools, Doubles
 
@@ -53,7 +54,7 @@ class Nodes:
         def each(name: str, kind: type) -> np.ndarray:
             return np.array([getattr(params, name) for params in c.params], kind)[c.step]
 
-        shaped = np.array([params.penalised or bool(params.logit_bias) for params in c.params], np.bool_)[c.step]
+        shaped = np.array([params.penalised or params.has("logit_bias") for params in c.params], np.bool_)[c.step]
         at = c.parents.at_row[c.row]
         judged = (at >= 0) & (c.known & ~c.greedy)[c.step] & c.told[c.step]
         choice_p = c.parents.choice_p[at] if len(c.parents) else np.zeros(len(at))
@@ -267,5 +268,5 @@ class _Seen:
     def prompt(self, s: int) -> set[int]:
         request = self.c.visits[s].request
         if request.id not in self._prompts:
-            self._prompts[request.id] = set() if request.info is None else set(request.info.prompt_tokens.tolist())
+            self._prompts[request.id] = set(() if request.info is None else told_ids(request.info.prompt_tokens) or ())
         return self._prompts[request.id]

@@ -34,7 +34,7 @@ def likeliest_tokens(c: Columns) -> Check:
     at = c.parents.at_row[c.row]
     told = at >= 0
     choice_p = _at(c.parents.choice_p, at)
-    is_choice = told & (_at(c.parents.choice, at) == c.token)
+    is_choice = told & (_at(c.parents.choice, at) == c.token) & c.named
     bad = c.p > choice_p * (1 + RELATIVE) + LEAST
     bad |= is_choice & ~np.isclose(c.p, choice_p, rtol=1e-4, atol=LEAST)
     return found(
@@ -176,7 +176,7 @@ def greedy_tokens(c: Columns) -> Check:
     bad[c.step[uncertain]] = True
     bad |= (c.final_p != 1) & ~c.forced_final
     parent = e.at_row[c.final_row] if len(c) else np.zeros(0, np.int64)
-    chosen = (parent < 0) | (_at(e.choice, parent) == c.final)
+    chosen = (parent < 0) | (_at(e.choice, parent) == c.final)  # where no token is told, all are the same
     bad |= (c.kind == RECOVERED) & ~chosen & ~c.forced_final
     return found(
         "greedy tokens",

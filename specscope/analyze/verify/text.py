@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specscope.analyze.findings import Check, Exit, Result
-from specscope.analyze.verify.trial import Trial
+from specscope.analyze.verify.trial import IN_PART, Trial
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
@@ -64,4 +64,4 @@ def _figures(check: Check) -> str:
         return figures + (f"; {check.note}" if check.result is Result.PASSED else f", p = {check.p_value:.2g}")
     if check.failed:
         return f"{check.failed:,} of {plural(check.tested, check.unit)}"
-    return plural(check.tested, check.unit)
+    return plural(check.tested, check.unit) + (f"; {check.note}" if check.note and check.name in IN_PART else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,37 @@ from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
 from specscope.analyze.walk import visits
 from specscope.trace.history import History
+from specscope.trace.privacy import Privacy
 from specscope.trace.rules import is_lossy
 from specscope.trace.wording import plural
 
 # What tells whether tokens that were drawn are distributed as the target's
 DISTRIBUTION = ("acceptance", "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")
+# What cannot be looked at where token ids were left out
+BY_TOKENS = frozenset(
+    (
+        "raw probabilities",
+        "drafter's likeliest",
+        "top-p",
+        "temperature and penalties",
+        "draft's temperature",
+        "draft vocabulary",
+        "likeliest draft first",
+        "drafts in place",
+        "placeholders",
+        "target's choice emitted",
+        "coins and draws",
+    )
+)
+# And what is looked at in part: what is left of it
+IN_PART = {
+    "siblings": "the sum alone: token ids are not in this file",
+    "final tokens": "its probability alone: token ids are not in this file",
+    "target's choice": "the order alone: token ids are not in this file",
+    "greedy tokens": "the probabilities alone: token ids are not in this file",
+    "outputs": "how many tokens alone: token ids are not in this file",
+    "ends": "ends by length alone: token ids are not in this file",
+}
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance
 
 
@@ -106,7 +132,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
     columns = Columns.of(every, ours=ours)
     edited = len(history.branches) > 1
     sums = statistical_checks(columns, alpha, by_outcome=by_outcome)
-    groups = (
+    groups: tuple[Group, ...] = (
         Group("What was recorded", (probabilities(columns), rule_of_the_run(columns, run, edited=edited))),
         Group("Each step", tuple(exact_checks(columns, ours=ours))),
         Group("The evidence", tuple(parent_checks(columns))),
@@ -115,8 +141,19 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
         Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),
         Group("Over the run", (unequal(columns), of_requests(columns), *sums)),
     )
+    if run is not None and not run.tells_tokens:
+        groups = tuple(Group(one.title, tuple(_unnamed(check, run.privacy) for check in one.checks)) for one in groups)
     tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)
     return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)), columns)
+
+
+def _unnamed(check: Check, privacy: Privacy) -> Check:
+    """A check of a run without token ids: what it could not look at it does not pass."""
+    if check.name in BY_TOKENS:
+        return Check(check.name, Result.SKIPPED, check.about, note=privacy.lack, unit=check.unit)
+    if check.name in IN_PART and check.result is not Result.SKIPPED:
+        return replace(check, note=IN_PART[check.name])
+    return check
 
 
 def _notes(history: History, c: Columns) -> list[str]:

@@ -6,7 +6,7 @@ from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.rules import ABOUT
 from specscope.trace.tree import ROOT, Drawn
-from specscope.trace.vocabulary import printable
+from specscope.trace.vocabulary import printable, token_id
 from specscope.trace.wording import about_draft
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, folded, left, paragraph, show_token
@@ -44,7 +44,7 @@ def _ink(place: int) -> Ink:
 
 def _final(look: Look, verdict: Verdict, near: bool) -> list[Fact]:
     kind: Ink = verdict.kind.value
-    token = f"{show_token(look.vocabulary, verdict.token)}  #{verdict.token}"
+    token = f"{show_token(look.vocabulary, verdict.token)}  {token_id(verdict.token)}"
     return [("token", token, kind), ("kind", kind, kind), *_margin(verdict.final_margin, near)]
 
 
@@ -55,7 +55,7 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
     above = "the root" if parent == ROOT else f"node {parent} ({show_token(look.vocabulary, int(tree.token[parent]))})"
     token, ink = int(tree.token[node]), INKS[outcome]
     facts: list[Fact] = [
-        ("token", f"{show_token(look.vocabulary, token)}  #{token}", ink),
+        ("token", f"{show_token(look.vocabulary, token)}  {token_id(token)}", ink),
         ("position", f"depth {int(tree.depth[node])}, child of {above}", "text"),
         ("drawn", Drawn(int(tree.drawn[node])).name.lower().replace("_", " "), "text"),
     ]

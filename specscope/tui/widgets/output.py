@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from specscope.trace.history import RequestHistory
 from specscope.trace.records import FinishReason, Origin, RequestStep
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.vocabulary import Vocabulary, token_id
 from specscope.trace.wording import ending, plural
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, fit
@@ -62,8 +62,9 @@ class OutputPanel(Panel):
             feed_step(self._wrapper, step, look.vocabulary)
         self._fed = place
         lines = self._wrapper.lines()
-        if end := self._end(look):
-            lines.append([(f"— {end}", "dim")])
+        run = look.history.run
+        lack = "" if run is None else run.privacy.lack
+        lines += [[(f"— {said}", "dim")] for said in (self._end(look), lack) if said]
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
 
     def on_click(self, event: events.Click) -> None:
@@ -133,7 +134,7 @@ def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark,
     """Add a token: its bytes, or its id where they are unknown; special tokens stand apart."""
     piece = vocabulary.piece(token)
     if piece is None:
-        wrapper.note(f"#{token} ", mark)
+        wrapper.note(f"{token_id(token)} ", mark)
     elif token in vocabulary.special:
         wrapper.note(clean(piece.decode("utf-8", "replace")), special)
     else:

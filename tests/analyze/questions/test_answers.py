@@ -19,6 +19,7 @@ from specscope.analyze.report import build_report
 from specscope.analyze.several import several
 from specscope.analyze.text import render_text
 from specscope.trace.history import History
+from specscope.trace.privacy import Privacy
 from specscope.trace.reading import read_capture
 from specscope.trace.tree import Drawn
 from specscope.trace.vocabulary import Vocabulary
@@ -92,7 +93,7 @@ def test_lean_evidence_says_what_it_lacks():
 
 
 def test_without_text_tokens_are_shown_by_id():
-    history = run_of([decode([50, 51], rejected=[0], final=7)], text=False)
+    history = run_of([decode([50, 51], rejected=[0], final=7)], privacy=Privacy.NO_TEXT)
     history.vocabulary = Vocabulary()
     cells = grids(answer(history), history.vocabulary)[0].rows[0].cells
     assert cells[0] == "#50"

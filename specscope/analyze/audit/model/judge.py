@@ -12,7 +12,7 @@ from specscope.analyze.audit.contexts import Contexts, Judged
 from specscope.analyze.audit.model.form import Forms
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import Tally, conditional, span, within
-from specscope.trace.limits import UNREAD
+from specscope.trace.limits import UNREAD, untold_limits
 from specscope.trace.method import TEXT
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, ParentNotes, RequestStep
@@ -205,7 +205,7 @@ class DrafterJudge(_Judge):
     def asks(self) -> dict[int, list[Ask]]:
         """By row, the parents whose children are asked for."""
         found: dict[int, list[Ask]] = defaultdict(list)
-        if UNREAD in self.contexts.limits:
+        if UNREAD in self.contexts.limits or untold_limits(self.contexts.drafter_params):
             return found
         for step in self.contexts.steps:
             for parent, row in step.rows.items():

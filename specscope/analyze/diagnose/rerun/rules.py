@@ -202,7 +202,7 @@ def rule_mistakes(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False
 def _is_limited(step: Step) -> bool:
     """Whether a form, or what nobody can compute again, decides which tokens the request may have."""
     info = step.visit.request.info
-    return info is not None and (info.params.limited or bool(unknown_limits(info)))
+    return info is not None and (info.params.limited or bool(unknown_limits(info.params, info.labels)))
 
 
 def _some(steps: Sequence[Step]) -> Sequence[Step]:
