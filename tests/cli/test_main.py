@@ -317,19 +317,23 @@ def test_tree_of_another_program():
         assert specscope(*words).stderr.endswith("give a TREE, or that of another program with --from TEXT\n")
 
 
-def test_a_full_disk_ends_the_run_with_an_error_and_a_readable_file(prompts, model, tmp_path):
+@pytest.mark.parametrize(
+    ("on_full", "code", "says"),
+    [("stop", 2, "cannot continue writing {path}: File too large"), ("drop", 1, "not captured: {path} could not be")],
+)
+def test_a_full_disk_ends_the_run_or_is_counted_and_the_file_is_readable(prompts, model, tmp_path, on_full, code, says):
     """A real file-size limit, which fails a write in the middle as a full disk does."""
     path = tmp_path / "run.jsonl"
-    words = ["capture", prompts, "-o", path, "--max-tokens", "300", "--ignore-eos", *model]
+    words = ["capture", prompts, "-o", path, "--max-tokens", "300", "--ignore-eos", "--on-full", on_full, *model]
     shell = "trap '' XFSZ; ulimit -f 200; exec \"$@\""
     command = ["bash", "-c", shell, "bash", sys.executable, "-m", "specscope", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=120)
-    assert done.returncode == 2
-    assert f"cannot continue writing {path}" in done.stderr
+    assert done.returncode == code
+    assert says.format(path=path) in done.stderr
     assert "Traceback" not in done.stderr
     reader = read_capture(path)
     assert len(reader.history.steps) > 0
-    assert any("its last line is incomplete" in warning for warning in reader.warnings)
+    assert not any("cut off" in warning for warning in reader.warnings)
 
 
 def test_a_cut_capture_is_reported_with_a_warning(tmp_path):
