@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from specscope.engine.timeline import Timeline
 
 
-RECENT_BYTES = 64 * 2**20  # of the last records, which are kept while nobody is attached
-
-
 class ServedEngine:
     """The engine as a debugger steps it (debug.stepper.Steppable): requests come and answers go meanwhile."""
 
@@ -119,7 +116,7 @@ class ServedDebugger:
     def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
         self.thread, self.privacy = thread, privacy
         self.gate, self.lock = self, threading.RLock()
-        self.recent = Recent(KEPT, RECENT_BYTES)
+        self.recent = Recent(KEPT)
         self.asked = False  # whether the command that runs shall end
         self.driven = False  # whether a command runs: it appends to its history itself
         self._closed = True

@@ -46,4 +46,4 @@ def form_notes(context: Context, draft: Draft, logits: Tensor, verdict: Verdict,
     open_rows = [at for at, row in enumerate(rows) if row.any()]  # behind an end nothing was drawn that was kept
     refused = torch.from_numpy(~unpacked(np.ascontiguousarray(rows[open_rows]), logits.shape[1]))
     mass = logits[[nodes[at] + 1 for at in open_rows]].float().softmax(-1).cpu().masked_fill_(~refused, 0).sum(-1)
-    return FormNotes(np.array(nodes, np.int32)[open_rows], mass.numpy(), draft.pruned)
+    return FormNotes(np.array(nodes, np.int32)[open_rows], mass.numpy().copy(), draft.pruned)

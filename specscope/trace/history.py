@@ -21,6 +21,7 @@ from specscope.trace.vocabulary import Vocabulary
 
 KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each history of it; a capture keeps them all
 KEPT_BYTES = 512 * 2**20  # and of them, roughly
+RECENT_BYTES = 64 * 2**20  # of an engine that nobody looks at
 
 
 def weight(record: StepRecord) -> int:
@@ -58,9 +59,9 @@ def end_weight(end: RequestEnd) -> int:
 
 
 class Recent:
-    """The newest records, within a number and within bytes: for who comes later."""
+    """The newest records, within a number and within bytes: for a debugger that may come later."""
 
-    def __init__(self, limit: int, limit_bytes: int) -> None:
+    def __init__(self, limit: int, limit_bytes: int = RECENT_BYTES) -> None:
         self._limit, self._limit_bytes = limit, limit_bytes
         self._records: deque[tuple[StepRecord, int]] = deque()
         self._bytes = 0
@@ -75,6 +76,13 @@ class Recent:
     def __iter__(self) -> Iterator[StepRecord]:
         """The oldest first."""
         return iter([record for record, _ in self._records])
+
+    def take(self) -> Iterator[StepRecord]:
+        """The same, and none of them is kept."""
+        while self._records:
+            record, size = self._records.popleft()
+            self._bytes -= size
+            yield record
 
 
 @dataclass

@@ -34,6 +34,11 @@ def test_the_newest_records_within_bytes(room):
     for record in made:
         few.append(record)
     assert [record.step for record in few] == [28, 29]
+    assert [record.step for record in few.take()] == [28, 29]
+    assert list(few) == []
+    for record in made:
+        few.append(record)
+    assert [record.step for record in few] == [28, 29]
 
 
 def test_a_history_with_a_limit_is_within_bytes_too():
