@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 
 from specscope.cli.numbers import Number, whole_from
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
 from specscope.errors import UserError
-from specscope.trace.checked import Port, short
+from specscope.trace.checked import Port, checked_url
 from specscope.trace.files import CAPTURE, check_output, read_lines
 from specscope.trace.outputs import OutputOptions
 from specscope.trace.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
@@ -350,11 +349,5 @@ def trace_sampling(flags: dict[str, Any], *, capture: bool, sent: bool) -> Trace
 def checked_endpoint(text: str, name: str) -> str:
     """An OTLP endpoint as a URL of http or https. Raises UserError."""
     url = text if "://" in text else f"http://{text}"
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port out of range, a bracket that is not closed
-        good = False
-    if not good or not url.isascii() or not url.isprintable() or " " in url:
-        raise UserError(f"{name} {short(text)}: write http://HOST:PORT or https://HOST:PORT")
+    checked_url(url, f"{name} {{}}: write http://HOST:PORT or https://HOST:PORT")
     return url

@@ -16,6 +16,7 @@ from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
+from specscope.trace.checked import without_login
 from specscope.trace.vocabulary import shell_word
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from specscope.trace.bus import Bus
     from specscope.trace.outputs import Outputs
     from specscope.trace.records import RunInfo, StepRecord
+    from specscope.trace.stats import Acceptance
     from specscope.watch.source import Source
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
 
@@ -86,7 +88,8 @@ def watch(
     with ends_at_once():
         opened, open_outputs = _opened(sources, interval, capture, endpoint, otlp_protocol, follow or not headless)
         if not headless:
-            need_terminal(f"specscope watch {' '.join(map(shell_word, sources))} --headless")
+            given = " ".join(shell_word(without_login(source)) for source in sources)
+            need_terminal(f"specscope watch {given} --headless")
         from specscope.watch.watching import Watch
 
         watching = Watch(opened, open_outputs)
@@ -165,7 +168,7 @@ def _print(watching: Watch, seconds: float | None) -> int:
     """As lines, until the sources end, or a signal or the time does; the exit code."""
     from specscope.terminal import text_console
 
-    console, rows = text_console(), _Rows()
+    console, rows = text_console(), Rows()
     until = None if seconds is None else time.monotonic() + seconds
     with interruptible() as interrupt:
         watching.start()
@@ -192,12 +195,13 @@ def _last_words(watching: Watch, losses: list[str]) -> None:
         warn(line)
 
 
-class _Rows:
-    """The lines of a table that grows, and its sums."""
+class Rows:
+    """The lines of a table that grows, and its sums: no record is kept."""
 
     def __init__(self) -> None:
         self.any = False
-        self._records: dict[str, list[StepRecord]] = {}
+        self._sums: dict[str, Acceptance] = {}
+        self._units: dict[str, str] = {}
         self._runs: dict[str, EngineRun] = {}
         self._last = ""
 
@@ -216,20 +220,23 @@ class _Rows:
         from rich.text import Text
 
         from specscope.trace.interval import COLUMNS, at_depth, cells, missing_text
+        from specscope.trace.stats import Acceptance
         from specscope.trace.vocabulary import printable
 
         told = record.aggregate
         assert told is not None
-        if run.name not in self._records:
+        if run.name not in self._sums:
             say(missing_text(told))
-            self._runs[run.name] = run
+            self._runs[run.name], self._sums[run.name], self._units[run.name] = run, Acceptance(), "interval"
         if not self.any or self._last != run.name:
             head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
             model = f", {run.info.target}" if run.info.target else ""
             console.print(Text(printable(f"{run.name}{model}"), style="bold cyan"), soft_wrap=True)
             console.print(Text(f"{head}  by position, of the drafts", style="bold"), soft_wrap=True)
         self.any, self._last = True, run.name
-        self._records.setdefault(run.name, []).append(record)
+        self._sums[run.name].add(told)
+        if told.request:
+            self._units[run.name] = "request"
         found = cells(record, told)
         line = "".join(found[name].rjust(width + 1) for name, width in COLUMNS.items())
         notes = (" ".join(at_depth(told)), "restarted" if told.reset else "", printable(told.request))
@@ -241,18 +248,15 @@ class _Rows:
             return
         from specscope.analyze.tables import Table, number, percent, share, told
         from specscope.analyze.text import table_block
-        from specscope.trace.stats import measure
         from specscope.trace.vocabulary import printable
         from specscope.trace.wording import plural
 
-        for name, records in self._records.items():
-            sums = measure(record.aggregate for record in records if record.aggregate is not None)
+        for name, sums in self._sums.items():
             rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
             rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
             rates = enumerate(sums.per_position, 1)
             rows += [(f"accepted at depth {depth}, of the drafts", share(rate, sums.drafts)) for depth, rate in rates]
-            unit = "request" if any(one.aggregate and one.aggregate.request for one in records) else "interval"
-            title = f"{name}: {plural(len(records), unit)}"
+            title = f"{name}: {plural(sums.aggregates, self._units[name])}"
             console.print(table_block(Table(printable(title), ("", ""), rows)))
         for run in self._runs.values():
             if run.captured is not None:

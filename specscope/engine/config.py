@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from msgspec import Meta
 import specscope
 from specscope.errors import UserError
 from specscope.trace.checked import checked, short, whole
+from specscope.trace.files import read_object
 from specscope.trace.method import MODELS, TEXTS, model_part, text_part
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.rules import BLOCK, RULES, STANDARD
@@ -47,10 +47,9 @@ Threads = Annotated[
 def is_head(folder: Path) -> bool:
     """Whether a folder holds an EAGLE-3 head, by its config. The config of an older head is a plain model's."""
     try:
-        raw = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):  # the loader says what is wrong with it
+        return "draft_vocab_size" in read_object(folder / "config.json")
+    except UserError:  # the loader says what is wrong with it
         return False
-    return isinstance(raw, dict) and "draft_vocab_size" in raw
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-
 from specscope.errors import UserError
 from specscope.speculate.costs import KIND, Costs
+from specscope.trace.checked import decoded
 from specscope.trace.files import read_whole
 from specscope.user_cache import LARGEST, is_good, place
 
@@ -57,8 +56,8 @@ MODELS = ("target", "drafter", "draft model", "dtype", "tree")  # what a named f
 
 def _read(path: Path) -> Costs:
     try:
-        found = msgspec.json.decode(read_whole(path, "the costs", LARGEST), type=Costs)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = decoded(read_whole(path, "the costs", LARGEST), Costs)
+    except ValueError:
         found = None
     if found is None or not _is_sound(found):
         raise UserError(

@@ -15,7 +15,7 @@ import orjson
 from msgspec import Meta
 
 from specscope.errors import UserError
-from specscope.trace.checked import Text, checked, checked_fields, short
+from specscope.trace.checked import Text, checked, checked_fields, decoded, short
 from specscope.trace.files import read_lines
 from specscope.trace.params import PARAM_NAMES, SamplingParams
 from specscope.trace.vocabulary import shell_word
@@ -144,7 +144,7 @@ def read_prompts(path: str, params: SamplingParams, *, raw: bool) -> list[Prompt
 def parse_line(line: str, params: SamplingParams, *, raw: bool = False) -> PromptSpec:
     """One JSON line: `prompt` or `messages`, sampling parameters by their names, anything else a label."""
     try:
-        values = orjson.loads(line)
+        values = decoded(line)
     except orjson.JSONDecodeError as error:
         raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
     if not isinstance(values, dict):

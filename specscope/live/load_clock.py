@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import msgspec
-
 from specscope.engine.config import EngineConfig
 from specscope.model.places import on_disk
+from specscope.trace.checked import decoded
 from specscope.user_cache import LARGEST, place, store
 
 USUAL = {"starting": 4.0, "loading": 6.0, "measuring": 12.0, "converting": 20.0, "compiling": 10.0, "capturing": 20.0}
@@ -35,9 +34,9 @@ class LoadClock:
         self._began = self._stage_began = clock()
 
     def _read(self) -> Mapping[str, float]:
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError):
             if self._file.stat().st_size <= LARGEST:
-                return msgspec.json.decode(self._file.read_bytes(), type=dict[str, float])
+                return decoded(self._file.read_bytes(), dict[str, float])
         return {}
 
     def enter(self, stage: str) -> None:

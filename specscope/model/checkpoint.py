@@ -5,7 +5,6 @@ transformers fills what a checkpoint lacks with random numbers, and a model of N
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
+from specscope.trace.files import read_object
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**27)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=4096)]
@@ -41,24 +41,9 @@ class ModelSizes(msgspec.Struct):
         return (self.hidden_size or 0) * ((self.vocab_size or 0) + (self.num_hidden_layers or 0) * sum(rows))
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A file that must hold one JSON object. Raises UserError."""
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except RecursionError:
-        raise UserError(f"{path} is not usable: its JSON is nested too deeply") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return raw
-
-
 def check_config(folder: Path) -> None:
     """Refuse a model whose config.json is damaged or describes far more than its files can hold. Raises UserError."""
-    raw = read_json_object(folder / "config.json")
+    raw = read_object(folder / "config.json")
     nested = raw.get("text_config")
     for part in (raw, nested if isinstance(nested, dict) else {}):
         try:

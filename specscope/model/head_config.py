@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import msgspec
 
 from specscope.errors import UserError
-from specscope.model.checkpoint import Size, read_json_object
+from specscope.model.checkpoint import Size
 from specscope.model.features import AuxLayer, published_aux_layers
+from specscope.trace.files import read_object
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -155,7 +156,7 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
 
     Raises UserError.
     """
-    raw = read_json_object(folder / "config.json")
+    raw = read_object(folder / "config.json")
     try:
         told = msgspec.convert(raw, HeadJson)
         layer = {**raw, **(told.transformer_layer_config or {})}

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-import msgspec
 import torch
 
 from specscope.model.fast_paths import FastPath, usable, versions
+from specscope.trace.checked import decoded
 from specscope.user_cache import LARGEST, Others, is_good, is_quiet, place, processor, store, usual
 
 FEW, MANY = 1, 16  # rows of plain decoding, and of a batch or a tree
@@ -64,11 +64,11 @@ def _speeds(dtype: torch.dtype, names: tuple[str, ...], threads: int) -> PathSpe
     file = place("paths", about)
     try:
         if file.stat().st_size <= LARGEST:
-            found = msgspec.json.decode(file.read_bytes(), type=PathSpeeds)
+            found = decoded(file.read_bytes(), PathSpeeds)
             whole = all(set(ROWS) <= set(found.seconds.get(name, {})) for name in names)
             if whole and dict(found.about) == about and is_good(file, quiet=found.quiet):
                 return found
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         pass
     if len(names) < 2:  # there is nothing to choose
         return PathSpeeds(about, True, {name: dict.fromkeys(ROWS, 0.0) for name in names})

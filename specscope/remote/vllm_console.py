@@ -12,6 +12,7 @@ from specscope.debug.command_table import find
 from specscope.debug.commands import Commands, WhatIf
 from specscope.debug.session import Session
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.reading import read_capture
 
 LOOK_SECONDS = 0.1  # between two looks whether Ctrl-C was pressed
@@ -94,7 +95,7 @@ class AttachedCommands(Commands):
             self._read()
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            answer: dict[str, object] = json.loads(line)
+            answer: dict[str, object] = decoded(line)
             return {"text": str(answer.pop("text")), **answer}
         except (ValueError, KeyError, TypeError, AttributeError):
             self.quitting = True

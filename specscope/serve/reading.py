@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from specscope.serve.errors import ApiError
 from specscope.serve.fields import REFUSED
+from specscope.trace.checked import decoded
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -18,12 +19,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 def decode(body: bytes | bytearray, kind: type[T]) -> T:
     """The body as a struct. Raises ApiError that names the field."""
     try:
-        asked = msgspec.json.decode(body, type=kind)
+        asked = decoded(body, kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or _quoted(message)
         raise ApiError(400, f"{param}: {message}" if path else message, param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     _refuse(asked)
     return asked

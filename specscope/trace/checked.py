@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from reprlib import Repr
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
+import orjson
 from msgspec import Meta
 
 from specscope.errors import UserError
@@ -31,6 +33,18 @@ def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
         return msgspec.convert(value, kind, str_keys=True)
     except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
         raise UserError(f"{name} must be {_wanted(value, kind)}, not {short(value)}") from None
+
+
+@overload
+def decoded(data: bytes | bytearray | str) -> Any: ...  # noqa: ANN401
+@overload
+def decoded(data: bytes | bytearray | str, kind: type[T]) -> T: ...
+def decoded(data: bytes | bytearray | str, kind: Any = Any) -> Any:
+    """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep the text is nested."""
+    try:
+        return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def checked_fields(values: dict[str, Any], kind: type[T]) -> T:
@@ -71,6 +85,24 @@ def _is_a(value: object, base: type) -> bool:
     if isinstance(value, float):
         return math.isfinite(value) and (base is float or abs(value) >= 2**63)
     return isinstance(value, int) and not isinstance(value, bool) and base is not bool
+
+
+def checked_url(text: str, says: str) -> SplitResult:
+    """A URL of http or https, in parts. Raises UserError: what it `says`; {} is what was given, without a password."""
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port out of range, a bracket that is not closed
+        good = False
+    if not good or not text.isascii() or not text.isprintable() or " " in text:
+        hidden = re.sub(r"(?<=://).*@", "", text, flags=re.DOTALL)  # whatever a password is made of
+        raise UserError(says.format(short(hidden)))
+    return parts
+
+
+def without_login(url: str) -> str:
+    """The URL without the user and password that it may have."""
+    return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
 def short(value: object) -> str:

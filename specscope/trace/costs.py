@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.files import read_whole
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import RunInfo
@@ -114,10 +115,10 @@ def fed(plan: TreePlan) -> list[int]:
 def read_costs(path: str, run: RunInfo, batch: int) -> StepCosts:
     """From a file that --save-costs wrote. Raises UserError for any other, and for another engine's."""
     try:
-        found = msgspec.json.decode(read_whole(path, "the costs", LARGEST), type=StepCosts)
+        found = decoded(read_whole(path, "the costs", LARGEST), StepCosts)
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except ValueError:
         raise UserError(f"{path} holds no costs: --save-costs writes them") from None
     if (
         found.kind != KIND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from io import BytesIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from specscope.errors import UserError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
 LARGEST_DATA = 2**30  # of texts to train on
+LARGEST_OBJECT = 64 * 2**20  # of a config or another file of one JSON object
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
 # How the files begin that specscope writes: only such a file may be replaced.
@@ -71,6 +73,21 @@ def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
     if len(data) > largest:
         raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
     return data
+
+
+def read_object(path: Path, largest: int = LARGEST_OBJECT) -> dict[str, Any]:
+    """A file that must hold one JSON object, as transformers writes it: with NaN and Infinity. Raises UserError."""
+    try:
+        raw = json.loads(read_whole(path, "the file", largest))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except RecursionError:
+        raise UserError(f"{path} is not usable: its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return raw
 
 
 def _text(line: bytes, where: str) -> str:

@@ -13,6 +13,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from specscope.errors import UserError
+from specscope.trace.checked import decoded
+from specscope.trace.files import read_object
+
 CHUNK = 2**24  # bytes that are hashed at once: hashlib lets other threads run meanwhile
 THREADS = 4
 SIZE = 16  # bytes of a digest
@@ -33,7 +37,7 @@ def model_digest(place: Path, most: int | None = None) -> str:
         weights = weight_files(place)
         unknown = sum(file.stat().st_size for file in weights if not _known(file))
         return _of_folder(place, weights) if weights and (most is None or unknown <= most) else ""
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, UserError):
         return ""
 
 
@@ -62,7 +66,7 @@ def _of_folder(folder: Path, weights: list[Path]) -> str:
 
 def _of_config(file: Path) -> str:
     """What is off or not set is left out: another release of a library writes other such keys."""
-    raw = json.loads(file.read_text("utf-8"))
+    raw = read_object(file)
     told = {name: value for name, value in raw.items() if name not in UNREAD and value not in (None, False)}
     return _hash(json.dumps(told, sort_keys=True).encode()).hex()
 
@@ -114,7 +118,7 @@ def _known(file: Path) -> str:
     if place is None:
         return ""
     try:
-        kept = json.loads(place.read_text("utf-8"))
+        kept = decoded(place.read_bytes())
         return str(kept["digest"]) if kept["stamp"] == _stamp(file) else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""

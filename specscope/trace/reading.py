@@ -8,13 +8,14 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.engine_spans import is_ours
 from specscope.trace.history import History
 from specscope.trace.otlp_json import Spans, plain, read_line, read_others
@@ -25,6 +26,7 @@ from specscope.trace.unspan import Decoder, run_info
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
+LONGEST = 32 * 2**20  # bytes of a line: decoded it is up to twelve times larger; ours have at most some MiB
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 
 
@@ -97,14 +99,24 @@ class CaptureReader:
         for record in records:
             self.history.append(record)
 
-    def _raw_lines(self) -> Iterator[bytes]:
+    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each with its number. One that is too long is left out without being held."""
         try:
-            yield from self._file
+            for number in count(1):
+                line = self._file.readline(LONGEST + 1)
+                if not line:
+                    return
+                if len(line) <= LONGEST:
+                    yield number, line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = self._file.readline(2**20)
+                self._leave_out(number, f"it is longer than {LONGEST >> 20} MiB, the limit")
         except OSError as error:
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
 
     def _records(self) -> Iterator[list[StepRecord]]:
-        for number, line in enumerate(self._raw_lines(), 1):
+        for number, line in self._raw_lines():
             if not line.endswith(b"\n") and not _whole(line):
                 lost = f"{len(line):,} of {self.size:,} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
@@ -123,10 +135,14 @@ class CaptureReader:
         except UserError as error:
             raise UserError(f"{self.name}, line {number}: {error}") from None
         except DamagedError as error:
-            if self.history.run is None and not len(self.history.others):
-                raise UserError(f"{self.name} is not a capture: specscope capture writes them ({error})") from None
-            self._decoder.faults.add(f"line {number}", str(error))
+            self._leave_out(number, str(error))
             return []
+
+    def _leave_out(self, number: int, why: str) -> None:
+        """A line that cannot be read. Raises UserError where none could be before it."""
+        if self.history.run is None and not len(self.history.others):
+            raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
+        self._decoder.faults.add(f"line {number}", why)
 
     def _keep_others(self, line: bytes) -> None:
         """The spans of other services in a line: vLLM's own, SGLang's, a client's."""
@@ -190,7 +206,7 @@ class CaptureReader:
 
 def _whole(line: bytes) -> bool:
     try:
-        orjson.loads(line)
+        decoded(line)
     except ValueError:
         return False
     return True

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from specscope.errors import UserError
 from specscope.trace.aggregate import Aggregate
+from specscope.trace.checked import decoded
 from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.trace_sampling import LeftOut, Reason, Sampled
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
@@ -368,8 +369,8 @@ def check_times(start_ns: int, end_ns: int) -> None:
 def read_json(text: str, kind: type[T], name: str) -> T:
     """The JSON that an attribute holds, checked. Raises DamagedError."""
     try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UserError, RecursionError, UnicodeError) as error:
+        return decoded(text, kind)
+    except (UserError, ValueError) as error:
         raise DamagedError(f"`{name}`: {plain_error(error)}") from None
 
 

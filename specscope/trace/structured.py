@@ -12,7 +12,7 @@ import orjson
 from msgspec import Meta
 
 from specscope.errors import UserError
-from specscope.trace.checked import Text, checked, field_types, short
+from specscope.trace.checked import Text, checked, decoded, field_types, short
 
 LONGEST_SCHEMA = 64 * 1024  # characters of a JSON schema, and of a grammar
 LONGEST_REGEX = 8 * 1024
@@ -103,7 +103,7 @@ def _as_text(schema: Mapping[str, Any]) -> str:
 def _check_json(text: str) -> None:
     """A schema is JSON: an object or true. Raises UserError."""
     try:
-        schema = orjson.loads(text)
+        schema = decoded(text)
     except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
         where = f" ({error.msg}, at column {error.colno})" if isinstance(error, orjson.JSONDecodeError) else ""
         raise UserError(f"structured_outputs: json is not valid JSON{where}") from None

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specscope.errors import UserError
+from specscope.trace.files import read_object
 
 SHARD_TOKENS = 16384
 ABOUT = "about.json"
@@ -37,7 +38,7 @@ class ShardWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         known = folder / ABOUT
-        if known.exists() and json.loads(known.read_text()) != about:
+        if known.exists() and read_object(known) != about:
             raise UserError(f"{folder} holds data made with other settings: remove it, or give another folder")
         known.write_text(json.dumps(about, indent=2) + "\n")
         self._samples: list[Sample] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.runner import ModelRunner
+from specscope.trace.checked import decoded
 from specscope.trace.files import LARGEST_DATA, read_whole
 from specscope.trace.tree import DraftTree
 from specscope.train.shards import Sample, ShardWriter
@@ -44,7 +44,7 @@ def read_texts(path: Path, tokenizer: Any) -> Iterator[Text]:  # noqa: ANN401
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
-                yield _text(json.loads(line), tokenizer)
+                yield _text(decoded(line), tokenizer)
             except (ValueError, UserError) as error:
                 raise UserError(f"{path}, line {number}: {error}") from None
 

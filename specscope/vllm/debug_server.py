@@ -18,10 +18,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.capture import line_json
+from specscope.trace.checked import decoded
+from specscope.trace.schema import plain_error
 from specscope.trace.spans import Encoder, Span, resource_attributes
 from specscope.vllm.console import VllmCommands
 from specscope.vllm.guard import log
@@ -29,6 +33,14 @@ from specscope.vllm.guard import log
 LONGEST = 2**16  # bytes of a line
 LEAVES = 1.0  # seconds in which the client before may take its leave
 BUSY = "another debugger is attached here: it must quit first"
+
+
+class DebugMessage(Struct):
+    """What a client sends."""
+
+    line: str = ""
+    interrupt: bool = False
+    context: bool = False
 
 
 class DebugGate(Protocol):
@@ -99,7 +111,7 @@ class DebugServer:
 
     def _serve(self, client: socket.socket) -> None:
         """One client, to its end: however that comes, vLLM goes on."""
-        gate, lines = self._debugger.gate, SimpleQueue[dict[str, Any] | None]()
+        gate, lines = self._debugger.gate, SimpleQueue[DebugMessage | UserError | None]()
         gate.open()
         reader = threading.Thread(target=self._read, args=(client, lines), name="specscope-reader", daemon=True)
         reader.start()
@@ -124,28 +136,41 @@ class DebugServer:
             client.close()
             self._free.release()
 
-    def _read(self, client: socket.socket, lines: SimpleQueue[dict[str, Any] | None]) -> None:
+    def _read(self, client: socket.socket, lines: SimpleQueue[DebugMessage | UserError | None]) -> None:
         """Listens while a command runs as well: for Ctrl-C, and for the end of the client."""
         try:
             with client.makefile("rb") as stream:
                 while raw := stream.readline(LONGEST):
-                    message = json.loads(raw)
-                    if message.get("interrupt"):
+                    message = _message(raw)
+                    if isinstance(message, DebugMessage) and message.interrupt:
                         self._debugger.gate.interrupt()
                     else:
                         lines.put(message)
-        except (OSError, ValueError, AttributeError):
+        except OSError:
             pass
         finally:
             self._debugger.gate.close()
             lines.put(None)
 
 
-def _run(commands: Commands, message: dict[str, Any]) -> dict[str, Any]:
+def _message(raw: bytes) -> DebugMessage | UserError:
+    """What a line says, or why it cannot be read."""
+    if len(raw) == LONGEST and not raw.endswith(b"\n"):
+        return UserError(f"a line has at most {LONGEST:,} bytes")
     try:
-        if message.get("context"):
+        message: DebugMessage = decoded(raw, DebugMessage)
+    except ValueError as error:
+        return UserError(f'a line is JSON, such as {{"line": "step"}}: {plain_error(error)}')
+    return message
+
+
+def _run(commands: Commands, message: DebugMessage | UserError) -> dict[str, Any]:
+    try:
+        if isinstance(message, UserError):
+            raise message
+        if message.context:
             return {"text": context(commands.session), "request": commands.session.request, "refused": False}
-        return {"text": commands.run(str(message.get("line", ""))), "refused": False}
+        return {"text": commands.run(message.line), "refused": False}
     except UserError as error:
         return {"text": str(error), "refused": True}
     except Exception as error:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from specscope.trace.aggregate import LENGTHS, Aggregate, full_chains
-from specscope.watch.told import Told, UnreadableError, count
+from specscope.watch.told import POSITIONS, Told, UnreadableError, count, make_room
 
 SOURCE = "vLLM log"
 MARK = "SpecDecoding metrics:"
@@ -21,13 +21,13 @@ LOAD = "Avg generation throughput:"
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
-_PROCESS = re.compile(r"\(\w+ pid=\d+\)")
-_ENGINE = re.compile(r"\bEngine (\d+): ")
+_PROCESS = re.compile(r"\(\w{1,80} pid=\d{1,12}\)")
+_ENGINE = re.compile(r"\bEngine (\d{1,9}): ")
 _FIELDS = {
     "length": re.compile(rf"Mean acceptance length: {_NUMBER}(?=,|\s|$)"),
     "accepted": re.compile(r"Accepted: ([0-9]{1,15}) tokens"),
     "drafted": re.compile(r"Drafted: ([0-9]{1,15}) tokens"),
-    "rates": re.compile(r"Per-position acceptance rate: ([0-9., ]+?)(?:, Avg|\s*$)"),
+    "rates": re.compile(r"Per-position acceptance rate: ([0-9., ]++)(?:Avg|\s*$)"),  # ++: never looked at twice
     "speed": re.compile(rf"Drafted throughput: {_NUMBER} tokens/s"),
 }
 _LOAD = {
@@ -37,6 +37,7 @@ _LOAD = {
     "waiting": re.compile(r"Waiting: ([0-9]{1,9}) reqs"),
     "kv": re.compile(rf"KV cache usage: {_NUMBER}%"),
 }
+DIGITS = 20  # characters of a rate
 MOST_TRIED = 20_000  # numbers of drafts that are tried
 
 
@@ -65,6 +66,7 @@ class LogReader:
         if LOAD in line:
             engine = match[1] if (match := _ENGINE.search(line)) else ""
             found = {name: form.search(line) for name, form in _LOAD.items()}
+            make_room(self._loads, process)
             self._loads[process] = _Load(engine, {name: float(hit[1]) for name, hit in found.items() if hit})
         return None
 
@@ -75,6 +77,7 @@ class LogReader:
         end = self._time(line)
         seconds = (told.drafted or 0) / float(speed[1]) if speed and float(speed[1]) else None
         start = self._ends.get(engine, end) if seconds is None else end - int(seconds * 1e9)
+        make_room(self._ends, engine)
         self._ends[engine] = end
         kv = values.get("kv", -1.0) / 100
         whole = Aggregate(
@@ -127,8 +130,12 @@ def aggregate(line: str) -> Aggregate:
 
 def _rates(text: str) -> tuple[str, ...]:
     """The rates as they are written. Raises UnreadableError."""
-    rates = tuple(part.strip() for part in text.split(","))
+    rates = tuple(part.strip() for part in text.strip(", ").split(",", POSITIONS))
+    if len(rates) > POSITIONS:
+        raise UnreadableError(f"a `{MARK}` line of more than {POSITIONS} positions")
     try:
+        if max(map(len, rates)) > DIGITS:
+            raise ValueError
         values = [float(rate) for rate in rates]
     except ValueError:
         raise UnreadableError(f"a `{MARK}` line whose rates are no numbers") from None
@@ -165,7 +172,9 @@ def _fits(drafts: int, accepted: int, length: str, digits: int, rates: Sequence[
     """Whether so many drafts give these figures, digit for digit."""
     if f"{1 + accepted / drafts:.{digits}f}" != length:
         return False
-    counts = [round(float(rate) * drafts) for rate in rates]
-    if any(f"{n / drafts:.{len(rate.partition('.')[2])}f}" != rate for n, rate in zip(counts, rates, strict=True)):
-        return False
+    counts = []
+    for rate in rates:
+        counts.append(round(float(rate) * drafts))
+        if f"{counts[-1] / drafts:.{len(rate.partition('.')[2])}f}" != rate:
+            return False
     return drafts >= 1000 or not rates or sum(counts) == accepted  # with more, a rate stands for several counts

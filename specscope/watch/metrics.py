@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.checked import short
-from specscope.watch.told import Told, UnreadableError, count
+from specscope.watch.told import ENGINES, POSITIONS, Told, UnreadableError, count
 
 VLLM, SGLANG = "vLLM /metrics", "SGLang /metrics"
 
@@ -47,6 +47,7 @@ AVERAGES = (
     "sglang:spec_num_draft_tokens",
     "sglang:gen_throughput",
 )
+LONGEST = 2**16  # characters of a line: the parser copies what is left of one with each label
 RANKS = ("dp_rank", "tp_rank", "pp_rank", "engine_type")  # labels that tell SGLang's schedulers apart
 
 
@@ -79,6 +80,8 @@ class Reading:
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
     """A reading for each engine that the text tells of. Raises UnreadableError for text that is no such."""
     found: dict[tuple[str, str, str], Reading] = {}
+    if any(len(line) > LONGEST for line in text.split("\n")):
+        raise UnreadableError(f"this is not Prometheus text: a line has more than {LONGEST:,} characters")
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -104,7 +107,9 @@ def _take(sample: Sample, time_ns: int, found: dict[tuple[str, str, str], Readin
         position = labels.get("position", "")
         if not position.isdecimal():
             raise UnreadableError(f"{name} has the position {position[:40]!r}")
-        at = int(position)
+        at = int(position[:9])
+        if at >= POSITIONS:
+            raise UnreadableError(f"{name} has more than {POSITIONS} positions")
         reading.accepted_at[at] = reading.accepted_at.get(at, 0) + count(sample.value, name)
     elif name == CREATED:
         reading.created = sample.value
@@ -179,11 +184,15 @@ class Intervals:
     def take(self, readings: Iterable[Reading]) -> list[Told]:
         """The intervals that these readings end; the first reading of an engine ends none."""
         told: list[Told] = []
+        known: set[tuple[str, str, str]] = set()
         for reading in readings:
             key = (reading.source, reading.engine, reading.model)
             if key in self._last:
                 told.append(difference(self._last[key], reading))
             self._last[key] = reading
+            known.add(key)
+        if len(self._last) > 4 * ENGINES:  # of a server that gives them new names again and again
+            self._last = {key: self._last[key] for key in known}
         return told
 
 

@@ -17,12 +17,12 @@ from msgspec import Meta, Struct
 from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.schema import plain_error
 from specscope.watch.metrics import COUNTERS, GAUGES, PER_POSITION, Reading, difference
-from specscope.watch.told import MOST, Told, UnreadableError, count
+from specscope.watch.told import MOST, POSITIONS, Told, UnreadableError, count
 
 RESPONSE, METRICS, SGLANG = "vLLM response", "vLLM get_metrics()", "SGLang response"
 
 Count = Annotated[int, Meta(ge=0, lt=MOST)]
-Histogram = Annotated[list[Count], Meta(max_length=4096)]
+Histogram = Annotated[list[Count], Meta(max_length=POSITIONS + 1)]
 PerStep = Annotated[list[Count], Meta(max_length=2**22)]
 Value = Annotated[float, Meta(ge=0, lt=MOST)]
 

@@ -10,17 +10,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import orjson
 
 from specscope.errors import UserError, first_line
-from specscope.trace.checked import short
+from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.faults import Faults
 from specscope.trace.vocabulary import printable
+from specscope.watch.fetch import fetched
 from specscope.watch.log import MARK, LogReader
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.responses import read_json
@@ -28,7 +30,8 @@ from specscope.watch.told import Told, UnreadableError
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
-TIMEOUT = 10.0  # seconds that a server may take
+TIMEOUT = 10.0  # seconds that a server may be silent
+PATIENCE = 30.0  # and that its page may take in all
 PIECE = 2**18  # bytes that are read at once
 LOOK = 0.25  # seconds between two looks at a file that may grow
 UNKNOWN = (
@@ -56,9 +59,13 @@ class Source(Protocol):
 class Server:
     """A server's page of metrics, read every `seconds`."""
 
-    def __init__(self, url: str, seconds: float) -> None:
-        self.url = checked_url(url)
+    def __init__(self, url: str, seconds: float, patience: float = PATIENCE) -> None:
+        """`patience`: seconds that a page may take from its first byte to its last. Raises UserError."""
+        given = metrics_url(url)
+        self.url = without_login(given)  # all that is ever shown
         self.name = urlsplit(self.url).netloc
+        self._login = _basic(given)
+        self._patience = patience
         self.recognised = ""
         self.endless = True
         self.faults = Faults()
@@ -83,8 +90,9 @@ class Server:
     def _read(self) -> list[Reading]:
         request = urllib.request.Request(self.url, headers={"Accept": "text/plain", "User-Agent": "specscope"})
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                page = answer.read(LARGEST + 1)
+            if self._login:
+                request.add_unredirected_header("Authorization", self._login)
+            page = fetched(request, TIMEOUT, self._patience, LARGEST + 1)
         except urllib.error.HTTPError as error:
             raise UserError(f"{self.url}: the server answers {error.code} {error.reason}: is the path right?") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -210,11 +218,11 @@ class File:
     def _json(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
         """One document, or one a line."""
         try:
-            value = orjson.loads(first)
+            value = decoded(first)
         except orjson.JSONDecodeError:
             text = first + "".join(self._all(lines))
             try:
-                value, lines = orjson.loads(text), iter(())
+                value, lines = decoded(text), iter(())
             except orjson.JSONDecodeError as error:
                 raise UserError(f"{self.name} is no JSON: {error}") from None
         yield from self._values(value, 1)
@@ -239,7 +247,7 @@ class File:
 
     def _document(self, line: str, number: int) -> Iterator[Told | str]:
         try:
-            value = orjson.loads(line)
+            value = decoded(line)
         except orjson.JSONDecodeError as error:
             self.faults.add(f"line {number}", f"no JSON ({error})")
             yield from self._news()
@@ -288,13 +296,14 @@ def open_source(text: str, seconds: float, *, follow: bool) -> Source:
     return Server(text, seconds) if "://" in text else File(text, follow=follow)
 
 
-def checked_url(text: str) -> str:
+def metrics_url(text: str) -> str:
     """http://HOST:PORT or https://..., with /metrics where it has no path. Raises UserError."""
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port out of range, a bracket that is not closed
-        good = False
-    if not good or not text.isascii() or not text.isprintable() or " " in text:
-        raise UserError(f"{short(text)} is no address of a server: write http://HOST:PORT/metrics")
+    parts = checked_url(text, "{} is no address of a server: write http://HOST:PORT/metrics")
     return text if parts.path.strip("/") else f"{text.rstrip('/')}/metrics"
+
+
+def _basic(url: str) -> str:
+    """The header for the user and password of a URL; "" where it has none."""
+    parts = urlsplit(url)
+    login = ":".join(unquote(part or "") for part in (parts.username, parts.password))
+    return f"Basic {b64encode(login.encode()).decode()}" if "@" in parts.netloc else ""

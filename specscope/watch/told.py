@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from specscope.trace.aggregate import Aggregate
 
+ENGINES = 256  # that are told apart
+POSITIONS = 256  # of a draft
 MOST = 2**53  # of any count: beyond it a float, which is what metrics are, no longer tells neighbours apart
 
 
@@ -21,6 +24,12 @@ class Told:
     start_ns: int  # wall clock
     end_ns: int
     aggregate: Aggregate
+
+
+def make_room(known: dict[Any, Any], name: object) -> None:
+    """For one more name: with too many, the oldest goes."""
+    if name not in known and len(known) >= ENGINES:
+        del known[next(iter(known))]
 
 
 def count(value: float, name: str) -> int:

@@ -16,7 +16,7 @@ from specscope.trace.interval import interval_record
 from specscope.trace.outputs import Outputs
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.watch.source import Source
-from specscope.watch.told import Told
+from specscope.watch.told import ENGINES, Told
 
 WAITING = 2000  # records that may wait to be shown
 
@@ -100,13 +100,19 @@ class Watch:
             if self._stop.is_set():
                 return
             run = self._run_of(source, told)
+            if run is None:
+                source.faults.add("an interval", f"of more than {ENGINES} engines")
+                return
             record = run.record(told)
             run.bus.publish(record)
             self.news.append(News(run, record))
 
-    def _run_of(self, source: Source, told: Told) -> EngineRun:
+    def _run_of(self, source: Source, told: Told) -> EngineRun | None:
+        """None where there are too many."""
         key = (source.name, told.aggregate.engine, told.model)
         if key not in self.runs:
+            if len(self.runs) >= ENGINES:
+                return None
             run = EngineRun(_name(source, told), _info(told))
             run.outputs, run.captured = self._open_outputs(
                 run.info, run.bus, told.aggregate.engine or "0", len(self.runs)

@@ -50,6 +50,19 @@ def test_a_log_as_a_table_and_as_a_capture(tmp_path):
     assert [step.aggregate.drafts for step in reader.history.steps] == [4, 4, 106, 45, 22]
 
 
+def test_a_password_is_neither_printed_nor_recorded(tmp_path):
+    path = tmp_path / "w.jsonl"
+    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
+        url = page.url.replace("//", "//me:hunter2@")
+        code, out, err = run_here(["watch", url, "--headless", "--for", "1", "--interval", "0.1", "-o", str(path)])
+        assert (code, "143" in out) == (0, True)
+        code, *more = run_here(["watch", url])  # there is no terminal: it says what works without one
+        assert code == 2
+    code, *gone = run_here(["watch", url, "--headless"])
+    assert code == 2
+    assert not any("hunter2" in each for each in (out, err, *more, *gone, path.read_text()))
+
+
 def test_responses_as_a_table():
     code, out, err = run_here(["watch", CHAT, str(DATA / "completion_greedy.json"), "--headless"])
     assert code == 0

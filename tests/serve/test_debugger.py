@@ -1,6 +1,8 @@
 """A debugger attaches to the server over its socket: clients wait while it stands, and get the same answers."""
 
+import json
 import os
+import socket
 import stat
 import threading
 
@@ -54,6 +56,24 @@ class Asking(threading.Thread):
 
 def test_only_this_user_may_attach(debugged):
     assert stat.S_IMODE(os.stat(debugged.path).st_mode) == 0o600
+
+
+def test_a_line_that_is_no_command_is_refused_and_the_next_is_answered(debugged, caplog):
+    bad = [b"[" * 60_000, b'{"line":' * 8_000, b"[]", b'{"line": 3}', b"\xff", b"not JSON"]
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(HANG_SECONDS)
+        raw.connect(str(debugged.path))
+        stream = raw.makefile("rb")
+        assert not json.loads(stream.readline())["refused"]
+        for line in bad:
+            raw.sendall(line + b"\n")
+            answer = json.loads(stream.readline())
+            assert answer["refused"]
+            assert answer["text"].startswith("a line is JSON")
+        raw.sendall(b'{"line": "help"}\n')
+        assert not json.loads(stream.readline())["refused"]
+    assert "Traceback" not in caplog.text
+    assert debugged.complete().status_code == 200
 
 
 def test_it_stops_looks_and_lets_go(debugged):

@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -267,3 +268,21 @@ def test_while_a_capture_is_read_it_is_told_how_long_the_rest_takes():
         assert (reader.seconds_left or 0) >= 0
     assert (shares, reader.progress, reader.seconds_left) == (sorted(shares), 1.0, 0.0)
     assert len(set(shares)) > 2
+
+
+def test_a_line_without_end_is_left_out_without_being_held(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.trace.reading.LONGEST", 2**20)
+    write(tmp_path / "run.jsonl", some_records())
+    first, *rest = (tmp_path / "run.jsonl").read_bytes().splitlines(keepends=True)
+    long = b'{"resourceSpans": [' + b"{}, " * 6 * 2**20 + b"{}]}\n"
+    (tmp_path / "long.jsonl").write_bytes(b"".join([first, long, *rest, long[:-1]]))
+    tracemalloc.start()
+    reader = read_capture(tmp_path / "long.jsonl")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reader.history.steps == some_records()
+    assert reader.warnings[0] == "left out 2×: line 2: it is longer than 1 MiB, the limit"
+    assert peak < len(long) / 2
+    (tmp_path / "long.jsonl").write_bytes(long)
+    with pytest.raises(UserError, match=r"is not a capture: .* \(it is longer than 1 MiB, the limit\)"):
+        read_capture(tmp_path / "long.jsonl")

@@ -1,5 +1,8 @@
 """vLLM's log lines: as recorded, worked out again from any counts, and cut or changed."""
 
+import subprocess
+import sys
+import tracemalloc
 from datetime import datetime
 
 import pytest
@@ -10,6 +13,7 @@ from specscope.trace.metrics import log_line
 from specscope.trace.stats import Acceptance, measure
 from specscope.watch.log import LogReader, aggregate
 from specscope.watch.told import UnreadableError
+from tests.waiting import HANG_SECONDS
 from tests.watch.samples import text
 
 NOW = datetime(2026, 11, 22, 12, 0)
@@ -105,6 +109,40 @@ def test_an_older_version_wrote_the_line_in_another_order():
 def test_a_damaged_line_is_named(line, why):
     with pytest.raises(UnreadableError, match=why):
         aggregate(line)
+
+
+RATES = "0.019, 0.019, 0.019, Avg"
+LONG = [
+    f"{' ' * 2**21}x",
+    f"{'0, ' * 2**20}x",
+    "Per-position acceptance rate: " * 2**16,
+    f"{', '.join(['0.5'] * 2**20)}, Avg",
+    f"0.{'5' * 2**20}, Avg",
+]
+
+
+@pytest.mark.parametrize("rates", LONG, ids=range(len(LONG)))
+def test_a_long_line_takes_no_longer_than_it_is(rates):
+    """In a process of its own: a search that goes on for ever could not be stopped here."""
+    line = LINE.replace(RATES, rates)
+    code = "import sys; from specscope.watch.log import aggregate; aggregate(sys.stdin.read())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=line, text=True, capture_output=True, timeout=HANG_SECONDS
+    )
+    assert "UnreadableError: a `SpecDecoding metrics:` line " in done.stderr or done.returncode == 0
+
+
+def test_the_engines_and_processes_of_a_log_are_bounded():
+    reader, before = LogReader(NOW), 0
+    for turn in (1, 20):
+        tracemalloc.start()
+        for n in range(turn * 1000, turn * 1000 + 1000):
+            reader.take(f"(Engine pid={n}) INFO Engine {n}: Avg generation throughput: 9.0 tokens/s")
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        before = before or held
+    assert before < 400_000
+    assert held < 400_000
 
 
 def test_figures_that_no_count_gives_are_kept_as_told():

@@ -9,6 +9,7 @@ from specscope.trace.stats import measure
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.told import UnreadableError
 from tests.trace.samples import records
+from tests.waiting import ends
 from tests.watch.samples import SGLANG, changed, text, two_engines
 
 
@@ -60,6 +61,12 @@ def histories(draw):
         pages.append((tuple(total), created))
         truth.append((restarted, new))
     return pages, truth
+
+
+def test_a_line_without_end_is_not_parsed():
+    labels = ",".join(f'a{n}="x"' for n in range(10**6))
+    with pytest.raises(UnreadableError, match="a line has more than 65,536 characters"):
+        ends(read_metrics, f"vllm:spec_decode_num_drafts_total{{{labels}}} 1\n", 0)
 
 
 @given(histories())

@@ -1,14 +1,17 @@
 """Servers, files and pipes: what they hold is seen from the content, and what goes wrong is said in one line."""
 
+import base64
+import contextlib
 import os
+import socket
 import threading
 import time
 
 import pytest
 
 from specscope.errors import UserError
-from specscope.watch.source import File, Server, checked_url, open_source
-from tests.waiting import HANG_SECONDS, until
+from specscope.watch.source import File, Server, metrics_url, open_source
+from tests.waiting import HANG_SECONDS, ends, until
 from tests.watch.samples import DATA, SGLANG, changed, text
 from tests.watch.server import Page
 
@@ -215,9 +218,70 @@ def test_a_server_that_cannot_be_reached():
 )
 def test_an_address_that_is_none(url):
     with pytest.raises(UserError, match="write http://HOST:PORT/metrics"):
-        checked_url(url)
+        metrics_url(url)
+
+
+class Dripping:
+    """A server that sends `start`, and then a byte now and then, for as long as somebody listens."""
+
+    def __init__(self, start):
+        self.asked, self._start = b"", start
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/metrics"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            client, _ = self._socket.accept()
+            self.asked = client.recv(65536)
+            client.sendall(self._start)
+            while not self._socket._closed:
+                client.sendall(b"x")
+                time.sleep(0.02)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._socket.close()
+
+
+DRIPS = [
+    b"",
+    b"HTTP/1.1 200 OK\r\nX-A: ",
+    b"HTTP/1.1 200 OK\r\n\r\n# HELP ",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("start", DRIPS, ids=range(len(DRIPS)))
+def test_a_page_that_drips_is_given_up(start):
+    with Dripping(start) as server, pytest.raises(UserError, match=r"its page did not come within 0\.3 s"):
+        ends(Server(server.url, 1, patience=0.3).open)
+
+
+def test_a_password_is_sent_and_never_shown():
+    with Dripping(b"HTTP/1.1 200 OK\r\n\r\n") as server:
+        source = Server(server.url.replace("//", "//me:se%63ret@"), 1, patience=0.3)
+        with pytest.raises(UserError) as caught:
+            ends(source.open)
+    assert f"Authorization: Basic {base64.b64encode(b'me:secret').decode()}".encode() in server.asked
+    shown = f"{source.url} {source.name} {caught.value}"
+    assert not any(part in shown for part in ("se%63ret", "secret", "me:", "@"))
+    assert source.name == server.url.split("/")[2]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@h:99999/", "ftp://me:secret@h/", "http://me:sec/ret@h", "x://a@secret@"]
+)
+def test_a_password_in_a_bad_address_is_not_shown_either(url):
+    with pytest.raises(UserError) as caught:
+        metrics_url(url)
+    assert "secret" not in str(caught.value)
+    assert "sec/" not in str(caught.value)
 
 
 def test_the_path_is_added():
-    assert checked_url("http://h:8000") == checked_url("http://h:8000/") == "http://h:8000/metrics"
-    assert checked_url("https://h/v1/metrics") == "https://h/v1/metrics"
+    assert metrics_url("http://h:8000") == metrics_url("http://h:8000/") == "http://h:8000/metrics"
+    assert metrics_url("https://h/v1/metrics") == "https://h/v1/metrics"

@@ -1,18 +1,24 @@
 """Sources on threads: order, several engines, what waits to be shown, and what fails."""
 
+import gc
+import io
 import threading
 import time
 
 import pytest
+from rich.console import Console
 
+from specscope.cli.watch import Rows
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.reading import read_capture
+from specscope.trace.records import StepRecord
 from specscope.trace.spans import SpanLevel
 from specscope.trace.vocabulary import Vocabulary
 from specscope.watch.control import Watched
 from specscope.watch.source import File, Server
+from specscope.watch.told import ENGINES
 from specscope.watch.watching import WAITING, Watch
 from tests.waiting import ends, until
 from tests.watch.samples import DATA, text, two_engines
@@ -59,6 +65,41 @@ def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
         time.sleep(0.01)
     watch.stop()
     assert [record.step for record in records] == list(range(WAITING + 500))
+
+
+def test_a_table_keeps_sums_and_no_records(tmp_path):
+    line = text("log.txt").splitlines()[1] + "\n"
+    (tmp_path / "long.log").write_text(line * 300)
+    watch, rows, printed = Watch([File(str(tmp_path / "long.log"), follow=False)], outputs()), Rows(), io.StringIO()
+    console, before = Console(file=printed, width=200), alive()
+    watch.start()
+    ended(watch)
+    rows.take(watch, console)
+    assert alive() <= before
+    rows.totals(console)
+    watch.stop()
+    assert "300 intervals" in printed.getvalue()
+    assert "1,200" in printed.getvalue()  # 4 drafts each
+
+
+def alive():
+    """Records that somebody holds, of whatever test."""
+    gc.collect()
+    return sum(type(one) is StepRecord for one in gc.get_objects())
+
+
+def test_engines_without_end_are_bounded(tmp_path):
+    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
+        names = [f'engine="{n}"' for n in range(ENGINES + 9)]
+        page.pages = ["".join(one.replace('engine="0"', name) for name in names) for one in page.pages]
+        server = Server(page.url, 0.05)
+        server.open()
+        watch = Watch([server], outputs())
+        watch.start()
+        until(lambda: server.faults.total >= 9)
+        watch.stop()
+    assert len(watch.runs) == ENGINES
+    assert f"of more than {ENGINES} engines" in server.faults.lines()[0]
 
 
 def test_stopping_does_not_wait_for_what_is_not_shown(tmp_path):

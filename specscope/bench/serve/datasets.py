@@ -23,7 +23,7 @@ from msgspec import Meta
 from specscope.bench.prompts import unseen_prompts
 from specscope.engine.prompts import MOST_PROMPTS, Conversation, Messages, Prompt, parse_line
 from specscope.errors import UserError
-from specscope.trace.checked import Text, checked
+from specscope.trace.checked import Text, checked, decoded
 from specscope.trace.files import read_lines
 from specscope.trace.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
 
@@ -116,8 +116,8 @@ def _conversations(path: str) -> Dataset:
     except OSError as error:
         raise UserError(f"cannot read the dataset {path}: {error.strerror}") from error
     try:
-        items = msgspec.json.decode(data, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError) as error:
+        items = decoded(data, list[msgspec.Raw])
+    except ValueError as error:
         raise UserError(f"{path}, line {_broken_line(data, error)}: this is not JSON") from None
     asks, decoder, at = [], msgspec.json.Decoder(_Conversation), 0
     for item in items:
@@ -171,7 +171,7 @@ def _lines(path: str) -> Dataset:
 def parse_row(line: str) -> tuple[str, LoadRequest]:
     """The layout of a JSON line, and its request. Raises UserError."""
     try:
-        values = orjson.loads(line)
+        values = decoded(line)
     except orjson.JSONDecodeError as error:
         raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
     if not isinstance(values, dict):

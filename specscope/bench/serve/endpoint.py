@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -19,7 +18,7 @@ from specscope.bench.serve.datasets import LoadRequest
 from specscope.bench.serve.stream import StreamedAnswer, ask
 from specscope.errors import UserError, first_line
 from specscope.trace.aggregate import Aggregate
-from specscope.trace.checked import short
+from specscope.trace.checked import checked_url, decoded, short, without_login
 from specscope.watch.metrics import Reading, difference, read_metrics
 from specscope.watch.told import UnreadableError
 
@@ -151,8 +150,8 @@ class Endpoint:
     async def _first_model(self) -> str:
         """The first one that it lists. Raises UserError."""
         text = await self._get("/v1/models")
-        with suppress(ValueError, RecursionError):
-            listed = msgspec.json.decode(text, type=_Models).data
+        with suppress(ValueError):
+            listed = decoded(text, _Models).data
             if listed:
                 return listed[0].id
         raise UserError(f"{self.url}/v1/models lists no model: give --model")
@@ -168,14 +167,12 @@ def grown(before: Page | None, after: Page | None) -> tuple[list[Aggregate], flo
     return told, cache["hits"] / cache["queries"] if known else None
 
 
+ADVICE = "{} is no address of a server: write http://HOST:PORT"
+
+
 def base_url(text: str) -> str:
     """http://HOST:PORT, without /v1 at its end. Raises UserError."""
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        good = good and not (parts.query or parts.fragment or "@" in parts.netloc)
-    except ValueError:  # a port out of range, a bracket that is not closed
-        good = False
-    if not good or not text.isascii() or not text.isprintable() or " " in text:
-        raise UserError(f"{short(text)} is no address of a server: write http://HOST:PORT")
+    parts = checked_url(text, ADVICE)
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        raise UserError(ADVICE.format(short(without_login(text))))
     return text.rstrip("/").removesuffix("/v1").rstrip("/")

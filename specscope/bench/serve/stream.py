@@ -16,6 +16,7 @@ from httpx2 import EventSource
 
 from specscope.errors import first_line
 from specscope.trace.aggregate import Aggregate
+from specscope.trace.checked import decoded
 from specscope.trace.vocabulary import printable
 from specscope.watch.responses import read_json
 from specscope.watch.told import UnreadableError
@@ -58,9 +59,6 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
-
-
-_CHUNK = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass
@@ -151,8 +149,8 @@ async def _read(response: httpx2.Response, answer: StreamedAnswer) -> None:
             answer.whole = answer.whole or bool(answer.ended)
             continue
         try:
-            chunk = _CHUNK.decode(event.data)
-        except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
+            chunk = decoded(event.data, _Chunk)
+        except ValueError:  # of msgspec, and for text that is not Unicode
             answer.error = "a chunk of the stream is no completion"
             return
         if chunk.error is not None:
@@ -189,7 +187,7 @@ def _take(chunk: _Chunk, now: float, answer: StreamedAnswer) -> None:
 def _figures(data: str) -> Aggregate | None:
     """Of speculation, as vLLM and SGLang tell them of a request."""
     try:
-        told = read_json(orjson.loads(data), 0)
+        told = read_json(decoded(data), 0)
     except (UnreadableError, orjson.JSONDecodeError):
         return None
     return told[0].aggregate if len(told) == 1 else None
@@ -203,7 +201,7 @@ async def _refusal(response: httpx2.Response) -> str:
         if len(data) > LONGEST_REFUSAL:
             break
     try:
-        value = orjson.loads(data)
+        value = decoded(data)
     except orjson.JSONDecodeError:
         return _line(data.decode("utf-8", "replace")) or response.reason_phrase
     return _message(value.get("error", value.get("detail", value)) if isinstance(value, dict) else value)

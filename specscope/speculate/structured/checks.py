@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
 from specscope.errors import UserError
-from specscope.trace.checked import short
+from specscope.trace.checked import decoded, short
 from specscope.trace.structured import StructuredOutputs
 
 # Keywords whose value is a schema, a list of schemas, or a mapping to schemas.
@@ -43,7 +41,7 @@ def check_form(form: StructuredOutputs) -> None:
         if why := _unheld_regex(form.text):
             raise UserError(f"structured_outputs: regex: {why}")
     elif form.kind == "json":
-        for schema, where in _schemas(orjson.loads(form.text), "#"):
+        for schema, where in _schemas(decoded(form.text), "#"):
             if why := _unheld(schema):
                 raise UserError(f"structured_outputs: json: {why}, at {where[:80]}")
 

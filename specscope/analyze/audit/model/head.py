@@ -7,7 +7,6 @@ attention over the whole text; no paging, no fused parts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from specscope.analyze.audit.model.head_keys import unknown, unknown_tensor
 from specscope.analyze.audit.model.judge import Ask
 from specscope.analyze.audit.options import Source
 from specscope.errors import UserError, first_line
+from specscope.trace.files import read_object
 from specscope.trace.tree import ROOT
 
 STEPS = 64  # steps whose trees are run together
@@ -38,7 +38,7 @@ class Head:
         """
         folder = Path(source.path)
         try:
-            raw = json.loads((folder / "config.json").read_text("utf-8"))
+            raw = read_object(folder / "config.json")
             self.weights = _read(folder)
             if "fc.weight" not in self.weights:
                 raise UserError(f"{source.name} is no EAGLE head: it has no tensor fc.weight")
