@@ -43,7 +43,7 @@ class _KeptRun:
         self.history.run = heard.info or self.history.run
         self.history.vocabulary.pieces.update(heard.pieces)
         self.history.vocabulary.special.update(heard.special)
-        self._words += sum(100 + len(piece) for piece in heard.pieces.values())
+        self._words += sum(100 + len(piece) for piece in heard.pieces.values()) + 100 * len(heard.special)
         for record in heard.records:
             self.history.append(record)
         self.bytes += heard.weight

@@ -49,7 +49,7 @@ class RunUpdate:
     info: RunInfo | None  # the first time
     records: tuple[StepRecord, ...]
     pieces: dict[int, bytes] = field(default_factory=dict)  # of the vocabulary, those that are new
-    special: frozenset[int] = frozenset()
+    special: frozenset[int] = frozenset()  # likewise
     lost: int = 0  # records and exports that are known to be missing, in all
     weight: int = 0  # bytes of the records, roughly
 
@@ -77,6 +77,7 @@ class _RunDecoder:
         self.info: RunInfo | None = info
         self.decoder = Decoder()
         self._told = 0  # pieces of the vocabulary that were sent
+        self._special: frozenset[int] = frozenset()  # that were sent
         self._lost = 0
         self._summaries = False  # whether it was told that evidence is missing
 
@@ -90,9 +91,9 @@ class _RunDecoder:
             return None
         pieces = self.decoder.vocabulary.pieces
         new = dict(islice(pieces.items(), self._told, None))
-        special = frozenset(self.decoder.vocabulary.special)
+        special = frozenset(self.decoder.vocabulary.special) - self._special
         heard = RunUpdate(name, self.info, tuple(records), new, special, lost, sum(map(weight, records)))
-        self.info, self._told, self._lost = None, len(pieces), lost
+        self.info, self._told, self._lost, self._special = None, len(pieces), lost, self._special | special
         return heard
 
     def news(self) -> list[str]:

@@ -1,13 +1,13 @@
 """A debugger of the served engine: it stands between two steps, and clients wait. The socket is vllm/debug_server.py's.
 
-While nobody is attached the engine keeps its last records and nothing else. An attached debugger lets it run until the
-first command that moves or looks; `continue` goes on to a breakpoint or Ctrl-C; when it leaves, the engine runs on.
+While nobody is attached the engine keeps its last records, within bytes, and nothing else. An attached debugger lets it
+run until the first command that moves or looks; `continue` goes on to a breakpoint or Ctrl-C; when it leaves, the
+engine runs on.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.stops import Stop, StopReason
 from specscope.serve.engine_thread import EngineThread
-from specscope.trace.history import KEPT, History
+from specscope.trace.history import KEPT, History, Recent
 from specscope.trace.records import RequestInfo, StepRecord
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.debug_server import DebugServer
@@ -112,7 +112,7 @@ class ServedDebugger:
     def __init__(self, thread: EngineThread, *, text: bool) -> None:
         self.thread, self.text = thread, text
         self.gate, self.lock = self, threading.RLock()
-        self.recent: deque[StepRecord] = deque(maxlen=KEPT)
+        self.recent = Recent(KEPT)
         self.asked = False  # whether the command that runs shall end
         self.driven = False  # whether a command runs: it appends to its history itself
         self._closed = True
@@ -125,9 +125,10 @@ class ServedDebugger:
 
     def told(self, record: StepRecord) -> None:
         """A step has run. On the engine's thread."""
-        self.recent.append(self.shown(record))
+        shown = self.shown(record)
+        self.recent.append(shown)
         if self._session is not None and not self.driven:
-            self._session.history.append(self.recent[-1])
+            self._session.history.append(shown)
 
     def shown(self, record: StepRecord) -> StepRecord:
         """A record as a debugger sees it: with --no-text, no prompt and no title."""

@@ -7,8 +7,8 @@ branches. `steps` is the path from the start to where the history stands; steps 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from specscope.errors import UserError
@@ -20,6 +20,8 @@ from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
 
 KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each history of it; a capture keeps them all
+KEPT_BYTES = 512 * 2**20  # and of them, roughly
+RECENT_BYTES = 64 * 2**20  # of an engine that nobody looks at
 
 
 def weight(record: StepRecord) -> int:
@@ -30,13 +32,17 @@ def weight(record: StepRecord) -> int:
 
 def frame_weight(record: StepRecord) -> int:
     """Of those, what does not belong to one of its requests."""
-    return 3000 + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
+    told = record.aggregate
+    depths = 0 if told is None else len(told.accepted_at) + len(told.proposed_at)
+    return 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
 
 
 def part_weight(part: RequestStep) -> int:
     """Of a request's part in a step."""
     size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
     notes = part.notes
+    if part.logprobs is not None:
+        size += 400 + 12 * (len(part.logprobs.logprob) + part.logprobs.top.size)
     return size + (
         0 if notes is None else 12 * len(notes.dropped_token) + 8 * len(notes.fed_token) + notes.fed_norms.nbytes
     )
@@ -50,6 +56,33 @@ def info_weight(info: RequestInfo) -> int:
 def end_weight(end: RequestEnd) -> int:
     """Of its end."""
     return 2000 + 2 * len(end.error) + 4 * len(end.output)
+
+
+class Recent:
+    """The newest records, within a number and within bytes: for a debugger that may come later."""
+
+    def __init__(self, limit: int, limit_bytes: int = RECENT_BYTES) -> None:
+        self._limit, self._limit_bytes = limit, limit_bytes
+        self._records: deque[tuple[StepRecord, int]] = deque()
+        self._bytes = 0
+
+    def append(self, record: StepRecord) -> None:
+        """One more; the oldest go where there is no room."""
+        self._records.append((record, weight(record)))
+        self._bytes += self._records[-1][1]
+        while len(self._records) > self._limit or self._bytes > self._limit_bytes:
+            self._bytes -= self._records.popleft()[1]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        """The oldest first."""
+        return iter([record for record, _ in self._records])
+
+    def take(self) -> Iterator[StepRecord]:
+        """The same, and none of them is kept."""
+        while self._records:
+            record, size = self._records.popleft()
+            self._bytes -= size
+            yield record
 
 
 @dataclass
@@ -168,10 +201,12 @@ class History:
     lost: int = 0  # records or spans known to be missing
     rewinds: int = 0  # times that steps were taken back
     limit: int | None = None  # steps that are kept; with more, the oldest quarter goes
+    limit_bytes: int = KEPT_BYTES  # with a limit, and of them, roughly
     gone: int = 0  # steps that went so
     others: OtherSpans = field(default_factory=OtherSpans, compare=False, repr=False)  # of vLLM itself, of SGLang, ...
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
+    _bytes: int = field(default=0, repr=False, compare=False)  # of the records since the last that went, roughly
 
     def near_ties(self, step: RequestStep) -> list[int]:
         """The decisions of a step that rounding could flip (Verdict.near_ties); none where the dtype is not known."""
@@ -206,8 +241,11 @@ class History:
         if record.after is not None and self.last_step != record.after:
             self.move(record.after)
         self._push(record)
-        if self.limit is not None and len(self.steps) > self.limit:
-            self.keep_last(self.limit * 3 // 4)
+        if self.limit is not None:
+            self._bytes += weight(record)
+            if len(self.steps) > self.limit or (self._bytes > self.limit_bytes and len(self.steps) > 1):
+                self.keep_last(min(len(self.steps), self.limit) * 3 // 4)
+                self._bytes = sum(map(weight, self._known.values()))
 
     def replace_last(self, record: StepRecord) -> None:
         """The last step once more: it was told while it ran, and more is known of it now."""

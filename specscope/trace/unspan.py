@@ -105,7 +105,8 @@ class Decoder:
     @property
     def held(self) -> int:
         """Bytes that are held, roughly."""
-        return self._held + self._infos_held + self._text + 100 * len(self.vocabulary.pieces)
+        words = len(self.vocabulary.pieces) + len(self.vocabulary.special)
+        return self._held + self._infos_held + self._text + 100 * words
 
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
         """One span; the records that it completes."""
@@ -236,7 +237,7 @@ class Decoder:
             if token not in pieces and len(pieces) < PIECES and self._text < TEXT:
                 pieces[token] = piece = _bytes(text, "specscope.tree.text")
                 self._text += len(piece)
-        self.vocabulary.special.update(span.special)
+        self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
 
     def _remember(self, info: RequestInfo, weight: int) -> None:
         """A request, until its end; those that seem to have none are forgotten when there is no room."""

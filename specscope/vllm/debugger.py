@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
-from specscope.trace.history import History
+from specscope.trace.history import History, Recent
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.wording import plural
 from specscope.vllm.call import Call, Forced, on_host
@@ -106,7 +105,7 @@ class Debugger:
         self.gate, self.history = Gate(), History(limit=KEPT)
         self.limit = Limit(None)
         self._decision: Decision | None = None
-        self._untaken: deque[StepRecord] = deque(maxlen=KEPT)
+        self._untaken = Recent(KEPT)
 
     def judged(
         self,
@@ -146,8 +145,7 @@ class Debugger:
 
     def catch_up(self) -> None:
         """Take what was told while nobody looked."""
-        while self._untaken:
-            record = self._untaken.popleft()
+        for record in self._untaken.take():
             if self.history.steps and self.history.last_step == record.step:
                 self.history.replace_last(record)
             else:

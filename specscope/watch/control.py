@@ -7,7 +7,7 @@ import time
 from specscope.debug.answers import Notice
 from specscope.debug.passive import Passive
 from specscope.debug.viewer import Viewer
-from specscope.trace.history import KEPT, History
+from specscope.trace.history import KEPT, KEPT_BYTES, History
 from specscope.watch.watching import EngineRun, Watch
 
 
@@ -47,6 +47,8 @@ class Watched(Passive):
             first = not self.histories
             self.histories[name] = history if first else History()
             self.histories[name].run, self.histories[name].limit = run.info, KEPT
+            for each in self.histories.values():
+                each.limit_bytes = KEPT_BYTES // len(self.histories)
             if first:
                 self._shown = name
             else:

@@ -169,3 +169,16 @@ def test_evidence_that_is_missing_altogether_is_said(attached):
     assert post(attached, body, PROTOBUF) == 200
     settle(attached, lambda: attached.viewer.news)
     assert "export at level `trees`" in attached.viewer.news[0].text
+
+
+def test_special_tokens_without_end_are_bounded(attached):
+    """A span may name as many as a tree has nodes; those whose text was never told are of no use."""
+    for n in range(3):
+        tokens = list(range(n * 10_000, n * 10_000 + 1000))
+        many = spans(change=lambda span, tokens=tokens: span.attributes | {"specscope.tree.special": tokens})
+        body = encode_spans([span for span in many if span.name == "decode_step"]).SerializeToString()
+        assert post(attached, body, PROTOBUF) == 200
+    assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
+    settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
+    vocabulary = attached.viewer.history.vocabulary
+    assert vocabulary.special <= set(vocabulary.pieces)

@@ -139,7 +139,7 @@ class Eagle(ModelDrafter):
         norms, start = layer_norms(features, len(self.aux_layers)), 0
         for g, segment in zip(drafting, segments, strict=True):
             end = start + len(segment.tokens)
-            g.first, g.norms = segment, norms[start:end]
+            g.first, g.norms = segment, norms[start:end].copy()  # a record keeps them: not the tensor of all
             start = end
 
     def _pending(self, drafting: Sequence[Drafting], most: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
