@@ -63,7 +63,7 @@ def _vllm(text: str) -> tuple[str, str]:
     try:
         told = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
     except (ValueError, RecursionError) as error:  # ValueError: of both
-        raise UserError(f"cannot read the speculative configuration {short(text)}: {plain_error(error)}") from None
+        raise UserError(f"cannot read the tree of the configuration {short(text)}: {plain_error(error)}") from None
     about = f"vLLM's {told.method or 'speculative configuration'}"
     if told.speculative_token_tree is not None:
         return told.speculative_token_tree, f"{about}, its speculative_token_tree"

@@ -91,7 +91,7 @@ _BY_TEXT = (
     (Kind("a page of metrics of llama.cpp", Reader.NONE), r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
     (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
     (Kind("an answer of llama.cpp, as a stream", Reader.NONE), r'\Adata: ?\{(?s:.*)"timings": ?\{'),
-    (STREAM, r"\A\s*(?:(?:event|id|): ?.*\s+)*data: ?\{"),
+    (STREAM, r"\A\s*(?:(?:event|id)?:[^\n]*\n\s*)*data: ?\{"),
     (Kind("an HTML page", Reader.NONE), r"\A\s*<(?:!doctype )?html"),
 )
 _TEXTS = [(kind, re.compile(pattern, re.MULTILINE | re.IGNORECASE)) for kind, pattern in _BY_TEXT]

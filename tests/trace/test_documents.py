@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
@@ -63,6 +63,11 @@ def test_a_document_that_never_ends_is_refused(monkeypatch):
         list(documents(enumerate([b"{\n", *[b'"a": "b",\n'] * 20], 1), "x"))
 
 
+@example(b": " * 30_000)  # each is a pattern that could be tried in very many ways
+@example(b": \n" * 30_000)
+@example(b'{"a' * 20_000)
+@example(b"data: {" * 9000)
+@example(b"vllm:a{" * 9000)
 @given(st.binary(max_size=200) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_bytes_are_of_some_kind_or_none(start):
     kind = kind_of(start)

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gzip
 import os
 import socket
 import threading
@@ -39,6 +40,14 @@ def test_what_a_file_holds_is_recognised(name, what, drafts):
     assert source.recognised == what
     assert [one.drafts for one in told] == drafts
     assert source.faults.total == 0
+
+
+def test_a_compressed_log(tmp_path):
+    """As logrotate leaves them."""
+    (tmp_path / "v.log.2.gz").write_bytes(gzip.compress(text("log.txt").encode()))
+    source, told = read(tmp_path / "v.log.2.gz", follow=True)
+    assert source.recognised == "vLLM's log"
+    assert [one.drafts for one in told] == [4, 4, 106, 45, 22]
 
 
 def test_several_responses_and_what_is_damaged_among_them(tmp_path):

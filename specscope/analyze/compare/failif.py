@@ -104,7 +104,7 @@ def _judge(limit: Limit, known: Mapping[str, Estimate], groups: Mapping[str, Seq
         raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure on both sides{there}")
     if figure.low is None or figure.high is None:
         raise UserError(
-            f"--fail-if {limit}: no interval follows from {plural(figure.clusters, figure.unit)}: more are needed"
+            f"--fail-if {limit}: {plural(figure.clusters, figure.unit)} are too few for an interval; give more"
         )
     least = limit.size * abs(figure.a) if limit.relative else limit.size
     low, high = figure.low, figure.high
