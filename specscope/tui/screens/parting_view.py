@@ -128,13 +128,14 @@ class TreePanelOf(Panel):
         assert verdict is not None
         compared = places.compared
         ties = verdict.near_ties(compared.dtypes[side])
-        head, lines, final = tree_lines(step, verdict, compared.vocabularies[side], width, ties)
+        head, lines, order = tree_lines(step, verdict, compared.vocabularies[side], width, ties)
         told: Line = [(acceptance(step, short=True), "text")]
         where: Line = [(clean(f"{step.request}@{step.index}"), "dim")]
         ended: Line = [("the output has ended" if at == len(steps) - 1 and self._over(at) else "", "warn")]
         title = fit([(0, name), (1, where), (2, told), (3, ended)], width - 2, " · ")
         answer = paragraph(brief(step, ended_by(step), Asker(compared.vocabularies[side])), width, "strong")
         why = why_lines(step, verdict, compared.vocabularies[side], width, height - len(lines) - len(answer) - 1)
+        final = order.index(len(step.tree))
         return Sheet([*answer, head, *lines, *why], title, keep=final + len(answer) + 1, head=len(answer) + 1)
 
     def _over(self, at: int) -> bool:
