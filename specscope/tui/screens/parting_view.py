@@ -16,7 +16,7 @@ from specscope.trace.wording import acceptance
 from specscope.tui.compared import Beside, Compared, ComparedPair
 from specscope.tui.look import Look
 from specscope.tui.screens.fork_view import DEPTH, step_cell
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Over, keys_of
 from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
@@ -156,8 +156,7 @@ class PartingScreen(Over, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", show=False),
         Binding("ctrl+c", "app.quit", "Quit", show=False),
-        Binding("t", "app.next_theme", "Theme: light or dark", show=False),
-        Binding("question_mark", "app.help", "Help", show=False),
+        *keys_of("theme", "help"),
         Binding("n", "other(1)", "Next parting", show=False),
         Binding("N,upper_n", "other(-1)", "Previous parting", show=False),
         Binding("p", "jump(True)", "Where they part", show=False),
