@@ -79,7 +79,6 @@ class ScopeApp(Moves):
         self._timer: Timer | None = None
         self._panels: tuple[Panel, ...] = ()
         self._stamp: object = None
-        self.set_keymap(self.settings.keys)
 
     # -- the screen ---------------------------------------------------------------------------------------------
 

@@ -39,14 +39,16 @@ class CompareApp(Questions):
 
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys of the screen on top."""
-        for binding in screen.BINDINGS:
-            if isinstance(binding, Binding) and not binding.action.startswith("app.focus"):
-                key = binding.key.split(",")[0]
+        keys = [binding for binding in screen.BINDINGS if isinstance(binding, Binding)]
+        for action, binding in {binding.action: binding for binding in keys}.items():  # of two keys the last
+            if not action.startswith("app.focus"):
+                key = self.settings.keys.get(binding.id or "", binding.key).split(",")[0]
                 text = f"key {KEY_NAMES.get(key, key)}"
-                yield SystemCommand(binding.description, text, self.runner(binding.action, screen))
+                yield SystemCommand(binding.description, text, self.runner(action, screen))
 
     def _look(self) -> Look:
-        return Look(self.viewer, Ledger(self.viewer.history), dark=self.current_theme.dark)
+        ledger = Ledger(self.viewer.history)
+        return Look(self.viewer, ledger, dark=self.current_theme.dark, keymap=self.settings.keys)
 
     def on_mount(self) -> None:
         """The one screen."""
@@ -61,7 +63,8 @@ class CompareApp(Questions):
 
     def action_help(self) -> None:
         """Keys and what the columns mean."""
-        self.push_screen(HelpScreen(partial(compare_help_lines, causes=self._compared.causes)))
+        page = partial(compare_help_lines, causes=self._compared.causes, keymap=self.settings.keys)
+        self.push_screen(HelpScreen(page))
 
 
 class CompareProgram(EndsBySignal, CompareApp):

@@ -49,6 +49,7 @@ class Shell(App[None]):
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
         self.settings = settings or Settings()
+        self.set_keymap(self.settings.keys)
         self.animation_level = "none"
         for theme in (DARK, LIGHT):
             self.register_theme(theme)

@@ -40,7 +40,7 @@ def steps(name):
 @pytest.mark.parametrize("name", ["eagle", "ngram"])
 def test_a_greedy_tree_shows_raw_p_and_no_coin(name):
     for history, step in steps(name):
-        head, lines, final = tree_lines(step, step.verdict, history.vocabulary, 100)
+        head, lines, order = tree_lines(step, step.verdict, history.vocabulary, 100)
         assert "raw p" in head[0][0]
         assert not any(word in head[0][0] for word in ("coin", " a ", "residual"))
         rows = ["".join(text for text, _ in line) for line in lines]
@@ -50,7 +50,7 @@ def test_a_greedy_tree_shows_raw_p_and_no_coin(name):
         end = int(step.verdict.path[-1]) if len(step.verdict.path) else -1
         if end in step.parents.node.tolist():  # the final token has the target's p of its own
             row = step.parents.node.tolist().index(end)
-            assert probability(float(step.parents.top_p[row, 0])) in rows[final]
+            assert probability(float(step.parents.top_p[row, 0])) in rows[order.index(len(step.tree))]
         drawn = draw_tree(step, history.vocabulary)
         assert "raw p=" in drawn
         assert " u=" not in drawn

@@ -37,7 +37,8 @@ def combined():
 def test_every_node_has_its_source_in_its_colour(width):
     step = combined()
     vocabulary = replay().history.vocabulary
-    head, lines, final = tree_lines(step, step.verdict, vocabulary, width)
+    head, lines, order = tree_lines(step, step.verdict, vocabulary, width)
+    final = order.index(len(step.tree))
     assert "from" in head[0][0]
     found = [
         (text.strip(), ink)

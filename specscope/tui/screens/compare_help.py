@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specscope.tui.compared import KnownCause
+from specscope.tui.keys import shown_key
 from specscope.tui.screens.help import COLOURS, MARKS, NODE, Part, Row, two_columns
 from specscope.tui.text import Line
 
@@ -13,8 +14,6 @@ PAIRS: tuple[Row, ...] = (
     ("Enter", "key", "open the pair where its outputs part"),
     ("n N", "key", "next, previous pair that parts"),
     ("c", "key", "what changed most: requests, labels, depths"),
-    ("/", "key", "filter the pairs: request, cause or prompt"),
-    ("o O", "key", "sort by the next column; reverse"),
 )
 PARTING: tuple[Row, ...] = (
     ("↑ ↓", "key", "pick a place in the output; the trees follow"),
@@ -25,12 +24,6 @@ PARTING: tuple[Row, ...] = (
     ("n N", "key", "next, previous pair that parts"),
     ("Esc", "key", "back to the pairs"),
 )
-ANYWHERE: tuple[Row, ...] = (
-    ("Tab", "key", "next panel; the arrow keys scroll it"),
-    ("t", "key", "theme: light or dark"),
-    ("?", "key", "this page"),
-    ("q", "key", "quit; close where a pair is open"),
-)
 COLUMNS: tuple[Row, ...] = (
     ("τ A, τ B", "strong", "mean acceptance length of the request in each capture"),
     ("change", "strong", "τ B less τ A"),
@@ -39,9 +32,25 @@ COLUMNS: tuple[Row, ...] = (
 MARKS_HERE: tuple[Row, ...] = (*MARKS[:-2], ("»", "warn", "the step in which the outputs part; a final token"))
 
 
-def compare_help_lines(width: int, causes: Sequence[KnownCause]) -> list[Line]:
-    """The page, for a width in cells, with what can make two outputs part."""
-    keys: list[Part] = [("Keys: pairs", PAIRS), ("Keys: one pair", PARTING), ("Keys: everywhere", ANYWHERE)]
+def compare_help_lines(width: int, causes: Sequence[KnownCause], keymap: Mapping[str, str]) -> list[Line]:
+    """The page, for a width in cells, with what can make two outputs part, and the keys as the settings bind them."""
+
+    def key(*names: str) -> str:
+        return " ".join(shown_key(name, keymap) for name in names)
+
+    pairs: tuple[Row, ...] = (
+        *PAIRS,
+        (key("filter"), "key", "filter the pairs: request, cause or prompt"),
+        (key("sort", "sort_reverse"), "key", "sort by the next column; reverse"),
+    )
+    anywhere: tuple[Row, ...] = (
+        ("Tab", "key", "next panel; the arrow keys scroll it"),
+        (key("theme"), "key", "theme: light or dark"),
+        (key("help"), "key", "this page"),
+        (key("quit"), "key", "quit"),
+        ("q", "key", "close where a pair is open"),
+    )
+    keys: list[Part] = [("Keys: pairs", pairs), ("Keys: one pair", PARTING), ("Keys: everywhere", anywhere)]
     why: list[Row] = [(one.name, "dim" if one.harmless else "rejected", one.about) for one in causes]
     means: list[Part] = [("Columns", COLUMNS), ("Causes", why), ("Verdicts", MARKS_HERE), ("Tokens", COLOURS), NODE]
     return two_columns(width, keys, means, labels=(7, 12))

@@ -11,7 +11,7 @@ from textual.containers import Container
 
 from specscope.tui.compared import Compared, ComparedPair
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Over, keys_of
 from specscope.tui.screens.parting_view import PartingScreen
 from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, fit, folded, left, right
 from specscope.tui.widgets.hints import Hint
@@ -118,8 +118,7 @@ class ChangedScreen(Over, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,c", "dismiss", "Close", show=False),
         Binding("ctrl+c", "app.quit", "Quit", show=False),
-        Binding("t", "app.next_theme", "Theme: light or dark", show=False),
-        Binding("question_mark", "app.help", "Help", show=False),
+        *keys_of("theme", "help"),
     ]
     HINTS = (Hint(0, "Esc", "close", "screen.dismiss"), Hint(1, "?", "help", "app.help"))
 
@@ -236,15 +235,12 @@ class CompareScreen(Over, inherit_bindings=False):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "go", "Open", show=False),
-        Binding("q,ctrl+c", "app.quit", "Quit", show=False),  # the app's own do not reach a modal screen
-        Binding("t", "app.next_theme", "Theme: light or dark", show=False),
-        Binding("question_mark", "app.help", "Help", show=False),
+        Binding("ctrl+c", "app.quit", "Quit", show=False),
+        *keys_of("quit", "theme", "help"),  # the app's own do not reach a modal screen
         Binding("n", "next(1)", "Next parting", show=False),
         Binding("N,upper_n", "next(-1)", "Previous parting", show=False),
         Binding("c", "changed", "What changed most", show=False),
-        Binding("slash", "app.filter", "Filter", show=False),
-        Binding("o", "app.sort(1)", "Sort", show=False),
-        Binding("O,upper_o", "app.sort(-1)", "Reverse the sorting", show=False),
+        *keys_of("filter", "sort", "sort_reverse"),
         Binding("tab", "app.focus_next", "Next panel", show=False),
         Binding("shift+tab", "app.focus_previous", "Previous panel", show=False),
     ]

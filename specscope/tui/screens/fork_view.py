@@ -117,12 +117,12 @@ class SidePanel(Panel):
         step = self._steps[picked]
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])
-        head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
+        head, lines, order = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
         said: Line = [(acceptance(step, short=True), "text")]
         forced: Line = [("forced" if len(step.verdict.forced) else "", "warn")]
         title = fit([(0, [(name, "strong")]), (1, said), (2, forced)], width - 2, " · ")
         why = why_lines(step, step.verdict, look.vocabulary, width, height - len(lines) - 1)
-        return Sheet([head, *lines, *why], title, keep=final + 1, head=1)
+        return Sheet([head, *lines, *why], title, keep=order.index(len(step.tree)) + 1, head=1)
 
 
 class ForkScreen(Over):

@@ -13,16 +13,16 @@ from specscope.tui.look import Look
 from specscope.tui.widgets.hints import Hint, Hints
 from specscope.tui.widgets.panel import Panel
 
-MOVING = (
+MOVING = (  # they show what they moved to
     *("pause", "forward", "back", "jump_forward", "jump_back", "first", "last", "go_to_step"),
     *("next_rejection", "previous_rejection", "next_request", "previous_request", "search", "copy", "debugger", "help"),
     *("filter", "sort", "sort_reverse"),
 )
 
 
-def moving() -> list[BindingType]:
-    """The main screen's keys that move about; they work over it too, and show what they moved to."""
-    keys = [key for key in KEYS if key.name in MOVING]
+def keys_of(*names: str) -> list[BindingType]:
+    """Keys of the main screen that work over it too; where the settings bind them otherwise, so do they here."""
+    keys = [key for key in KEYS if key.name in names]
     return [Binding(key.keys, f"app.{key.action}", key.command, show=False, id=key.name) for key in keys]
 
 
@@ -33,7 +33,7 @@ class Over(ModalScreen[None]):
     """
 
     HINTS: ClassVar[tuple[Hint, ...]] = ()
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close", show=False), *moving()]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close", show=False), *keys_of(*MOVING)]
 
     def __init__(self, look: Look) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from specscope.trace.wording import acceptance
 from specscope.tui.compared import Beside, Compared, ComparedPair
 from specscope.tui.look import Look
 from specscope.tui.screens.fork_view import DEPTH, step_cell
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Over, keys_of
 from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
@@ -128,13 +128,14 @@ class TreePanelOf(Panel):
         assert verdict is not None
         compared = places.compared
         ties = verdict.near_ties(compared.dtypes[side])
-        head, lines, final = tree_lines(step, verdict, compared.vocabularies[side], width, ties)
+        head, lines, order = tree_lines(step, verdict, compared.vocabularies[side], width, ties)
         told: Line = [(acceptance(step, short=True), "text")]
         where: Line = [(clean(f"{step.request}@{step.index}"), "dim")]
         ended: Line = [("the output has ended" if at == len(steps) - 1 and self._over(at) else "", "warn")]
         title = fit([(0, name), (1, where), (2, told), (3, ended)], width - 2, " · ")
         answer = paragraph(brief(step, ended_by(step), Asker(compared.vocabularies[side])), width, "strong")
         why = why_lines(step, verdict, compared.vocabularies[side], width, height - len(lines) - len(answer) - 1)
+        final = order.index(len(step.tree))
         return Sheet([*answer, head, *lines, *why], title, keep=final + len(answer) + 1, head=len(answer) + 1)
 
     def _over(self, at: int) -> bool:
@@ -155,8 +156,7 @@ class PartingScreen(Over, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", show=False),
         Binding("ctrl+c", "app.quit", "Quit", show=False),
-        Binding("t", "app.next_theme", "Theme: light or dark", show=False),
-        Binding("question_mark", "app.help", "Help", show=False),
+        *keys_of("theme", "help"),
         Binding("n", "other(1)", "Next parting", show=False),
         Binding("N,upper_n", "other(-1)", "Previous parting", show=False),
         Binding("p", "jump(True)", "Where they part", show=False),

@@ -25,7 +25,7 @@ from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.node_facts import node_facts
 from specscope.tui.widgets.node_view import node_view_lines
 from specscope.tui.widgets.panel import Panel
-from specscope.tui.widgets.tree_lines import nodes, tree_lines
+from specscope.tui.widgets.tree_lines import tree_lines
 from specscope.tui.widgets.trials import place_lines
 
 REPLAYED = "Whole distributions need a live engine; the record keeps the likeliest tokens."
@@ -69,8 +69,8 @@ class NodesPanel(Panel):
         title = fit([(0, names), (1, [(acceptance(step, short=True), "text")])], width - 2, " · ")
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], title)
-        head, lines, _ = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
-        self.order = [row.node for row in nodes(step, step.verdict, look.vocabulary)]
+        ties = look.history.near_ties(step)
+        head, lines, self.order = tree_lines(step, step.verdict, look.vocabulary, width, ties)
         shown = (look.current, look.at, look.history.rewinds, id(look.history))
         keep = self.picked
         if shown != self._step:  # another step opens where its path ended, with the final token where both fit

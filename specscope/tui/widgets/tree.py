@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -21,7 +21,7 @@ from specscope.tui.widgets.bars import progress_line
 from specscope.tui.widgets.likeliest import likeliest_lines
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
-from specscope.tui.widgets.tree_lines import how_drawn, nodes, tree_lines
+from specscope.tui.widgets.tree_lines import how_drawn, tree_lines
 from specscope.tui.widgets.trials import why_lines
 
 DECISION = 5  # lines of the decisions that ended a path, beside each other
@@ -33,6 +33,8 @@ class TreePanel(Panel):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "app.step", "The step's decisions", show=False)]
 
+    _order: Sequence[int] = ()  # whose node each line of the tree is
+
     def key(self, look: Look) -> Hashable:
         """The step shown, whether it is the position's own, and while loading how far that is."""
         control = look.viewer.control
@@ -42,6 +44,7 @@ class TreePanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree, or why there is none."""
+        self._order = ()
         if look.status == "loading" and not look.steps:
             return self._loading(look, width)
         if look.part is None:
@@ -51,7 +54,8 @@ class TreePanel(Panel):
         if step.verdict is None:
             text = f"{acceptance(step)}; the end of the prompt was not reached"
             return Sheet([_root(look, step, width), [("└─ ", "rail"), (cut(text, width - 3), "dim")]], title)
-        head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
+        ties = look.history.near_ties(step)
+        head, lines, self._order = tree_lines(step, step.verdict, look.vocabulary, width, ties)
         answer = paragraph(brief(step, ended_by(step), look.asker), width, "strong") if height >= LOW else []
         blank = line_width(head) - len(head[0][0].lstrip())
         whole = height >= len(answer) + len(lines) + 2
@@ -64,20 +68,16 @@ class TreePanel(Panel):
             why = [*why_lines(step, step.verdict, look.vocabulary, width, room - len(tops)), *tops]
         else:  # the root beside the names of the columns
             above, why = [*answer, [*root, (head[0][0][line_width(root) :], head[0][1])]], []
-        order = [row.node for row in nodes(step, step.verdict, look.vocabulary)]
-        ended = order.index(ended_by(step))  # the line that the answer is about, and the final token where both fit
+        # The line that the answer is about, and the final token where both fit
+        ended, final = (self._order.index(node) for node in (ended_by(step), len(step.tree)))
         keep = final if final - ended < height - len(above) else ended
         return Sheet([*above, *lines, *why], title, keep=keep + len(above), head=len(above))
 
     def on_click(self, event: events.Click) -> None:
         """Open the step's decisions at the node under the pointer."""
-        part = None if self.look is None else self.look.part
-        if part is None or part[1].verdict is None or self.look is None:
-            return
-        rows = nodes(part[1], part[1].verdict, self.look.vocabulary)
         at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if 0 <= at < len(rows):
-            self.run_worker(self.app.run_action(f"step_at({self.look.at}, {rows[at].node})"))
+        if self.look is not None and 0 <= at < len(self._order):
+            self.run_worker(self.app.run_action(f"step_at({self.look.at}, {self._order[at]})"))
 
     def _loading(self, look: Look, width: int) -> Sheet:
         control = look.viewer.control

@@ -18,7 +18,24 @@ from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, sho
 from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, p_tried, q_tried, tried
 
 FINAL_MARK = "»"
-Cell = Callable[[RequestStep, Verdict, int], str]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A judged step, with what is read once for all of its nodes."""
+
+    step: RequestStep
+    verdict: Verdict
+    raw_ps: list[float | None]
+    draft_ps: list[float | None]
+
+    @staticmethod
+    def of(step: RequestStep, verdict: Verdict) -> Judged:
+        """Of a step and its verdict."""
+        return Judged(step, verdict, raw_ps(step), draft_ps(step))
+
+
+Cell = Callable[[Judged, int], str]
 
 
 @dataclass(frozen=True)
@@ -32,7 +49,9 @@ class Column:
 
 def _when(outcomes: tuple[Outcome, ...], value: Callable[[Verdict, int], float]) -> Cell:
     """A cell that is blank for nodes of other outcomes."""
-    return lambda step, v, n: probability(float(value(v, n))) if Outcome(int(v.outcome[n])) in outcomes else ""
+    return lambda j, n: (
+        probability(float(value(j.verdict, n))) if Outcome(int(j.verdict.outcome[n])) in outcomes else ""
+    )
 
 
 def coin_text(coin: float) -> str:
@@ -41,23 +60,23 @@ def coin_text(coin: float) -> str:
 
 
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
-P = Column("p", 5, lambda step, v, n: probability(float(v.p[n])))
-Q = Column("q", 5, lambda step, v, n: probability(float(step.tree.q[n])))
-DRAFT = Column("draft p", 7, lambda step, v, n: _known(draft_ps(step)[n]))
+P = Column("p", 5, lambda j, n: probability(float(j.verdict.p[n])))
+Q = Column("q", 5, lambda j, n: probability(float(j.step.tree.q[n])))
+DRAFT = Column("draft p", 7, lambda j, n: _known(j.draft_ps[n]))
 # Of a greedy tree, for nodes below those that were tried: whether the target would have taken it there
-P_UNTRIED = Column("p", 5, lambda step, v, n: probability(float(v.p[n])) if raw_ps(step)[n] is None else "")
-RAW = Column("raw p", 5, lambda step, v, n: _known(raw_ps(step)[n]))
-RANK = Column("raw rank", 8, lambda step, v, n: _rank(above(step, n).raw_rank(int(step.tree.token[n]))))
-SOURCE = Column("from", 5, lambda step, v, n: "" if step.method is None else step.method.source_of(n))
+P_UNTRIED = Column("p", 5, lambda j, n: probability(float(j.verdict.p[n])) if j.raw_ps[n] is None else "")
+RAW = Column("raw p", 5, lambda j, n: _known(j.raw_ps[n]))
+RANK = Column("raw rank", 8, lambda j, n: _rank(above(j.step, n).raw_rank(int(j.step.tree.token[n]))))
+SOURCE = Column("from", 5, lambda j, n: "" if j.step.method is None else j.step.method.source_of(n))
 SOURCE_INKS: dict[str, Ink] = {"model": "dim", "text": "accent", "both": "strong"}
-P_TRIAL = Column("p tried", 7, lambda step, v, n: p_tried(v, n))
-Q_TRIAL = Column("q tried", 7, q_tried)
+P_TRIAL = Column("p tried", 7, lambda j, n: p_tried(j.verdict, n))
+Q_TRIAL = Column("q tried", 7, lambda j, n: q_tried(j.step, j.verdict, n))
 P_ALL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
 Q_ALL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
-COIN = Column("coin", 5, lambda step, v, n: coin_text(float(v.coin[n])) if v.judged[n] else "")
-ACCEPT = Column("a", 7, lambda step, v, n: _accept(v, n))
+COIN = Column("coin", 5, lambda j, n: coin_text(float(j.verdict.coin[n])) if j.verdict.judged[n] else "")
+ACCEPT = Column("a", 7, lambda j, n: _accept(j.verdict, n))
 RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
-LINE = Column("coin on a line", 22, lambda step, v, n: "")  # drawn, not written; as wide as there is room, to LONGEST
+LINE = Column("coin on a line", 22, lambda j, n: "")  # drawn, not written; as wide as there is room, to LONGEST
 LONGEST = 50
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
@@ -119,7 +138,7 @@ class Node:
     kind: str = ""  # of the final token, shown where there is room
 
 
-def nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[Node]:
+def _nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[Node]:
     """The lines of a tree depth first, the final token hung where it was drawn, after the children that failed."""
     tree, count = step.tree, len(step.tree)
     grown = DraftTree.build([*tree.token.tolist(), verdict.token], [*tree.parent.tolist(), end(step).parent])
@@ -194,17 +213,18 @@ def _form(rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int)
 
 def tree_lines(
     step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int, ties: Collection[int] = ()
-) -> tuple[Line, list[Line], int]:
-    """(the head of the columns, a line a node, which line is the final token's) for a panel of this width.
+) -> tuple[Line, list[Line], list[int]]:
+    """(the head of the columns, a line a node, whose node each is) for a panel of this width.
+
+    The final token has a line too: as its node the count of the tree's.
 
     `ties`: the decisions to mark as near ties (Verdict.near_ties).
     """
-    rows = nodes(step, verdict, vocabulary)
+    rows, judged = _nodes(step, verdict, vocabulary), Judged.of(step, verdict)
     rows = [replace(row, token=f"{row.token} {NEAR_TIE}") if row.node in ties else row for row in rows]
     indent, columns, room = _form(rows, step, verdict, width)
     head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
     lines: list[Line] = []
-    final = 0
     for row in rows:
         lead = squeeze(row.lead, indent)
         line: list[tuple[str, Ink]] = [(lead[:-indent], "rail")]
@@ -212,22 +232,21 @@ def tree_lines(
         name, free = f"{row.token}  {row.kind}".rstrip(), room - len(lead) - 2
         line += [(row.mark + " ", row.ink), (left(name if cell_len(name) <= free else row.token, free), row.ink)]
         if row.node == len(step.tree):
-            final = len(lines)
             line.append((_final_cells(step, verdict, columns), "text"))
         else:
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             rest = columns
             if columns and columns[0] is SOURCE:
-                said, rest = SOURCE.cell(step, verdict, row.node), columns[1:]
+                said, rest = SOURCE.cell(judged, row.node), columns[1:]
                 line.append((_cell(said, SOURCE), SOURCE_INKS[said]))
-            line += [(_cells(step, verdict, row.node, rest), ink)]
+            line += [(_cells(judged, row.node, rest), ink)]
             if columns and columns[-1].head == LINE.head and ink == "text":
                 a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
                 wide = columns[-1].width
                 line[-1] = (line[-1][0][:-wide], ink)
                 line += mark_line(a, coin, wide, row.ink)
         lines.append(line)
-    return head, lines, final
+    return head, lines, [row.node for row in rows]
 
 
 def _heading(column: Column) -> str:
@@ -236,8 +255,8 @@ def _heading(column: Column) -> str:
     return right(left(column.head, DIGITS) if len(column.head) < DIGITS else column.head, column.width)
 
 
-def _cells(step: RequestStep, verdict: Verdict, node: int, columns: Sequence[Column]) -> str:
-    return "".join(_cell(column.cell(step, verdict, node), column) for column in columns)
+def _cells(judged: Judged, node: int, columns: Sequence[Column]) -> str:
+    return "".join(_cell(column.cell(judged, node), column) for column in columns)
 
 
 def _cell(text: str, column: Column) -> str:
