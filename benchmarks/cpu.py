@@ -16,7 +16,7 @@ from rich.table import Table
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.measure.device import read_bandwidth
-from specscope.measure.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import COPYING, PLAIN, unseen_prompts
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
@@ -108,7 +108,7 @@ def _together(engine: Engine, prompts: Sequence[Sequence[int]], params: Sampling
     return sum(len(result.token_ids) for result in engine.generate(prompts, params))
 
 
-def _batch(size: int, engine: Engine, peer: Peer, rounds: int, console: Console) -> Comparison:
+def _batch(size: int, engine: Engine, peer: Peer, rounds: int, console: Console) -> PairedSides:
     prompts = encode(engine, PLAIN[:size])
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     sides: dict[str, Side] = {
@@ -117,10 +117,10 @@ def _batch(size: int, engine: Engine, peer: Peer, rounds: int, console: Console)
     }
     goal = 1.6 if size == 1 else 2.0
     rates = measure_paired(sides, rounds, console, f"batch {size}")
-    return Comparison(f"no speculation, batch {size}", "specscope", "generate()", goal, rates)
+    return PairedSides(f"no speculation, batch {size}", "specscope", "generate()", goal, rates)
 
 
-def _rows(engine: Engine, rounds: int, console: Console) -> Comparison:
+def _rows(engine: Engine, rounds: int, console: Console) -> PairedSides:
     """Steps/s of the target alone: a verification of 16 rows over a single row, behind 200 tokens of context."""
     runner, table = engine.runner, BlockTable()
     runner.cache.reserve(table, CONTEXT + ROWS, 0)
@@ -139,12 +139,12 @@ def _rows(engine: Engine, rounds: int, console: Console) -> Comparison:
     sides = {f"{ROWS} rows": steps(ROWS), "1 row": steps(1)}
     rates = measure_paired(sides, rounds, console, "rows of a step")
     runner.cache.truncate(table, 0)
-    return Comparison("forward passes, 16 rows over 1", f"{ROWS} rows", "1 row", 1 / 1.35, rates)
+    return PairedSides("forward passes, 16 rows over 1", f"{ROWS} rows", "1 row", 1 / 1.35, rates)
 
 
 def _copying(
     plain: Engine, ngram: Engine, own: Engine | None, peer: Peer, rounds: int, console: Console
-) -> list[Comparison]:
+) -> list[PairedSides]:
     prompts = encode(plain, COPYING)
     params = SamplingParams(max_tokens=COPY_TOKENS)
 
@@ -160,15 +160,15 @@ def _copying(
         sides[own.drafter.name] = lambda: run_prompts(own, prompts, params)
     rates = measure_paired(sides, rounds, console, "copying, batch 1")
     found = [
-        Comparison("ngram on copying, batch 1", "ngram", "no speculation", 1.5, rates),
-        Comparison("", "ngram", "prompt lookup", 1.1, rates),
+        PairedSides("ngram on copying, batch 1", "ngram", "no speculation", 1.5, rates),
+        PairedSides("", "ngram", "prompt lookup", 1.1, rates),
     ]
     if own is not None:
-        found.append(Comparison("default on copying, batch 1", own.drafter.name, "no speculation", 2.5, rates))
+        found.append(PairedSides("default on copying, batch 1", own.drafter.name, "no speculation", 2.5, rates))
     return found
 
 
-def _unseen(plain: Engine, own: Engine, phases: PhaseTimes, rounds: int, console: Console) -> Comparison:
+def _unseen(plain: Engine, own: Engine, phases: PhaseTimes, rounds: int, console: Console) -> PairedSides:
     """The default drafter with everything recorded, over no speculation with nothing recorded."""
     prompts = encode(plain, unseen_prompts(EAGLE_PROMPTS))
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
@@ -178,7 +178,7 @@ def _unseen(plain: Engine, own: Engine, phases: PhaseTimes, rounds: int, console
         "no speculation": lambda: run_prompts(plain, prompts, params),
     }
     rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
-    return Comparison("default on unseen prompts, batch 1", drafts, "no speculation", 1.3, rates)
+    return PairedSides("default on unseen prompts, batch 1", drafts, "no speculation", 1.3, rates)
 
 
 def watched(engine: Engine, phases: PhaseTimes, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:

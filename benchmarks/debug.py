@@ -10,7 +10,7 @@ from specscope.debug.stops import StopReason
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
-from specscope.measure.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import unseen_prompts
 from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
@@ -60,8 +60,8 @@ def run_debug(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     }
     rates = measure_paired(sides, rounds, console, "batch 1")
     comparisons = [
-        Comparison("twenty that never hit", "twenty breakpoints", "no breakpoints", 0.97, rates),
-        Comparison("a session without breakpoints", "no breakpoints", "no debugger", 0.98, rates),
+        PairedSides("twenty that never hit", "twenty breakpoints", "no breakpoints", 0.97, rates),
+        PairedSides("a session without breakpoints", "no breakpoints", "no debugger", 0.98, rates),
     ]
     machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)

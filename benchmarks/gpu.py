@@ -50,7 +50,7 @@ BATCHES, CONTEXTS, NODES = (1, 8, 32), (1024, 16384), (1, 8, 32, 64)
 
 
 @dataclass(frozen=True)
-class Step:
+class VerifyStep:
     """A verify step of a whole batch."""
 
     model: str
@@ -108,7 +108,7 @@ def measure(
     nodes: tuple[int, ...],
     backend: Backend,
     capture: Capture | None = None,
-) -> Iterator[Step]:
+) -> Iterator[VerifyStep]:
     """Forward passes of root and tree for every request; the context's KV is zeros, which cost the same to read.
 
     `capture`: each pass is captured and replayed, as an engine does.
@@ -133,7 +133,7 @@ def measure(
             list(runner.capture([Shape(batch, count + 1)], capture, context + count + 1, count + 1))
         took = seconds(lambda run=runner, s=segments: run.forward(s), loaded.device)  # type: ignore[misc]
         runner.graphs = None  # they hold the runner as it holds them: its cache would stay
-        yield Step(name, batch, context, count, took, (weights + batch * context * slot) / bandwidth)
+        yield VerifyStep(name, batch, context, count, took, (weights + batch * context * slot) / bandwidth)
 
 
 def _generate(model: Any, device: torch.device, tokens: int = 64) -> float:  # noqa: ANN401

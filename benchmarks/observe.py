@@ -19,7 +19,7 @@ from benchmarks.terminal import Terminal
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
-from specscope.measure.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.terminal import text_console
 from specscope.trace.outputs import OutputOptions, Outputs
@@ -32,7 +32,7 @@ TOKENS = 48  # a side of a round: many short rounds see more than a few long one
 def run_observe(config: EngineConfig, rounds: int, json_file: str | None, *, screen: bool) -> None:
     """Measure and print: capture and metrics at batch 1 and 8, then the live screen beside the engine."""
     console = text_console()
-    comparisons: list[Comparison] = []
+    comparisons: list[PairedSides] = []
     engine = Engine(config)
     for size, goal in ((1, 0.99), (8, 0.97)):
         comparisons.append(_observed(engine, size, goal, rounds, console))
@@ -49,7 +49,7 @@ def prompts_of(size: int) -> list[str]:
     return both[:size]
 
 
-def _observed(engine: Engine, size: int, goal: float, rounds: int, console: Console) -> Comparison:
+def _observed(engine: Engine, size: int, goal: float, rounds: int, console: Console) -> PairedSides:
     prompts = [engine.encode(engine.turn(prompt))[1] for prompt in prompts_of(size)]
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     taken: dict[str, Counter[str]] = {"observed": Counter(), "off": Counter()}
@@ -75,14 +75,14 @@ def _observed(engine: Engine, size: int, goal: float, rounds: int, console: Cons
 
     sides: dict[str, Side] = {"observed": on, "off": off}
     rates = measure_paired(sides, rounds, console, f"capture, batch {size}")
-    row = Comparison(f"capture and metrics, batch {size}", "observed", "off", goal, rates)
+    row = PairedSides(f"capture and metrics, batch {size}", "observed", "off", goal, rates)
     row.processor_ms = {
         side: {who: 1000 * seconds / steps[side] for who, seconds in of.items()} for side, of in taken.items()
     }
     return row
 
 
-def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Comparison]:
+def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[PairedSides]:
     """A worker's rate with capture, metrics and a real screen on a pseudo-terminal, over everything off."""
     cores = os.cpu_count() or 1
     settings = ((1, 0.99), (cores, 0.95)) if cores > 1 else ((1, 0.95),)
@@ -91,7 +91,7 @@ def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Co
         with console.status(f"live screen, engine on {threads} of {cores} cores"):
             found = _on_terminal(dataclasses.replace(config, threads=threads), rounds)
         name = f"and live screen, engine on {threads} of {cores} cores"
-        rows.append(Comparison(name, "observed", "off", goal, found["rates"], found["processor_ms"]))
+        rows.append(PairedSides(name, "observed", "off", goal, found["rates"], found["processor_ms"]))
     return rows
 
 

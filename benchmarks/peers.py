@@ -18,7 +18,7 @@ from benchmarks.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
-from specscope.measure.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import unseen_prompts
 from specscope.model.bundled import bundled_model
 from specscope.terminal import text_console
@@ -51,7 +51,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
                 sides[name] = lambda ask=ask: int(ask(""))  # type: ignore[misc]
             goals += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.4), (drafts, "vLLM n-gram", 1.4)]
         rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
-    comparisons = [Comparison("batch 1", a, b, goal, rates) for a, b, goal in goals]
+    comparisons = [PairedSides("batch 1", a, b, goal, rates) for a, b, goal in goals]
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
     phases.show(console)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from benchmarks.cpu import Peer
 from benchmarks.peers import need_python, vllm_process
-from benchmarks.scale_points import BATCHES, OWN, PEER, VLLM, Point, points
+from benchmarks.scale_points import BATCHES, OWN, PEER, VLLM, ScalePoint, points
 from benchmarks.scale_sides import OwnDecoding, PaddedDecoding, context_seconds, fill
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
@@ -78,7 +78,7 @@ def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm:
 
 
 def made_by_vllm(
-    stack: ExitStack, python: str | None, engine: Engine, wanted: Sequence[Point], console: Console
+    stack: ExitStack, python: str | None, engine: Engine, wanted: Sequence[ScalePoint], console: Console
 ) -> Callable[[int], float] | None:
     """What tells the tokens/s of vLLM at a point, by number; None without one."""
     if python is None:
@@ -96,7 +96,7 @@ def _engine(config: EngineConfig) -> Engine:
     return Engine(dataclasses.replace(bare, max_batch=max(BATCHES)))
 
 
-def _fit(engine: Engine, wanted: Sequence[Point], console: Console) -> list[Point]:
+def _fit(engine: Engine, wanted: Sequence[ScalePoint], console: Console) -> list[ScalePoint]:
     """The points whose contexts the KV cache holds; says which ones are left out."""
     blocks = engine.runner.cache.pool.blocks
     needed = [sum((length + STEPS + 2) // BLOCK_SIZE + 1 for length in point.lengths) for point in wanted]
@@ -118,7 +118,7 @@ def _in_turn(sides: Mapping[str, Side], rounds: int, advance: Callable[[], None]
     return rates
 
 
-def _bytes(engine: Engine, point: Point) -> int:
+def _bytes(engine: Engine, point: ScalePoint) -> int:
     """Of the keys and values that a step reads."""
     loaded = engine.runner.loaded
     return sum(point.lengths) * KVCache.block_bytes(loaded.layers, loaded.dtype) // BLOCK_SIZE
@@ -129,7 +129,7 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-def show(wanted: Sequence[Point], speed: float, machine: Mapping[str, str], console: Console) -> None:
+def show(wanted: Sequence[ScalePoint], speed: float, machine: Mapping[str, str], console: Console) -> None:
     """Print a table of all points."""
     others = [side for side in wanted[0].rates if side != OWN]
     table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)

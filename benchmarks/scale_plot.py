@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.scale_points import SHORTS, Point
+from benchmarks.scale_points import SHORTS, ScalePoint
 from specscope.bench.plot import STYLE
 from specscope.trace.files import save_figure
 
@@ -21,7 +21,7 @@ TITLES = {
 }
 
 
-def write_plot(points: Sequence[Point], path: str) -> None:
+def write_plot(points: Sequence[ScalePoint], path: str) -> None:
     """As SVG or PNG, by the name's end. Raises UserError."""
     curves = [curve for curve in TITLES if any(point.curve == curve for point in points)]
     with matplotlib.rc_context(STYLE):
@@ -32,7 +32,7 @@ def write_plot(points: Sequence[Point], path: str) -> None:
         save_figure(figure, path)
 
 
-def _draw(axes: Axes, curve: str, points: Sequence[Point]) -> None:
+def _draw(axes: Axes, curve: str, points: Sequence[ScalePoint]) -> None:
     """A line for each side, with the range of its rounds."""
     sizes = [point.size for point in points]
     for side in points[0].rates:

@@ -15,7 +15,7 @@ OWN, PEER, VLLM = "specscope", "transformers", "vLLM"
 
 
 @dataclass
-class Point:
+class ScalePoint:
     """One batch: how long its requests' contexts are, and what was measured."""
 
     curve: str
@@ -53,9 +53,9 @@ class Point:
         }
 
 
-def points(most: int) -> list[Point]:
+def points(most: int) -> list[ScalePoint]:
     """Of all three curves, for contexts of up to `most` tokens."""
     short = min(SHORT, most)
-    wanted = [Point("batch", batch, [short] * batch) for batch in BATCHES]
-    wanted += [Point("context", context, [context]) for context in CONTEXTS if context <= most]
-    return wanted + [Point("mixed", long, [short] * SHORTS + [long]) for long in LONGS if short < long <= most]
+    wanted = [ScalePoint("batch", batch, [short] * batch) for batch in BATCHES]
+    wanted += [ScalePoint("context", context, [context]) for context in CONTEXTS if context <= most]
+    return wanted + [ScalePoint("mixed", long, [short] * SHORTS + [long]) for long in LONGS if short < long <= most]

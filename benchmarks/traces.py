@@ -56,7 +56,7 @@ class Wire(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-class Parts(Wire):
+class SpanParts(Wire):
     """The same, and what the spans of engine steps take of it."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Parts(Wire):
 
 
 @dataclass(frozen=True)
-class Row:
+class TraceRow:
     """What one level and ratio send, over all engine steps, those that are left out among them."""
 
     evidence: str
@@ -88,7 +88,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TraceSizes:
     """What the formula needs, of one level: what a request adds to a step, and what an engine step is by itself.
 
     The resource, which each export has once, counts to the requests: few more exports than requests are kept.
@@ -114,7 +114,7 @@ class Sizes:
 def run_traces(config: EngineConfig, step_ms: float, json_file: str | None) -> None:
     """Measure and print."""
     console = text_console()
-    rows, sizes = list[Row](), list[Sizes]()
+    rows, sizes = list[TraceRow](), list[TraceSizes]()
     if config.adapts:  # to measured costs: then sizes would depend on the machine's load
         config = dataclasses.replace(config, tree=TREE, adaptive=False)
     for evidence in ("full", "lean"):
@@ -147,15 +147,15 @@ def recorded(config: EngineConfig) -> tuple[RunInfo, Vocabulary, list[StepRecord
 
 def measured_sizes(
     run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], evidence: str, level: SpanLevel
-) -> Sizes:
+) -> TraceSizes:
     """Of a run of which everything is kept."""
-    wire = Parts()
+    wire = SpanParts()
     sink = SamplingSink(SpanSink(wire, run, vocabulary, level), run, read_sampling(1.0, None))
     for record in records:
         sink(record)
     sink.close()
     steps, parts = len(records), sum(len(record.requests) for record in records)
-    return Sizes(
+    return TraceSizes(
         evidence,
         level.value,
         (wire.bytes - wire.engine.bytes) / parts,
@@ -165,7 +165,9 @@ def measured_sizes(
     )
 
 
-def measured(run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], sizes: Sizes, ratio: float) -> Row:
+def measured(
+    run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], sizes: TraceSizes, ratio: float
+) -> TraceRow:
     """A row: the run sent often enough, each time with other trace ids."""
     wire, kept, spent = Wire(), 0, 0.0
     laps = 1 if ratio == 1 else max(1, round(KEPT / ratio / REQUESTS))
@@ -180,7 +182,7 @@ def measured(run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], si
         spent += time.thread_time() - began
         kept += stage.decisions.kept.total()
     steps = laps * len(records)
-    return Row(
+    return TraceRow(
         sizes.evidence,
         sizes.level,
         ratio,
@@ -193,7 +195,7 @@ def measured(run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], si
     )
 
 
-def _measured_table(rows: list[Row], batch: float) -> Table:
+def _measured_table(rows: list[TraceRow], batch: float) -> Table:
     table = Table(title=f"measured, {batch:.1f} requests a step", title_justify="left", title_style="dim")
     table.add_column("level, evidence")
     for name in ("ratio", "requests kept", "bytes/step", "expected", "gzip", "spans/step"):
@@ -211,7 +213,7 @@ def _measured_table(rows: list[Row], batch: float) -> Table:
     return table
 
 
-def _paper_table(sizes: list[Sizes], batch: int, step_ms: float) -> Table:
+def _paper_table(sizes: list[TraceSizes], batch: int, step_ms: float) -> Table:
     """What follows for many engines with full batches."""
     rate = 1000 / step_ms
     title = (

@@ -51,7 +51,7 @@ def limits(device: torch.device) -> Device:
 
 
 @dataclass(frozen=True)
-class Variant:
+class CompiledKernel:
     """One compiled form of a kernel: what the compiler is given."""
 
     kernel: str  # module and name
@@ -76,12 +76,12 @@ class Launch:
             seen.add(self.variant(arguments))
         self.kernel[grid](*arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
 
-    def variant(self, arguments: tuple[Any, ...]) -> Variant:
+    def variant(self, arguments: tuple[Any, ...]) -> CompiledKernel:
         """What is compiled for these arguments."""
         fn = self.kernel.fn
         loose = _not_specialised(self.kernel)
         names = [name for name in self.kernel.arg_names if name not in self.constants]
-        return Variant(
+        return CompiledKernel(
             kernel=f"{fn.__module__.rpartition('.')[2]}.{fn.__name__}",
             arguments=tuple((n, _type(a, n not in loose)) for n, a in zip(names, arguments, strict=True)),
             constants=tuple((n, v.name if isinstance(v, tl.dtype) else v) for n, v in self.constants.items()),
@@ -90,13 +90,13 @@ class Launch:
         )
 
 
-_watching: list[set[Variant]] = []
+_watching: list[set[CompiledKernel]] = []
 
 
 @contextmanager
-def watch_variants() -> Iterator[set[Variant]]:
+def watch_variants() -> Iterator[set[CompiledKernel]]:
     """Every variant that is launched meanwhile."""
-    seen: set[Variant] = set()
+    seen: set[CompiledKernel] = set()
     _watching.append(seen)
     try:
         yield seen

@@ -28,7 +28,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Room:
+class FixedShape:
     """What a batch of a fixed shape holds for each sequence, so that every tensor and launch is that of all others."""
 
     window: int  # slots of a window
@@ -50,7 +50,7 @@ class TreeBatch:
     longest: int  # slots that a sequence has or, where the batch's shape is fixed, may have
 
     @staticmethod
-    def build(parts: Sequence[Part], device: torch.device, room: Room | None = None) -> TreeBatch:
+    def build(parts: Sequence[Part], device: torch.device, room: FixedShape | None = None) -> TreeBatch:
         """A batch of its own, in one copy."""
         arrays = TreeBatch.arrays(parts, room)
         return TreeBatch.of(Packed(arrays, device).put(), TreeBatch.sizes(parts, room))
@@ -61,7 +61,7 @@ class TreeBatch:
         return TreeBatch(**{**tensors, **sizes})  # type: ignore[arg-type]
 
     @staticmethod
-    def arrays(parts: Sequence[Part], room: Room | None = None) -> dict[str, NDArray[Any]]:
+    def arrays(parts: Sequence[Part], room: FixedShape | None = None) -> dict[str, NDArray[Any]]:
         """The tensors' numbers; with `room`, in shapes that it and the rows of each part decide."""
         fed = np.array([len(part.mask) for part in parts], dtype=np.int64)
         windows = [len(part.positions) for part in parts]
@@ -85,7 +85,7 @@ class TreeBatch:
         }
 
     @staticmethod
-    def sizes(parts: Sequence[Part], room: Room | None = None) -> dict[str, int]:
+    def sizes(parts: Sequence[Part], room: FixedShape | None = None) -> dict[str, int]:
         """What the host knows of it."""
         longest = max(int(_reach(part).max()) for part in parts) if room is None else room.blocks * BLOCK_SIZE
         return {"most": max(len(part.mask) for part in parts), "longest": longest}

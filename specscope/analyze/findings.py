@@ -40,7 +40,7 @@ class Exit(IntEnum):
         return ("consistent", "not consistent", "not judged")[self]
 
 
-class Result(StrEnum):
+class CheckResult(StrEnum):
     """The outcome of one check."""
 
     PASSED = "passed"
@@ -82,7 +82,7 @@ class Check:
     """One thing that was looked for. Filled by analyze/verify/ and analyze/audit/."""
 
     name: str  # short, stable, lower case: "accept probability", "emitted surprisal"
-    result: Result
+    result: CheckResult
     about: str  # what holds where it passes, in a line
     tested: int = 0  # how many of its unit were looked at
     failed: int = 0  # of them, where each is right or wrong by itself

@@ -18,7 +18,7 @@ MOST = 64  # numbers in a list
 MOST_SERVERS = 8
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
+class NumberList(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
     """Several numbers, with commas between them."""
 
     name = "numbers"
@@ -52,13 +52,13 @@ _OPTIONS = [
     ),
     click.option(
         "--rate",
-        type=Numbers(real_from(0.001, 1e6)),
+        type=NumberList(real_from(0.001, 1e6)),
         metavar="R,...",
         help="Requests per second, with random arrival times; several values are run one after another.",
     ),
     click.option(
         "--concurrency",
-        type=Numbers(whole_from(1, 10_000)),
+        type=NumberList(whole_from(1, 10_000)),
         metavar="N,...",
         help="Requests at once; each answer starts the next request.  [default: 1]",
     ),
@@ -119,7 +119,7 @@ _OPTIONS = [
     click.option("--chat/--completions", default=True, help="Which endpoint to use.  [default: chat]"),
     click.option(
         "--percentiles",
-        type=Numbers(real_from(0, 100)),
+        type=NumberList(real_from(0, 100)),
         default=(99.0,),
         metavar="P,...",
         help="Percentiles of the times.  [default: 99]",

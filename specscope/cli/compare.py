@@ -20,7 +20,7 @@ from specscope.trace.vocabulary import shell_word
 if TYPE_CHECKING:
     from specscope.analyze.compare.columns import Side
     from specscope.analyze.compare.counts import CountsSide
-    from specscope.analyze.compare.failif import Limit
+    from specscope.analyze.compare.failif import FailLimit
     from specscope.analyze.compare.result import Comparison, Pair, SideFacts
     from specscope.trace.records import RequestStep
     from specscope.tui.compared import Compared, ComparedPair
@@ -123,7 +123,7 @@ def compare(
         sys.exit(code)
 
 
-def _counts(a: list[str], b: list[str], asked: Sequence[Limit], *, as_json: bool, more: bool) -> int | None:
+def _counts(a: list[str], b: list[str], asked: Sequence[FailLimit], *, as_json: bool, more: bool) -> int | None:
     """Print the figures of captures that hold counts only; the exit code, None for other captures. Raises UserError."""
     from specscope.analyze.compare.counts import INTERVALS, compare_counts
 
@@ -154,7 +154,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Limit], *, as_json: bool
 def compared(a: Side, b: Side, found: Comparison) -> Compared:
     """What the screen shows."""
     from specscope.analyze.compare import tables
-    from specscope.analyze.compare.result import ABOUT, HARMLESS, Cause
+    from specscope.analyze.compare.result import ABOUT, HARMLESS, PartingCause
     from specscope.tui.compared import Compared, ComparedPair, KnownCause
 
     def pair(number: int, one: Pair) -> ComparedPair:
@@ -179,7 +179,7 @@ def compared(a: Side, b: Side, found: Comparison) -> Compared:
         pairs=tuple(pair(number, one) for number, one in enumerate(found.pairs)),
         vocabularies=(a.vocabulary, b.vocabulary),
         dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
-        causes=tuple(KnownCause(cause.value, ABOUT[cause], cause in HARMLESS) for cause in Cause),
+        causes=tuple(KnownCause(cause.value, ABOUT[cause], cause in HARMLESS) for cause in PartingCause),
         steps=steps,
     )
 

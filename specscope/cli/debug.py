@@ -152,9 +152,9 @@ class _Beside(WhatIf):
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """In an engine of ours."""
         if type(self._engine) is WhatIf:
-            from specscope.live.beside import Beside
+            from specscope.live.beside import BesideEngine
 
-            self._engine = Beside(self._config, lambda stage: show(f"{stage} ...", error=True))
+            self._engine = BesideEngine(self._config, lambda stage: show(f"{stage} ...", error=True))
         return self._engine.fork(session, words)
 
 

@@ -65,14 +65,14 @@ def diagnose(
         need_steps(good.history, str(against))
 
     def examined(file: str) -> Mapping[str, Any]:
-        models = None if no_audit else Asked(target, draft_model, sample)
+        models = None if no_audit else JudgeFlags(target, draft_model, sample)
         return _examine(file, branch, None if good is None else good.history, models, as_json=as_json)
 
     sys.exit(judge_each("diagnose", captures, examined, as_json=as_json))
 
 
 @dataclass(frozen=True)
-class Asked:
+class JudgeFlags:
     """Which models judge, as the flags say."""
 
     target: str | None
@@ -81,7 +81,7 @@ class Asked:
 
 
 def _examine(
-    file: str, branch: int | None, good: History | None, models: Asked | None, *, as_json: bool
+    file: str, branch: int | None, good: History | None, models: JudgeFlags | None, *, as_json: bool
 ) -> Mapping[str, Any]:
     """Diagnose a capture; printed in words unless `as_json`. Raises UserError."""
     from specscope.analyze.diagnose.run import examine
@@ -111,7 +111,7 @@ def _examine(
     return of_capture(file, found.to_dict(file), code=found.exit, warnings=reader.warnings)
 
 
-def _options(history: History, asked: Asked) -> tuple[Options | None, str]:
+def _options(history: History, asked: JudgeFlags) -> tuple[Options | None, str]:
     """The models that judge; or why there are none, where nobody named one. Raises UserError for one that was named."""
     from specscope.live.start import share_cores
     from specscope.measure.judges import audit_options

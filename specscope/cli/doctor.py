@@ -51,7 +51,7 @@ def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None, as_json
 
 
 @dataclass(frozen=True)
-class Finding:
+class Examined:
     """One thing that was examined."""
 
     name: str
@@ -61,10 +61,10 @@ class Finding:
     needed: bool = True  # False: specscope runs without it
 
 
-def examine(*, step: bool = False) -> Iterator[Finding]:
+def examine(*, step: bool = False) -> Iterator[Examined]:
     """Examine everything, cheapest first. `step`: run the default engine, and show where a step's time goes."""
-    yield Finding("specscope", True, specscope.__version__)
-    yield Finding(
+    yield Examined("specscope", True, specscope.__version__)
+    yield Examined(
         "python", sys.version_info >= (3, 11), platform.python_version(), "specscope needs Python 3.11 or newer"
     )
     yield _terminal()
@@ -78,7 +78,7 @@ def examine(*, step: bool = False) -> Iterator[Finding]:
         yield from _steps()
 
 
-def examine_gpu(device: str | None = None, target: str | None = None) -> Iterator[Finding]:
+def examine_gpu(device: str | None = None, target: str | None = None) -> Iterator[Examined]:
     """Try every kernel on the GPU. Raises UserError where there is none.
 
     `device`: where else, in small: a CPU under Triton's interpreter; `target`: what the engine of the check runs.
@@ -95,10 +95,10 @@ def examine_gpu(device: str | None = None, target: str | None = None) -> Iterato
     from specscope.measure.device import device_info
     from specscope.measure.gpu_check import FULL, SMALL, check_gpu  # imports triton
 
-    yield Finding("device", True, ", ".join(device_info(where).values()))
+    yield Examined("device", True, ", ".join(device_info(where).values()))
     remedy = "run with --backend torch, and report this line"
     for check in check_gpu(where, FULL if where.type == "cuda" else SMALL, target):
-        yield Finding(check.name, check.good, check.text, remedy)
+        yield Examined(check.name, check.good, check.text, remedy)
 
 
 def _version(name: str) -> str | None:
@@ -108,72 +108,72 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package(name: str, remedy: str = "", *, needed: bool = True) -> Finding:
+def _package(name: str, remedy: str = "", *, needed: bool = True) -> Examined:
     found = _version(name)
-    return Finding(name, found is not None, found or "not installed", remedy or f"pip install {name}", needed)
+    return Examined(name, found is not None, found or "not installed", remedy or f"pip install {name}", needed)
 
 
-def _terminal() -> Finding:
+def _terminal() -> Examined:
     size = shutil.get_terminal_size((0, 0))
     where = f"{os.environ.get('TERM', 'unknown')}, {size.columns}x{size.lines}, {sys.stdout.encoding}"
     if not sys.stdout.isatty():
-        return Finding("terminal", True, f"{where}, output is not a terminal")
+        return Examined("terminal", True, f"{where}, output is not a terminal")
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     fits = size.columns >= 60 and size.lines >= 20
     remedy = "set a UTF-8 locale (LANG=C.UTF-8)" if not utf8 else "make the window at least 60x20; 120x40 is better"
-    return Finding("terminal", utf8 and fits, where, remedy)
+    return Examined("terminal", utf8 and fits, where, remedy)
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[Examined]:
     if importlib.util.find_spec("torch") is None:
-        yield Finding("torch", False, "not installed", "pip install torch")
+        yield Examined("torch", False, "not installed", "pip install torch")
         return
     import torch
 
-    yield Finding("torch", True, torch.__version__)
+    yield Examined("torch", True, torch.__version__)
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        yield Finding("device", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, CUDA {torch.version.cuda}")
+        yield Examined("device", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, CUDA {torch.version.cuda}")
     else:
-        yield Finding(
+        yield Examined(
             "device", True, f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
         )
         yield from _fast_paths()
     on_gpu = (
         "triton, with CUDA graphs" if torch.cuda.is_available() else "torch; triton and CUDA graphs need a CUDA GPU"
     )
-    yield Finding("backend", True, f"auto is {on_gpu}")
+    yield Examined("backend", True, f"auto is {on_gpu}")
     yield _package("triton", "pip install triton, if you have a GPU", needed=False)
 
 
-def _fast_paths() -> Iterator[Finding]:
+def _fast_paths() -> Iterator[Examined]:
     """Which fast paths this CPU uses, and why it cannot use the others. Each is tried."""
     from specscope.model.fast_paths import FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
 
-    yield Finding(
+    yield Examined(
         "dtype", True, "auto is " + ("bfloat16" if has_bfloat16() else "float32 (the CPU has no bfloat16 arithmetic)")
     )
     off = disabled()
     for path in PATHS:
         reason = f"disabled by {VARIABLE}" if path.name in off else failure(path)
         text = f"{path.name} for {str(path.dtype).removeprefix('torch.')}"
-        yield Finding("fast path", reason is None, text + (f": {reason}" if reason else ""), needed=False)
+        yield Examined("fast path", reason is None, text + (f": {reason}" if reason else ""), needed=False)
     fused = FUSE not in off
-    yield Finding("fast path", fused, f"{FUSE}" + ("" if fused else f": disabled by {VARIABLE}"), needed=False)
+    yield Examined("fast path", fused, f"{FUSE}" + ("" if fused else f": disabled by {VARIABLE}"), needed=False)
 
 
-def _model() -> Finding:
+def _model() -> Examined:
     from specscope.model.bundled import NAME, REMEDY, converted_folder, find_gguf
 
     if (converted_folder() / "config.json").exists():
-        return Finding("default model", True, f"{NAME}, converted, in {converted_folder()}")
+        return Examined("default model", True, f"{NAME}, converted, in {converted_folder()}")
     found = find_gguf()
     if found is not None:
-        return Finding("default model", True, f"{NAME}, to be converted at the first start (20 s)")
-    return Finding("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
+        return Examined("default model", True, f"{NAME}, to be converted at the first start (20 s)")
+    return Examined("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
 
 
-def _head() -> Finding:
+def _head() -> Examined:
     from specscope.engine.config import DEFAULT_HEAD
     from specscope.trace.files import read_object
     from specscope.trace.head_folder import is_head
@@ -181,12 +181,12 @@ def _head() -> Finding:
     if is_head(DEFAULT_HEAD):
         layers = read_object(DEFAULT_HEAD / "config.json").get("eagle_aux_hidden_state_layer_ids")
         fed = f", fed by layers {', '.join(map(str, layers))}" if layers else ""
-        return Finding("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
+        return Examined("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
     remedy = "the default drafter is then ngram; specscope train eagle3 makes a head"
-    return Finding("default head", False, "not installed", remedy, needed=False)
+    return Examined("default head", False, "not installed", remedy, needed=False)
 
 
-def _steps(tokens: int = 32) -> Iterator[Finding]:
+def _steps(tokens: int = 32) -> Iterator[Examined]:
     """Where the time of a decode step goes, by the engine's own records."""
     from statistics import median
 
@@ -196,7 +196,7 @@ def _steps(tokens: int = 32) -> Iterator[Finding]:
     try:
         engine = Engine()
     except UserError as error:
-        yield Finding("step", False, str(error), needed=False)
+        yield Examined("step", False, str(error), needed=False)
         return
     engine.add("The sea is wide and", SamplingParams(max_tokens=tokens, ignore_eos=True))
     records = []
@@ -205,9 +205,9 @@ def _steps(tokens: int = 32) -> Iterator[Finding]:
     decode = records[2:]  # after the prompt, and what a first draft costs
     whole = median((r.end_ns - r.start_ns) / 1e6 for r in decode)
     emitted = sum(part.emitted for r in decode for part in r.requests) / len(decode)
-    yield Finding("step", True, f"{whole:.1f} ms for {emitted:.2f} tokens, backend {engine.run_info.backend}")
+    yield Examined("step", True, f"{whole:.1f} ms for {emitted:.2f} tokens, backend {engine.run_info.backend}")
     for i, phase in enumerate(decode[0].phases):
         ms = median((r.phases[i].end_ns - r.phases[i].start_ns) / 1e6 for r in decode)
         on_device = [r.device_ns[i] / 1e6 for r in decode if r.device_ns]
         text = f"{ms:.2f} ms" + (f", {median(on_device):.2f} ms on the device" if on_device else "")
-        yield Finding(f"  {phase.name}", True, text)
+        yield Examined(f"  {phase.name}", True, text)

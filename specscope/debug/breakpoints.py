@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specscope.debug.events import Event, EventKind, Evidence, events, types_of
+from specscope.debug.events import Event, EventEvidence, EventKind, events, types_of
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.checked import short
@@ -150,6 +150,6 @@ def step_condition(text: str) -> Expression:
     return Expression(text, types_of(EventKind.STEP))
 
 
-def step_evidence(record: StepRecord, history: History) -> list[Evidence]:
+def step_evidence(record: StepRecord, history: History) -> list[EventEvidence]:
     """What such a condition is asked of: each request of a step."""
-    return [Evidence(record, part.request, part, history) for part in record.requests]
+    return [EventEvidence(record, part.request, part, history) for part in record.requests]

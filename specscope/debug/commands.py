@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from specscope.debug import show
 from specscope.debug.answers import Answer, Stopped
 from specscope.debug.command_table import COMMANDS, find, help_all, help_of
-from specscope.debug.events import EventKind, Evidence, names_of, types_of
+from specscope.debug.events import EventEvidence, EventKind, names_of, types_of
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.point_commands import PointCommands
@@ -278,7 +278,7 @@ class Commands(PointCommands):
         if node is None and expression in names_of(EventKind.REJECT) and expression not in names_of(kind):
             raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE, or use down")
         value = Expression(expression, types_of(kind)).value(
-            Evidence(record, part.request, part, self.session.history, node)
+            EventEvidence(record, part.request, part, self.session.history, node)
         )
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 

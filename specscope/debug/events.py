@@ -110,7 +110,7 @@ def types_of(kind: EventKind) -> dict[str, type]:
     return {name: kind for name, (kind, _) in names_of(kind).items()}
 
 
-class Evidence(Mapping[str, object]):
+class EventEvidence(Mapping[str, object]):
     """The names of an event with their values, looked up when they are asked for."""
 
     def __init__(
@@ -133,14 +133,14 @@ class Evidence(Mapping[str, object]):
     def _names(self) -> Mapping[str, object]:
         return ANY_NAMES if self.part is None else STEP_NAMES if self.node is None else NODE_NAMES
 
-    def before(self) -> Evidence | None:
+    def before(self) -> EventEvidence | None:
         """Of the same request's step before this one; None for its first. For evidence of a step, not of a node."""
         request = self.history.requests.get(self.name)
         place = None if request is None or self.part is None else request.place_of(self.part.index)
         if request is None or not place:
             return None
         record = self.history.steps[request.engine_steps[place - 1]]
-        return Evidence(record, self.name, request.steps[place - 1], self.history)
+        return EventEvidence(record, self.name, request.steps[place - 1], self.history)
 
     def __iter__(self) -> Iterator[str]:
         """All names."""
@@ -340,7 +340,7 @@ class Event:
 
     kind: EventKind
     request: str
-    evidence: Evidence
+    evidence: EventEvidence
     node: int | None = None
 
 
@@ -348,15 +348,15 @@ def events(record: StepRecord, history: History, wanted: frozenset[EventKind]) -
     """The wanted events of a step, in the order in which they happened. The history may hold the step already."""
     for name in record.preempted:
         if EventKind.PREEMPT in wanted:
-            yield Event(EventKind.PREEMPT, name, Evidence(record, name, None, history))
+            yield Event(EventKind.PREEMPT, name, EventEvidence(record, name, None, history))
     for part in record.requests:
         for kind, node in _of_part(part, wanted):
-            yield Event(kind, part.request, Evidence(record, part.request, part, history, node), node)
+            yield Event(kind, part.request, EventEvidence(record, part.request, part, history, node), node)
     for end in record.finished:
         failed = end.reason is FinishReason.ERROR
         for kind, happened in ((EventKind.ERROR, failed), (EventKind.FINISH, True)):
             if happened and kind in wanted:
-                yield Event(kind, end.info.id, Evidence(record, end.info.id, None, history))
+                yield Event(kind, end.info.id, EventEvidence(record, end.info.id, None, history))
 
 
 def _of_part(part: RequestStep, wanted: frozenset[EventKind]) -> Iterator[tuple[EventKind, int | None]]:

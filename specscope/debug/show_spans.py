@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specscope.debug.session import Session
 from specscope.trace import timeline
-from specscope.trace.timeline import Timeline
+from specscope.trace.timeline import SpanTimeline
 
 MOST = 200  # rows
 NAME = 40  # characters
@@ -23,7 +23,7 @@ def spans(session: Session) -> str:
     return "\n".join(lines) or f"{timeline.NOTHING} {timeline.NO_OTHERS}"
 
 
-def _table(shown: Timeline) -> list[str]:
+def _table(shown: SpanTimeline) -> list[str]:
     """Notes, and a line a row: name, service, start and time taken in milliseconds."""
     names = ["  " * min(row.depth, 8) + row.name for row in shown.rows]
     wide = min(max(map(len, names), default=0), NAME)

@@ -14,7 +14,7 @@ from specscope.engine.build import Parts, build_parts
 from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
 from specscope.engine.forms import Forms
-from specscope.engine.gate import Gate
+from specscope.engine.gate import SpeculationGate
 from specscope.engine.generate import Encoded, GenerateMixin, Prompt, title_of
 from specscope.engine.phases import PhasesMixin
 from specscope.engine.pipeline import Pipeline
@@ -82,7 +82,7 @@ class Engine(PhasesMixin, GenerateMixin):
         self.sizer: Sizer | None = None
         if parts.costs is not None and isinstance(plan, DynamicPlan):
             self.sizer = Sizer(plan, parts.costs, draws=self.config.rule != MATCH)
-        self.gate = Gate(chosen=self.config.speculation != "off", disable_above=self.config.disable_above)
+        self.gate = SpeculationGate(chosen=self.config.speculation != "off", disable_above=self.config.disable_above)
         self.clock = DeviceClock() if self.runner.loaded.device.type == "cuda" else None
         self.steps = 0
         self.current: StepState | None = None  # a step that was begun and not finished

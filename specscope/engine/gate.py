@@ -5,7 +5,7 @@ from __future__ import annotations
 SHARE = 4  # drafting is on again when a quarter fewer requests decode than where it goes off
 
 
-class Gate:
+class SpeculationGate:
     """Off where that was chosen, and while many requests decode.
 
     At the limit the number of requests goes up and down from step to step, so drafting is on again only well below it.

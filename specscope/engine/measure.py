@@ -22,7 +22,7 @@ from specscope.speculate.budget import Budget
 from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Context, Draft, Drafter
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.costs import Point, rising
+from specscope.trace.costs import CostPoint, rising
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree
@@ -142,7 +142,7 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     except OutOfBlocksError:
         return None
     batch, others, top = bench.batch, max(bench.batch - 1, 1), bench.plan.top
-    curves: list[tuple[Point, ...]] = []
+    curves: list[tuple[CostPoint, ...]] = []
     for size in bench.sizes:
         least = curves[-1][0].seconds if curves else usual(steps[1, 1])
         curves.append(_curve(size, {rows: steps[rows, size] for rows, of in steps if of == size}, least))
@@ -182,7 +182,7 @@ def uneven(nodes: int, batch: int) -> list[int]:
     return [int(count) for count in np.diff(ends, prepend=0)]
 
 
-def _curve(batch: int, steps: Mapping[int, list[float]], least: float) -> tuple[Point, ...]:
+def _curve(batch: int, steps: Mapping[int, list[float]], least: float) -> tuple[CostPoint, ...]:
     """Steps of one batch by rows: what its trees add, round by round, to its step without any.
 
     `least`: what a smaller batch takes, as this one cannot take less.
@@ -192,7 +192,7 @@ def _curve(batch: int, steps: Mapping[int, list[float]], least: float) -> tuple[
     return rising([
         plain,
         *(
-            Point(rows, rounded(plain.seconds + _further(seconds, steps[batch], 1)), min(seconds), max(seconds))
+            CostPoint(rows, rounded(plain.seconds + _further(seconds, steps[batch], 1)), min(seconds), max(seconds))
             for rows, seconds in steps.items()
             if rows > batch
         ),
@@ -215,8 +215,8 @@ def _later(drafts: Figures, batch: int) -> list[float]:
     return [max(b - a, 1e-6) / (deep - shallow) for a, b in pairs]
 
 
-def _point(rows: int, seconds: list[float]) -> Point:
-    return Point(rows, rounded(usual(seconds)), rounded(min(seconds)), rounded(max(seconds)))
+def _point(rows: int, seconds: list[float]) -> CostPoint:
+    return CostPoint(rows, rounded(usual(seconds)), rounded(min(seconds)), rounded(max(seconds)))
 
 
 def rounded(seconds: float) -> float:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 from torch import Tensor
 
-from specscope.engine.gate import Gate
+from specscope.engine.gate import SpeculationGate
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduled, Scheduler
 from specscope.engine.state import NO_NODES, StepState
@@ -32,7 +32,7 @@ class PhasesMixin:
     runner: ModelRunner
     verifier: Verifier
     sizer: Sizer | None  # where trees are adaptive
-    gate: Gate
+    gate: SpeculationGate
     changes: Changes | None  # what is forced, in a fork
     timeline: Timeline | None
     requests: dict[str, Request]

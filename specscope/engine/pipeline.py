@@ -59,7 +59,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Run:
+class StepRun:
     """What became of it. Made by the worker."""
 
     launched: Launched
@@ -79,7 +79,7 @@ class Pipeline:
         self._job, self._account = job, account
         self._slots = [Slot() for _ in range(SLOTS)]
         self._jobs: SimpleQueue[Launched | None] = SimpleQueue()
-        self._done: SimpleQueue[Run] = SimpleQueue()
+        self._done: SimpleQueue[StepRun] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self.flying = 0  # launched, and not yet accounted for
 
@@ -128,7 +128,7 @@ class Pipeline:
                 except Exception as raised:
                     error = raised
             launched.slot.pass_on(Owner.WORKER, Owner.CALLER)
-            self._done.put(Run(launched, state, error))
+            self._done.put(StepRun(launched, state, error))
 
     def _take(self) -> StepRecord | None:
         """Account for the step that was launched first; None where there was nothing to do."""

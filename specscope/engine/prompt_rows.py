@@ -50,14 +50,16 @@ Template = Annotated[
 ]
 
 
-class Message(msgspec.Struct):
+class ChatTurn(msgspec.Struct):
     """One turn of a chat; other keys are left out."""
 
     role: Annotated[Text, Meta(min_length=1, max_length=100)]
     content: Text
 
 
-Conversation = Annotated[list[Message], Meta(min_length=1, max_length=10_000, title='"messages"', description=MESSAGES)]
+Conversation = Annotated[
+    list[ChatTurn], Meta(min_length=1, max_length=10_000, title='"messages"', description=MESSAGES)
+]
 
 
 class PromptLine(msgspec.Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specscope.trace.logprobs import TokenLogprob
+from specscope.trace.logprobs import OutputLogprob
 from specscope.trace.records import FinishReason, Origin, RequestEnd, RequestStep
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
@@ -23,7 +23,7 @@ class Result:
     counts: list[int]  # [drafts, accepted at depth 1, accepted at depth 2, ...]
     acceptance: Acceptance
     steps: list[RequestStep]  # the request's records, whole
-    logprobs: list[TokenLogprob] | None = None  # of each output token; None where they were not asked for
+    logprobs: list[OutputLogprob] | None = None  # of each output token; None where they were not asked for
     error: str = ""
 
     @staticmethod
@@ -55,7 +55,7 @@ class Chunk:
     token_ids: list[int]
     origins: list[Origin]
     finish: FinishReason | None  # set on the last one
-    logprobs: list[TokenLogprob] | None = None  # of each of these tokens; None where they were not asked for
+    logprobs: list[OutputLogprob] | None = None  # of each of these tokens; None where they were not asked for
 
     @staticmethod
     def of(step: RequestStep, detokenizer: Detokenizer, finish: FinishReason | None) -> Chunk:
@@ -67,6 +67,6 @@ class Chunk:
         return Chunk(step.request, text, tokens, origins, finish, logprobs)
 
 
-def _joined(steps: list[RequestStep], *, asked: bool) -> list[TokenLogprob] | None:
+def _joined(steps: list[RequestStep], *, asked: bool) -> list[OutputLogprob] | None:
     told = [one for step in steps if step.logprobs is not None for one in step.logprobs.each(step.output())]
     return told if asked else None

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
-from specscope.speculate.adaptive import Outcome
+from specscope.speculate.adaptive import BudgetOutcome
 from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context, Draft, path_scores
 from specscope.speculate.sampling import Memory
-from specscope.speculate.verify.verifier import Judged
+from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
@@ -33,7 +33,7 @@ class StepState:
     logits: list[Tensor] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)  # empty where the drafter wants none
     verdicts: list[Verdict | None] = field(default_factory=list)
-    judged: Judged | None = None  # what they were judged by
+    judged: JudgedStep | None = None  # what they were judged by
     parents: list[ParentNotes | None] = field(default_factory=list)  # what was noted beside each verdict
     parts: list[RequestStep] = field(default_factory=list)
     moves: dict[str, tuple[Slots, Slots]] = field(default_factory=dict)  # of accepted paths, by request: from, to
@@ -54,10 +54,10 @@ class StepState:
         noted = iter(() if self.judged is None else self.judged.notes())
         self.parents = [None if verdict is None else next(noted) for verdict in self.verdicts]
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[BudgetOutcome]:
         """What became of the budgets of the requests that decoded. When the step is whole."""
         return [
-            Outcome(
+            BudgetOutcome(
                 request=part.request.id,
                 greedy=part.request.params.greedy,
                 budget=self.budgets.get(part.request.id),

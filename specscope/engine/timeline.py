@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specscope.engine.gate import Gate
+from specscope.engine.gate import SpeculationGate
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
@@ -36,7 +36,7 @@ class Rewindable(Protocol):
     drafter: Drafter
     runner: ModelRunner
     sizer: Sizer | None
-    gate: Gate
+    gate: SpeculationGate
     requests: dict[str, Request]
     ended: list[Request]
 

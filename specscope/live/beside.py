@@ -20,7 +20,7 @@ from specscope.trace.privacy import NO_TOKEN
 MOST_APART, LEAST_OF_TOP = 0.01, 0.9
 
 
-class Beside(WhatIf):
+class BesideEngine(WhatIf):
     """Loads the engine with the first fork. Its session is over what vLLM has recorded of one request."""
 
     def __init__(self, config: EngineConfig, progress: Callable[[str], None]) -> None:

@@ -22,7 +22,7 @@ from specscope.speculate.allowed import Allowed, mask_
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
-from specscope.speculate.verify.distribution import Dense, Distribution, Point
+from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
 from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual
 from specscope.trace.history import RequestHistory
 from specscope.trace.params import SamplingParams
@@ -208,7 +208,7 @@ def _left(seen: PartTensors, above: int, p: Distribution, before: int | None = N
     tree, verdict = seen.draft.tree, seen.verdict
     drawn_from = None if verdict is not None and verdict.rule == MATCH else seen.draft.q.get(above)
     q = None if drawn_from is None else DrafterRow(drawn_from.probs)
-    left: Left = Chosen(p.token) if isinstance(p, Point) else Residual(p.probs)
+    left: Left = Chosen(p.token) if isinstance(p, OneHot) else Residual(p.probs)
     ahead = ratios(tree, verdict).parent if verdict is not None and looks_ahead(verdict.rule) else None
     for child in tree.children(above):
         if child == before:
@@ -239,7 +239,7 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
 
 def _row(p: Distribution | Left, like: Tensor) -> Tensor:
     """[V] its probabilities."""
-    if isinstance(p, Point | Chosen):
+    if isinstance(p, OneHot | Chosen):
         return torch.zeros_like(like).index_fill_(0, torch.tensor(p.token, device=like.device), 1)
     return p.probs if isinstance(p, Dense) else p.row
 

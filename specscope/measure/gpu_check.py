@@ -31,7 +31,7 @@ BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of
 
 
 @dataclass(frozen=True)
-class Check:
+class GpuCheck:
     """One thing that was tried on the device."""
 
     name: str
@@ -56,10 +56,10 @@ FULL = Sizes()
 SMALL = Sizes(context=40, vocabulary=70, copied=1 << 16, heads=1, size=16, half=False, block=16)
 
 
-def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> Iterator[Check]:
+def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> Iterator[GpuCheck]:
     """Try everything, one after another. `target`: what the engine runs, else the default model."""
     found = launch.limits(device)
-    yield Check("limits", True, f"{found.multiprocessors} multiprocessors, {found.shared >> 10} KiB shared memory")
+    yield GpuCheck("limits", True, f"{found.multiprocessors} multiprocessors, {found.shared >> 10} KiB shared memory")
     for dtype in (torch.bfloat16, torch.float16, torch.float32) if sizes.half else (torch.float32,):
         for name, nodes, splits in (("chunk", 0, 1), ("trees", 12, 1), ("trees, split", 12, 3)):
             label = f"tree_attention {_short(dtype)}, {name}"
@@ -80,12 +80,12 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _try(name: str, work: Callable[[], str]) -> Check:
+def _try(name: str, work: Callable[[], str]) -> GpuCheck:
     try:
-        return Check(name, True, work())
+        return GpuCheck(name, True, work())
     except Exception as error:  # whatever a compiler or a driver has against it is what is asked for
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Check(name, False, reason)
+        return GpuCheck(name, False, reason)
 
 
 def _near(got: Tensor, wanted: Tensor, bound: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specscope.analyze.audit.options import Options, Source
+from specscope.analyze.audit.options import ModelSource, Options
 from specscope.engine.config import DEFAULT_HEAD
 from specscope.engine.models_given import given_digest
 from specscope.errors import UserError, not_loaded
@@ -62,7 +62,7 @@ def draft_named(run: RunInfo, given: str | None) -> str | None:
     return f"self:{layers.split()[0]}" if first else None if name == NAME else name
 
 
-def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list[str], *, given: bool) -> Source:
+def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list[str], *, given: bool) -> ModelSource:
     """Where a model lies: `name` is what `flag` said, or what the capture says. Raises UserError."""
     from transformers import AutoConfig
 
@@ -84,7 +84,7 @@ def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list
     if other and not given:
         raise UserError(other)
     notes += [other] if other else []
-    return Source(path, known, arguments)
+    return ModelSource(path, known, arguments)
 
 
 def _local(name: str) -> tuple[str, Mapping[str, Any], str]:
@@ -105,7 +105,7 @@ def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: st
     return f"the capture's {what} {recorded} at {place} has other weights or settings now ({digests}): give {flag}"
 
 
-def _draft(run: RunInfo, target: Source, given: str | None, notes: list[str]) -> tuple[Source | None, str]:
+def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
     """Where the drafter's model lies, or why it is not known. Raises UserError for one that was given and is not."""
     part, name = model_part(run.drafter), draft_named(run, given)
     if part == "eagle":
@@ -119,7 +119,7 @@ def _draft(run: RunInfo, target: Source, given: str | None, notes: list[str]) ->
         if not count.isdigit():
             raise UserError(f"--draft-model {name}: write self:N, for the target's first N layers")
         arguments = {**target.arguments, "num_hidden_layers": int(count)}
-        return Source(target.path, f"{target.name}, first {count} layers", arguments), ""
+        return ModelSource(target.path, f"{target.name}, first {count} layers", arguments), ""
     try:
         return _source(name, run.draft_model, run.draft_digest, "--draft-model", notes, given=given is not None), ""
     except UserError as error:
@@ -128,7 +128,7 @@ def _draft(run: RunInfo, target: Source, given: str | None, notes: list[str]) ->
         return None, str(error)
 
 
-def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[Source | None, str]:
+def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
     """The same of an EAGLE head."""
     name, flag = draft_named(run, given), "--draft-model HEAD"
     missing = f"the head {run.draft_model} is not at hand: give {flag}"
@@ -150,4 +150,4 @@ def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[Source | N
     if other and given is None:
         return None, other
     notes += [other] if other else []
-    return Source(str(folder), folder.resolve().name), ""
+    return ModelSource(str(folder), folder.resolve().name), ""

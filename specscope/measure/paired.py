@@ -26,7 +26,7 @@ Side = Callable[[], int]  # does the work, returns how many tokens it made
 
 
 @dataclass
-class Comparison:
+class PairedSides:
     """One row of a benchmark: two sides, their throughput in tokens/s by round, and the goal for their ratio."""
 
     name: str
@@ -94,7 +94,7 @@ def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, tit
     return rates
 
 
-def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, str]) -> None:
+def show(comparisons: list[PairedSides], console: Console, machine: Mapping[str, str]) -> None:
     """Print the comparisons as a table."""
     table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
     for column in ("", "compared", "tok/s", "over", "ratio", "95 %", "goal"):
@@ -132,7 +132,7 @@ def machine_info(dtype: str, threads: int) -> dict[str, str]:
     }
 
 
-def write_json(path: str | None, bench: str, comparisons: list[Comparison], machine: Mapping[str, str]) -> None:
+def write_json(path: str | None, bench: str, comparisons: list[PairedSides], machine: Mapping[str, str]) -> None:
     """Write the figures of comparisons where the user wants them."""
     write_figures(path, bench, {"machine": dict(machine), "comparisons": [row.to_dict() for row in comparisons]})
 

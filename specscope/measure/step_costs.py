@@ -20,7 +20,7 @@ from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, m
 from specscope.measure.paired import machine_info, median_interval
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
 from specscope.speculate.drafters.combined import model_of
-from specscope.trace.costs import Point, StepCosts, rising
+from specscope.trace.costs import CostPoint, StepCosts, rising
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree
 
@@ -122,7 +122,7 @@ def measure_costs(
         return measuring.costs(rounds, pace(measuring.counted(rounds)))
 
 
-NOTHING = Point(0, 0.0, 0.0, 0.0)
+NOTHING = CostPoint(0, 0.0, 0.0, 0.0)
 
 
 def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
@@ -149,9 +149,9 @@ def _error(seconds: Sequence[float]) -> float:
     return (high - low) / 2 / median(seconds)
 
 
-def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[Point, ...]:
+def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[CostPoint, ...]:
     """Of steps without drafting, by rows: a size's rows are the mean of its steps'."""
-    points: dict[int, Point] = {}
+    points: dict[int, CostPoint] = {}
     for steps in sizes:
         if steps:
             rows = round(sum(step.rows for step in steps) / len(steps))
@@ -161,7 +161,7 @@ def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[Point, ...]:
 
 def _passes(
     plans: Sequence[DynamicPlan], sizes: Sequence[Sequence[Timed]], batch: int
-) -> tuple[Point, tuple[Point, ...]]:
+) -> tuple[CostPoint, tuple[CostPoint, ...]]:
     """Drafting with one pass; and a later pass by its rows: what drafting takes beyond that, by pass."""
     whole = {plan: [step.drafting for step in steps] for plan, steps in zip(plans, sizes, strict=True) if steps}
     first = next(_point(batch, seconds) for plan, seconds in whole.items() if plan.depth == 1)
@@ -173,6 +173,6 @@ def _passes(
     return first, rising([_point(rows, by_rows[rows]) for rows in sorted(by_rows)])
 
 
-def _point(rows: int, seconds: Sequence[float]) -> Point:
+def _point(rows: int, seconds: Sequence[float]) -> CostPoint:
     low, high = median_interval(seconds)
-    return Point(rows, middle(seconds), low, high)
+    return CostPoint(rows, middle(seconds), low, high)

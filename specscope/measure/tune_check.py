@@ -16,7 +16,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTree:
     """What one engine did in the steps in which a full batch decoded."""
 
     tokens_per_s: float
@@ -32,7 +32,7 @@ def measure_trees(
     again: Sequence[Work],
     most_nodes: int,
     progress: Progress = lambda *_: None,
-) -> tuple[dict[str, Measured], StepCosts]:
+) -> tuple[dict[str, MeasuredTree], StepCosts]:
     """Run the same work with each tree, the engines stepping in turn. `trees`: what each changes of the engine.
 
     What a step costs is measured again in the same rounds, with the prompts `again`: another load on the machine than
@@ -72,12 +72,12 @@ def _counting(work: Sequence[Work], left: dict[str, int], name: str) -> Iterator
         yield one
 
 
-def _measured(steps: Sequence[Timed]) -> Measured:
+def _measured(steps: Sequence[Timed]) -> MeasuredTree:
     drafts = sum(step.drafts for step in steps)
     accepted = sum(step.accepted for step in steps)
     seconds = middle([step.seconds for step in steps])
     tokens = sum(step.tokens for step in steps) / len(steps)
-    return Measured(tokens / seconds, 1 + accepted / drafts if drafts else 1.0, len(steps))
+    return MeasuredTree(tokens / seconds, 1 + accepted / drafts if drafts else 1.0, len(steps))
 
 
 def other_prompts(seen: Sequence[str], count: int) -> list[str]:

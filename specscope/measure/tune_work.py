@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.tune.read import Recorded
-from specscope.analyze.tune.tuning import Row, Tuning, expected
+from specscope.analyze.tune.tuning import TreeRow, Tuning, expected
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import read_prompts
 from specscope.measure.lanes import Work
@@ -80,10 +80,10 @@ def checked(
     return replace(found, rows=tuple(new), choice=choice, checked={"prompts": what, "batch": batch})
 
 
-def _name(row: Row) -> str:
+def _name(row: TreeRow) -> str:
     return row.tree or "no drafting"
 
 
-def _is_checked(row: Row) -> bool:
+def _is_checked(row: TreeRow) -> bool:
     """The choice, the default, no drafting, and what was asked for; the recorded tree is large, and was run."""
     return row.names != ("recorded",) and (bool(row.names) or row.family == "asked")

@@ -16,7 +16,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from specscope.model.batch import Batch
 from specscope.model.fast_paths import has_bfloat16
-from specscope.model.groups import Group, Masks
+from specscope.model.groups import AttentionGroup, Masks
 from specscope.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _attend_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | N
     return _attend_in_parts(query, key, value, None, variant)
 
 
-def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, variant: Variant) -> Tensor:
+def _group_attention(query: Tensor, layer: int, cache: KVCache, group: AttentionGroup, variant: Variant) -> Tensor:
     """Attention of one padded group. query [N, H, D]; returns [real rows, H, E].
 
     The softmax over all of a context is put together from those over its parts (FlashAttention, Dao et al. 2022).
@@ -126,7 +126,7 @@ def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, va
     return flat if group.real is None else flat.index_select(0, group.real)
 
 
-def _suits_products(query: Tensor, group: Group, variant: Variant) -> bool:
+def _suits_products(query: Tensor, group: AttentionGroup, variant: Variant) -> bool:
     """Whether products in bfloat16 do: they round scores and weights, as transformers' own eager attention does."""
     plain = group.start is None and not group.runs and variant.softcap is None and variant.sinks is None
     cpu = query.dtype is torch.bfloat16 and query.device.type == "cpu" and has_bfloat16()
@@ -134,7 +134,7 @@ def _suits_products(query: Tensor, group: Group, variant: Variant) -> bool:
 
 
 def _with_pieces(
-    query: Tensor, key: Tensor, value: Tensor, group: Group, masks: Masks, variant: Variant, read: Read
+    query: Tensor, key: Tensor, value: Tensor, group: AttentionGroup, masks: Masks, variant: Variant, read: Read
 ) -> Tensor:
     """Attention of a group's rows [Hkv, B, M, D] on what was gathered or lies in place, then on runs."""
     if key.shape[1] > group.size:

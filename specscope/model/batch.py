@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.place import Packed, put
-from specscope.kernels.tree_batch import Part, Room, TreeBatch
+from specscope.kernels.tree_batch import FixedShape, Part, TreeBatch
 from specscope.model.backend import Backend
-from specscope.model.groups import Group, build_groups
+from specscope.model.groups import AttentionGroup, build_groups
 from specscope.model.segment import Segment
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Batch:
     )
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[AttentionGroup]:
         """How the torch backend's attention reads the contexts."""
         first = np.cumsum([0] + [len(s.tokens) for s in self.segments])
         return build_groups(self.segments, first, self.tokens.device)
@@ -109,7 +109,7 @@ class PackedBatch:
     def lay_out(
         segments: Sequence[Segment],
         device: torch.device,
-        room: Room | None = None,
+        room: FixedShape | None = None,
         further: dict[str, NDArray[Any]] | None = None,
     ) -> PackedBatch:
         """`room`: what every sequence is given room for, whatever it needs; `further`: arrays that go with it."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.kernels.tree_batch import Room
+from specscope.kernels.tree_batch import FixedShape
 from specscope.model.batch import FED, WANTED, Batch, PackedBatch, Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 
@@ -123,7 +123,7 @@ class Graphs:
         padded = [_pad(s, shape.rows, spare) for s in all_of_them]
         index = np.zeros((2, shape.sequences * shape.rows), dtype=np.int64)
         index[0, : len(fed)], index[1, : len(wanted)] = fed, wanted
-        room = Room(self._window, self._blocks + self._beyond)
+        room = FixedShape(self._window, self._blocks + self._beyond)
         return PackedBatch.lay_out(padded, self._cache.device, room, {FED: index[0], WANTED: index[1]})
 
 

@@ -55,7 +55,7 @@ class Piece:
 
 
 @dataclass
-class Group:
+class AttentionGroup:
     """Segments whose attention is computed together, padded to the longest: B segments, M rows, K slots."""
 
     rows: Tensor | slice  # int64 [B * M] the batch's row behind each padded row; a slice where one follows the other
@@ -227,7 +227,7 @@ class _Layout:
         )
 
 
-def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
+def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[AttentionGroup]:
     """Segments together with those whose rest is about as long: see `_together`.
 
     Of those together, the ones that lie equally far apart in the cache are one group, which is read in place.
@@ -286,7 +286,7 @@ def _by_place(members: list[_Layout]) -> Iterator[tuple[list[_Layout], int | Non
         yield others, None, 0
 
 
-def _group(members: list[_Layout], start: int | None, stride: int, device: torch.device) -> Group:
+def _group(members: list[_Layout], start: int | None, stride: int, device: torch.device) -> AttentionGroup:
     """Pad segments into one group."""
     size, rows = len(members), max(one.rows for one in members)
     keys = max(len(one.places) for one in members)
@@ -307,7 +307,7 @@ def _group(members: list[_Layout], start: int | None, stride: int, device: torch
         seen[b, :m, before:end] = s.mask
         column[b, :before], column[b, before:end] = places[:before], s.positions
         row[b, :m] = s.positions[-m:]
-    return Group(
+    return AttentionGroup(
         rows=_rows(row_of.ravel(), device),
         real=None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real.ravel())).to(device),
         into=_rows(row_of[is_real], device),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from specscope.engine.generate import Encoded
 from specscope.serve.errors import ApiError
-from specscope.serve.figures import Figures
+from specscope.serve.figures import RequestCounts
 from specscope.serve.logprobs import TokenLogprobs, emitted_logprobs
 from specscope.serve.responses import Finish
 from specscope.serve.text import TextStream
@@ -27,10 +27,10 @@ ANSWERS: Mapping[FinishReason, Finish] = {
 
 
 @dataclass
-class Piece:
+class ChoicePiece:
     """What a step adds to a choice."""
 
-    choice: Choice
+    choice: OutputChoice
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprobs]
@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass
-class Choice:
+class OutputChoice:
     """One output."""
 
     name: str  # the engine's request
@@ -51,9 +51,9 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each of them, where they were asked for
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token that ended it
-    figures: Figures = field(default_factory=Figures)
+    figures: RequestCounts = field(default_factory=RequestCounts)
 
-    def take(self, part: RequestStep, record: StepRecord, end: RequestEnd | None) -> Piece | None:
+    def take(self, part: RequestStep, record: StepRecord, end: RequestEnd | None) -> ChoicePiece | None:
         """What a step adds; None where that is nothing. A step that a debugger ran twice adds nothing the second time.
 
         The first output token of a step has the place after the root's.
@@ -66,7 +66,7 @@ class Choice:
         self.logprobs += emitted_logprobs(part, self.stream.vocabulary)[len(part.output()) - len(new) :]
         return self.end(end, new) if end is not None else self._add(self.stream.feed(new), new)
 
-    def end(self, end: RequestEnd, new: Sequence[int] = ()) -> Piece | None:
+    def end(self, end: RequestEnd, new: Sequence[int] = ()) -> ChoicePiece | None:
         """The last piece. Raises ApiError where the request did not end well."""
         if end.reason not in ANSWERS:
             error = end.reason is FinishReason.ERROR
@@ -76,26 +76,26 @@ class Choice:
             self.stop = self.tokens[-1]  # one of stop_token_ids
         return self._add(self.stream.end(new, end.stop), new)
 
-    def _add(self, text: str, new: Sequence[int]) -> Piece | None:
+    def _add(self, text: str, new: Sequence[int]) -> ChoicePiece | None:
         self.text += text
         if not (new or text or self.finish):
             return None
         logprobs = self.logprobs[len(self.logprobs) - len(new) :] if self.logprobs else []
-        return Piece(self, text, list(new), logprobs, self.finish)
+        return ChoicePiece(self, text, list(new), logprobs, self.finish)
 
 
 class Call:
     """One HTTP request: its choices, and the pieces that were not sent yet."""
 
-    def __init__(self, name: str, choices: Sequence[Choice], cancel: Callable[[str], None]) -> None:
+    def __init__(self, name: str, choices: Sequence[OutputChoice], cancel: Callable[[str], None]) -> None:
         self.name, self.choices, self._cancel = name, choices, cancel
         self._left = {choice.name for choice in choices}
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[ChoicePiece] = deque()
         self._news = asyncio.Event()
         self._failure: ApiError | None = None
         self._closed = False
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: ChoicePiece) -> None:
         """Something new."""
         if not self._closed:
             self._pieces.append(piece)
@@ -118,7 +118,7 @@ class Call:
             self._cancel(name)
         self._news.set()
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncIterator[ChoicePiece]:
         """Each as it comes, until all choices have ended. Raises ApiError."""
         while True:
             self._news.clear()
@@ -135,7 +135,7 @@ class Router:
     """Which call each of the engine's requests belongs to."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[Call, Choice]] = {}
+        self._places: dict[str, tuple[Call, OutputChoice]] = {}
         self.empty = asyncio.Event()
         self.empty.set()
 

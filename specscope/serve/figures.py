@@ -37,7 +37,7 @@ class RequestMetrics(msgspec.Struct):
 
 
 @dataclass
-class Figures:
+class RequestCounts:
     """Counts of one request, step by step."""
 
     arrival_ns: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from specscope.serve.calls import Call, Choice, Piece
+from specscope.serve.calls import Call, ChoicePiece, OutputChoice
 from specscope.serve.figures import RequestMetrics
 from specscope.serve.logprobs import TokenLogprobs, chat_logprobs, completion_logprobs
 from specscope.serve.responses import (
@@ -54,7 +54,7 @@ class Form(ABC):
         """The events before the first output."""
 
     @abstractmethod
-    def piece(self, piece: Piece, usage: Usage | UnsetType = UNSET) -> msgspec.Struct:
+    def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> msgspec.Struct:
         """The event of a piece."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class CompletionForm(Form):
         choices = [CompletionChoice(c.index, c.echo, None, None, None) for c in self.call.choices if c.echo]
         return [Completion(**self._head, choices=[choice]) for choice in choices]
 
-    def piece(self, piece: Piece, usage: Usage | UnsetType = UNSET) -> Completion:
+    def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> Completion:
         """A piece of text."""
         told = self._choice(piece.choice, piece.text, piece.logprobs, piece.finish)
         return Completion(**self._head, choices=[told], usage=usage)
@@ -85,7 +85,7 @@ class CompletionForm(Form):
         return Completion(**self._head, choices=[], usage=self.usage(), metrics=metrics)
 
     def _choice(
-        self, c: Choice, text: str, logprobs: Sequence[TokenLogprobs], finish: Finish | None
+        self, c: OutputChoice, text: str, logprobs: Sequence[TokenLogprobs], finish: Finish | None
     ) -> CompletionChoice:
         told = completion_logprobs(logprobs) if self.logprobs else None
         return CompletionChoice(c.index, text, told, finish, c.stop if finish else None)
@@ -109,7 +109,7 @@ class ChatForm(Form):
             for c in self.call.choices
         ]
 
-    def piece(self, piece: Piece, usage: Usage | UnsetType = UNSET) -> ChatChunk:
+    def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> ChatChunk:
         """A piece of a message."""
         choice, finish = piece.choice, piece.finish
         told, stop = self._logprobs(piece.logprobs), choice.stop if finish else None

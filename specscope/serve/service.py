@@ -18,7 +18,7 @@ from specscope.engine.generate import Encoded, Prompt, title_of
 from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.serve.asked import params_of, prompts_of, template_of
-from specscope.serve.calls import Call, Choice, Router
+from specscope.serve.calls import Call, OutputChoice, Router
 from specscope.serve.engine_thread import EngineThread
 from specscope.serve.errors import ApiError, full, stopping
 from specscope.serve.figures import RequestMetrics
@@ -161,7 +161,7 @@ class Service:
         vocabulary = self.engine.vocabulary
         echo = isinstance(asked, CompletionRequest) and bool(asked.echo)
         choices = [
-            Choice(
+            OutputChoice(
                 f"{name}-{index}" if many else name,
                 index,
                 prompt,

@@ -90,7 +90,7 @@ class Lately:
 
 
 @dataclass
-class Acceptance:
+class CandidateHistory:
     """Of one request: what became of its candidates, step by step."""
 
     _steps: list[tuple[int, bytes]] = field(default_factory=list)  # the root's position; code * 2 + accepted of each
@@ -112,9 +112,9 @@ class Acceptance:
         while self._steps and self._steps[-1][0] >= position:
             self._count(self._steps.pop()[1], -1)
 
-    def before(self, position: int) -> Acceptance:
+    def before(self, position: int) -> CandidateHistory:
         """Another one that knows the steps before this position."""
-        other = Acceptance()
+        other = CandidateHistory()
         for at, step in self._steps:
             if at < position:
                 other._steps.append((at, step))

@@ -168,7 +168,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BudgetOutcome:
     """What came of a request's budget in a step. Filled by the engine."""
 
     request: str
@@ -290,7 +290,7 @@ class Sizer:
         seconds = price.alone + self.costs.pass_seconds(unseen)
         return self.learned.unprobed * PROBE_SHARE * price.seconds >= seconds
 
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
+    def learn(self, outcomes: Sequence[BudgetOutcome]) -> None:
         """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
         if not outcomes:
             return
@@ -305,7 +305,7 @@ class Sizer:
         self._learn_rate(outcomes)
         self.learned.steps += 1
 
-    def _learn_one(self, one: Outcome, budget: Budget) -> None:
+    def _learn_one(self, one: BudgetOutcome, budget: Budget) -> None:
         known = self.learned
         if budget.is_off:
             known.recent[one.request].idle += 1
@@ -355,7 +355,7 @@ class Sizer:
                 hits = np.flatnonzero([node in accepted for node in nodes])
                 kind.add(np.log([sure[node] for node in nodes]), hits)
 
-    def _learn_shares(self, outcomes: Sequence[Outcome]) -> None:
+    def _learn_shares(self, outcomes: Sequence[BudgetOutcome]) -> None:
         """Of the batch, how many went down to each level and had trees. Probes go alone, and say nothing of levels."""
         known = self.learned
         looked = [len(one.levels) for one in outcomes if one.budget is not None and not one.budget.probe]
@@ -363,7 +363,7 @@ class Sizer:
             known.shares[level] = _shared(share, sum(levels > level for levels in looked) / len(outcomes))
         known.verifying = _shared(known.verifying, sum(len(one.tree) > 0 for one in outcomes) / len(outcomes))
 
-    def _learn_rate(self, outcomes: Sequence[Outcome]) -> None:
+    def _learn_rate(self, outcomes: Sequence[BudgetOutcome]) -> None:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
         batch = len(outcomes)
         takes, nodes = self._seconds_of(batch), sum(len(one.tree) for one in outcomes)

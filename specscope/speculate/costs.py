@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from specscope.trace.costs import Point, at
+from specscope.trace.costs import CostPoint, at
 
 KIND = "specscope engine costs"
 
@@ -22,11 +22,11 @@ class Costs:
     """Seconds. Points are by rows in all."""
 
     about: Mapping[str, str]  # machine, models and settings: a file is good for these alone
-    step: tuple[Point, ...]  # forward and verification of one request, by rows
-    batches: tuple[tuple[Point, ...], ...]  # the same of more requests: as many as a curve's first point has rows
+    step: tuple[CostPoint, ...]  # forward and verification of one request, by rows
+    batches: tuple[tuple[CostPoint, ...], ...]  # the same of more requests: as many as a curve's first point has rows
     first: float  # a drafting pass over one request's root; 0 for a drafter that is no model
     first_request: float
-    passes: tuple[Point, ...]  # each later pass, by rows
+    passes: tuple[CostPoint, ...]  # each later pass, by rows
     quiet: bool = True  # whether nothing else kept the machine busy
     kind: str = KIND
 
@@ -45,7 +45,7 @@ class Costs:
         further = max(plain[1] - plain[0], 0.0) * share
         return plain[0] + further + trees[0] + min(share, 1.0) * (trees[1] - trees[0])
 
-    def _along(self, curve: tuple[Point, ...], rows: int) -> float:
+    def _along(self, curve: tuple[CostPoint, ...], rows: int) -> float:
         """At so many rows; beyond the last that was measured, rows take what they take of one request."""
         last = curve[-1].rows
         return at(curve, rows) if rows <= last else curve[-1].seconds + at(self.step, rows) - at(self.step, last)

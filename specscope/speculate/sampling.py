@@ -20,7 +20,7 @@ from specscope.model.backend import Backend
 from specscope.speculate.allowed import mask_
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.likeliest import likeliest
-from specscope.speculate.verify.distribution import Dense, Distribution, Point
+from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import Ints
 
@@ -177,7 +177,7 @@ def distributions(
     """
     part = LogitRows(logits, params, counts, paths, allowed)
     if params.greedy:
-        return [Point(token) for token in argmax(part.shaped()).tolist()]
+        return [OneHot(token) for token in argmax(part.shaped()).tolist()]
     return [Dense(row) for row in all_probabilities([part], backend)]
 
 

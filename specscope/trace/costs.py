@@ -31,7 +31,7 @@ LARGEST = 2**20  # bytes of a file of costs
 
 
 @dataclass(frozen=True)
-class Point:
+class CostPoint:
     """Median seconds at a size, and where the median lies at 95 %."""
 
     rows: int
@@ -51,10 +51,10 @@ class StepCosts:
     batch: int
     context: int  # tokens of a request, about, while it was measured
     machine: Mapping[str, str]
-    plain: Point
-    step: tuple[Point, ...]  # without drafting
-    first: Point  # drafting with one pass; 0 seconds for a drafter that is no model
-    passes: tuple[Point, ...]  # each later pass, by its rows in all; none for a drafter that is no model
+    plain: CostPoint
+    step: tuple[CostPoint, ...]  # without drafting
+    first: CostPoint  # drafting with one pass; 0 seconds for a drafter that is no model
+    passes: tuple[CostPoint, ...]  # each later pass, by its rows in all; none for a drafter that is no model
     kind: str = KIND
 
     def seconds(self, plan: TreePlan, nodes: float) -> float:
@@ -79,7 +79,7 @@ class StepCosts:
         return dataclasses.asdict(self)
 
 
-def at(points: Sequence[Point], rows: float) -> float:
+def at(points: Sequence[CostPoint], rows: float) -> float:
     """Seconds at a number of rows: on the line between its neighbours, or beyond the last two."""
     if not points:
         return 0.0
@@ -89,9 +89,9 @@ def at(points: Sequence[Point], rows: float) -> float:
     return float(np.interp(rows, x, y))
 
 
-def rising(points: Sequence[Point]) -> tuple[Point, ...]:
+def rising(points: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
     """More rows take no less: neighbours that fall are set to their mean (isotonic regression)."""
-    groups: list[list[Point]] = []
+    groups: list[list[CostPoint]] = []
     for point in points:
         groups.append([point])
         while len(groups) > 1 and _mean(groups[-2]) > _mean(groups[-1]):
@@ -99,7 +99,7 @@ def rising(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(dataclasses.replace(point, seconds=_mean(group)) for group in groups for point in group)
 
 
-def _mean(points: Sequence[Point]) -> float:
+def _mean(points: Sequence[CostPoint]) -> float:
     return sum(point.seconds for point in points) / len(points)
 
 
@@ -137,7 +137,7 @@ def read_costs(path: str, run: RunInfo, batch: int) -> StepCosts:
     return found
 
 
-def _sound(point: Point) -> bool:
+def _sound(point: CostPoint) -> bool:
     return point.rows >= 0 and 0 < point.seconds < math.inf and 0 <= point.low <= point.high < math.inf
 
 

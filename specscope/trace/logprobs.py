@@ -11,7 +11,7 @@ from specscope.trace.tree import Floats
 
 
 @dataclass(frozen=True)
-class TokenLogprob:
+class OutputLogprob:
     """Of one output token, for both of OpenAI's layouts."""
 
     token: int
@@ -30,8 +30,8 @@ class Logprobs(ArrayEq):
     top: TokenIds  # [m, N] the likeliest tokens
     top_logprob: Floats  # [m, N] falling
 
-    def each(self, tokens: Sequence[int]) -> list[TokenLogprob]:
+    def each(self, tokens: Sequence[int]) -> list[OutputLogprob]:
         """One for each of the step's emitted tokens."""
         rows = zip(self.top.tolist(), self.top_logprob.tolist(), strict=True)
         both = zip(tokens, self.logprob.tolist(), rows, strict=True)
-        return [TokenLogprob(token, own, tuple(zip(*row, strict=True))) for token, own, row in both]
+        return [OutputLogprob(token, own, tuple(zip(*row, strict=True))) for token, own, row in both]

@@ -41,7 +41,7 @@ class Array(Struct, gc=False):
     values: list[Value] = field(default_factory=list)
 
 
-class Pair(Struct, gc=False):
+class KeyValue(Struct, gc=False):
     """KeyValue."""
 
     key: str
@@ -51,7 +51,7 @@ class Pair(Struct, gc=False):
 class Pairs(Struct, gc=False):
     """KeyValueList."""
 
-    values: list[Pair] = field(default_factory=list)
+    values: list[KeyValue] = field(default_factory=list)
 
 
 class SpanMessage(Struct):
@@ -60,7 +60,7 @@ class SpanMessage(Struct):
     name: str
     start_ns: int = field(name="startTimeUnixNano")
     end_ns: int = field(name="endTimeUnixNano")
-    attributes: list[Pair] = field(default_factory=list)
+    attributes: list[KeyValue] = field(default_factory=list)
 
 
 class _Scope(Struct):
@@ -68,7 +68,7 @@ class _Scope(Struct):
 
 
 class _Resource(Struct):
-    attributes: list[Pair] = field(default_factory=list)
+    attributes: list[KeyValue] = field(default_factory=list)
 
 
 class _Part(Struct):
@@ -108,7 +108,7 @@ class _RawLine(Struct):
 class ResourceMessage(Struct, rename="camel"):
     """Resource."""
 
-    attributes: list[Pair] = field(default_factory=list)
+    attributes: list[KeyValue] = field(default_factory=list)
 
 
 class ScopeMessage(Struct, rename="camel"):
@@ -116,7 +116,7 @@ class ScopeMessage(Struct, rename="camel"):
 
     name: str = ""
     version: str = ""
-    attributes: list[Pair] = field(default_factory=list)
+    attributes: list[KeyValue] = field(default_factory=list)
 
 
 NONE = Raw(b"null")
@@ -153,11 +153,11 @@ class OtherSpan(Struct, rename="camel"):
     name: str = ""
     start_time_unix_nano: int = 0
     end_time_unix_nano: int = 0
-    attributes: list[Pair] = field(default_factory=list)
+    attributes: list[KeyValue] = field(default_factory=list)
 
 
 class _Dated(Struct, rename="camel"):
-    attributes: list[Pair] = field(default_factory=list)
+    attributes: list[KeyValue] = field(default_factory=list)
     dropped_attributes_count: int = 0
 
 
@@ -251,7 +251,7 @@ def _one(raw: Raw) -> SpanMessage | DamagedError:
         pairs = []
         for pair in span.attributes:
             name = f"{span.name}: `{pair.key}`"
-            pairs.append(Pair(pair.key, _value.decode(pair.value)))
+            pairs.append(KeyValue(pair.key, _value.decode(pair.value)))
     except _BAD as error:
         return DamagedError(f"{name}: {plain_error(error)}")
     return SpanMessage(span.name, span.start_ns, span.end_ns, pairs)
@@ -294,7 +294,7 @@ def name_of(scope: Raw) -> str:
     return message.name if message else ""
 
 
-def plain(pairs: Sequence[Pair]) -> dict[str, Any]:
+def plain(pairs: Sequence[KeyValue]) -> dict[str, Any]:
     """Attributes as a dict; the drawing is left out."""
     return {pair.key: _plain(pair.value) for pair in pairs if pair.key != DRAWING}
 

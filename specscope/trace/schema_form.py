@@ -19,7 +19,7 @@ from specscope.trace.unfinite import Number, dump_notes
 FORM, LOGPROBS = "specscope.form", "specscope.logprobs"
 
 
-class Form(Struct, frozen=True, kw_only=True):
+class FormAttributes(Struct, frozen=True, kw_only=True):
     """FormNotes."""
 
     node: PerNode[Parent] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Form(Struct, frozen=True, kw_only=True):
     pruned: Count = 0
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class LogprobAttributes(Struct, frozen=True, kw_only=True):
     """Logprobs: m tokens, N likeliest of each."""
 
     logprob: PerNode[Number]
@@ -35,7 +35,7 @@ class Told(Struct, frozen=True, kw_only=True):
     top_logprob: PerNode[Annotated[list[Number], Meta(max_length=20)]]
 
 
-class NamelessTold(Told, frozen=True, kw_only=True):
+class NamelessTold(LogprobAttributes, frozen=True, kw_only=True):
     """That of a run that was recorded with --no-tokens."""
 
     top: PerNode[Annotated[list[Token], Meta(max_length=20)]] = []
@@ -58,13 +58,13 @@ def read_form(text: str, n: int) -> FormNotes | None:
     """Of a tree of n nodes. Raises DamagedError."""
     if not text:
         return None
-    told = read_json(text, Form, FORM)
+    told = read_json(text, FormAttributes, FORM)
     if len(told.node) != len(told.removed) or max(told.node, default=ROOT) >= n:
         raise DamagedError(f"`{FORM}` does not belong to a tree of {n} nodes")
     return FormNotes(np.asarray(told.node, np.int32), np.asarray(told.removed, np.float32), told.pruned)
 
 
-def read_logprobs(text: str, emitted: int, form: type[Told] = Told) -> Logprobs | None:
+def read_logprobs(text: str, emitted: int, form: type[LogprobAttributes] = LogprobAttributes) -> Logprobs | None:
     """Of a step that emitted so many tokens. Raises DamagedError."""
     if not text:
         return None

@@ -29,7 +29,7 @@ MISSING = (NO_OTHERS, NOT_OURS, NOTHING, BY_NAME)
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """One bar, or a lane of marks."""
 
     id: str
@@ -51,11 +51,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class SpanTimeline:
     """The rows in order, each below its parent, and what must be said of them."""
 
     title: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TimelineRow, ...] = ()
     notes: tuple[str, ...] = ()
     others: int = 0  # spans of other services in it
     start_ns: int = field(init=False)
@@ -71,7 +71,7 @@ class Timeline:
         return max(self.end_ns - self.start_ns, 1)
 
 
-def of_request(history: History, request: RequestHistory) -> Timeline:
+def of_request(history: History, request: RequestHistory) -> SpanTimeline:
     """A request of ours with the spans of other services in its trace."""
     others, info = history.others, request.info
     trace = info.traceparent.split("-")[1] if info is not None and info.traceparent else ""
@@ -83,14 +83,14 @@ def of_request(history: History, request: RequestHistory) -> Timeline:
         notes.append(NO_OTHERS)
     own, more = _own(history, request)
     rows = _nested([*_rows(found), *own])
-    return Timeline(f"Request {printable(request.id)}", rows, (*notes, *more, *_said(history, rows)), len(found))
+    return SpanTimeline(f"Request {printable(request.id)}", rows, (*notes, *more, *_said(history, rows)), len(found))
 
 
-def of_trace(history: History, trace_id: str) -> Timeline:
+def of_trace(history: History, trace_id: str) -> SpanTimeline:
     """A trace that no request of ours is in."""
     found = history.others.of(trace_id)
     rows = _nested(_rows(found))
-    return Timeline(f"Trace {trace_id}", rows, (NOT_OURS, *_said(history, rows)), len(found))
+    return SpanTimeline(f"Trace {trace_id}", rows, (NOT_OURS, *_said(history, rows)), len(found))
 
 
 def other_traces(history: History) -> list[str]:
@@ -101,11 +101,11 @@ def other_traces(history: History) -> list[str]:
     return [trace for trace in history.others.traces if trace not in ours]
 
 
-def _rows(spans: Iterable[EngineSpan]) -> list[Row]:
-    return [Row(s.span_id, s.parent_id, s.name, s.service, s.start_ns, s.end_ns, span=s) for s in spans]
+def _rows(spans: Iterable[EngineSpan]) -> list[TimelineRow]:
+    return [TimelineRow(s.span_id, s.parent_id, s.name, s.service, s.start_ns, s.end_ns, span=s) for s in spans]
 
 
-def _own(history: History, request: RequestHistory) -> tuple[list[Row], list[str]]:
+def _own(history: History, request: RequestHistory) -> tuple[list[TimelineRow], list[str]]:
     """The request, its wait, its prefill and its decode steps; and what of them is not known."""
     info, end, notes = request.info, request.end, []
     steps = [(at, history.steps[at], part) for at, part in zip(request.engine_steps, request.steps, strict=True)]
@@ -137,15 +137,15 @@ def _own(history: History, request: RequestHistory) -> tuple[list[Row], list[str
     return rows, notes
 
 
-def _ours(key: str, parent: str, name: str, start_ns: int, end_ns: int) -> Row:
+def _ours(key: str, parent: str, name: str, start_ns: int, end_ns: int) -> TimelineRow:
     above = f"specscope {parent}" if parent in OWN else parent
-    return Row(f"specscope {key}", above, name, "specscope", start_ns, end_ns)
+    return TimelineRow(f"specscope {key}", above, name, "specscope", start_ns, end_ns)
 
 
 OWN = ("request", "decode")  # rows that have rows of ours below them
 
 
-def _lane(name: str, records: Sequence[StepRecord]) -> list[Row]:
+def _lane(name: str, records: Sequence[StepRecord]) -> list[TimelineRow]:
     """One row for all of them, a mark where each began; none where there are none."""
     if not records:
         return []
@@ -154,15 +154,15 @@ def _lane(name: str, records: Sequence[StepRecord]) -> list[Row]:
     return [replace(row, marks=tuple(record.start_ns for record in records))]
 
 
-def _nested(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _nested(rows: Sequence[TimelineRow]) -> tuple[TimelineRow, ...]:
     """Each row below its parent, those of one parent by their start. Spans whose parents go in a circle stand apart."""
     by_id = {row.id: row for row in rows}
-    children: dict[str, list[Row]] = {}
-    roots: list[Row] = []
+    children: dict[str, list[TimelineRow]] = {}
+    roots: list[TimelineRow] = []
     for row in sorted(rows, key=lambda row: row.start_ns):
         inside = row.parent in by_id and row.parent != row.id
         (children.setdefault(row.parent, []) if inside else roots).append(row)
-    out: dict[str, Row] = {}
+    out: dict[str, TimelineRow] = {}
     for root in (*roots, *sorted(rows, key=lambda row: row.start_ns)):  # the second for what no root leads to
         stack = [(root, 0)]
         while stack:
@@ -176,7 +176,7 @@ def _nested(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(out.values())
 
 
-def _said(history: History, rows: Iterable[Row]) -> list[str]:
+def _said(history: History, rows: Iterable[TimelineRow]) -> list[str]:
     """What is wrong with the spans of other services."""
     others, notes = history.others, []
     early = [row.early_ns for row in rows if row.early_ns]

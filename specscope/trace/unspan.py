@@ -311,7 +311,7 @@ def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
         rule=span.rule,
     )
     parents, texts = _parents(span)
-    told_form = schema_form.NamelessTold if isinstance(span, schema.NamelessStep) else schema_form.Told
+    told_form = schema_form.NamelessTold if isinstance(span, schema.NamelessStep) else schema_form.LogprobAttributes
     step = dataclasses.replace(
         _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
         notes=None if span.dropped is UNSET else _notes(span),

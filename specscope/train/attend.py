@@ -13,7 +13,7 @@ from specscope.model.eagle_head import EagleHead
 FURTHER = 32  # positions beyond the sequence's end that drafts may reach
 
 
-class Rotary:
+class HeadRotary:
     """The rotary tables of a head for sequences of some length, and a bit beyond."""
 
     def __init__(self, head: EagleHead, length: int) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from specscope.model.eagle_head import EagleHead
-from specscope.train.attend import Rotary, attend, project
-from specscope.train.scores import BatchScores, Padded, Scores, TargetTensors, ahead
+from specscope.train.attend import HeadRotary, attend, project
+from specscope.train.scores import BatchScores, DepthScores, Padded, TargetTensors, ahead
 
 LEAST = 0.2  # of the positions: as many anchors the deepest depth keeps, as in vLLM's speculators
 
@@ -62,7 +62,7 @@ def forward(head: EagleHead, target: TargetTensors, batch: Padded, anchors: Anch
         kept.append((residual.expand(*mixed.shape[:2], -1)[counts], mixed[counts]))
         p.append(wanted[label])
     logits = _rest(head, torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept]))
-    scores = Scores()
+    scores = DepthScores()
     for one, q in zip(logits.split([len(x) for x, _ in kept]), p, strict=True):
         scores.add(one, q)
     return scores.total()
@@ -74,7 +74,7 @@ def _rows(
     """Of each depth: anchors [B, n], residual stream [B or 1, n or 1, width], attention's output [B, n, heads * D]."""
     assert head.config.parallel is not None
     (size, length), kv_heads = batch.tokens.shape, head.midlayer.self_attn.kv_heads
-    places, rotary = torch.arange(length, device=batch.tokens.device), Rotary(head, length)
+    places, rotary = torch.arange(length, device=batch.tokens.device), HeadRotary(head, length)
     embedding = functional.embedding(ahead(batch.tokens, 1), target.embedding)
     residual, projected = head.prepare(embedding, head.combine(batch.features))
     q, k, v = project(head, projected)

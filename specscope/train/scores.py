@@ -48,7 +48,7 @@ class TargetTensors:
             return (final @ self.rows.T).float().softmax(-1)
 
 
-class Scores:
+class DepthScores:
     """Gathers depths: cross-entropy with the target's distribution, averaged over positions, weighted over depths."""
 
     def __init__(self) -> None:

@@ -19,31 +19,31 @@ from specscope.train.shards import Sample, ShardWriter
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """One sequence: what is given, and what follows it."""
 
     given: str  # not learnt; "" for plain text
     rest: str
 
 
-def read_texts(path: Path, tokenizer: Any) -> Iterator[Text]:  # noqa: ANN401
+def read_texts(path: Path, tokenizer: Any) -> Iterator[TrainingText]:  # noqa: ANN401
     """Paragraphs of a text file; or JSON Lines with `text`, `prompt` and `response`, or chat `messages`.
 
     Raises UserError that names the broken line.
     """
     for number, value in read_data(path):
         try:
-            yield Text("", value) if isinstance(value, str) else _text(value, tokenizer)
+            yield TrainingText("", value) if isinstance(value, str) else _text(value, tokenizer)
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from None
 
 
-def _text(values: dict[str, Any], tokenizer: Any) -> Text:  # noqa: ANN401
+def _text(values: dict[str, Any], tokenizer: Any) -> TrainingText:  # noqa: ANN401
     if isinstance(values.get("text"), str) and values["text"]:
-        return Text("", values["text"])
+        return TrainingText("", values["text"])
     messages = conversation(values)
     if not tokenizer.chat_template and "messages" not in values:
-        return Text(values["prompt"], values["response"])
+        return TrainingText(values["prompt"], values["response"])
     if not tokenizer.chat_template:
         raise UserError("messages need a target with a chat template")
     try:
@@ -51,7 +51,7 @@ def _text(values: dict[str, Any], tokenizer: Any) -> Text:  # noqa: ANN401
         given: str = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
     except Exception as error:
         raise UserError(f"the chat template rejects these messages: {error}") from error
-    return Text(given, whole.removeprefix(given)) if whole.startswith(given) else Text("", whole)
+    return TrainingText(given, whole.removeprefix(given)) if whole.startswith(given) else TrainingText("", whole)
 
 
 def run_texts(

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from specscope.model.eagle_head import EagleHead
-from specscope.train.attend import Rotary, attend, project
-from specscope.train.scores import BatchScores, Padded, Scores, TargetTensors, ahead
+from specscope.train.attend import HeadRotary, attend, project
+from specscope.train.scores import BatchScores, DepthScores, Padded, TargetTensors, ahead
 
 
 def forward(head: EagleHead, target: TargetTensors, batch: Padded, steps: int) -> BatchScores:
@@ -22,7 +22,7 @@ def forward(head: EagleHead, target: TargetTensors, batch: Padded, steps: int) -
     Positions whose most likely token (of the draft vocabulary) follows something given are left out.
     """
     wanted, fed = target.wanted(batch.final), head.combine(batch.features)
-    cache, scores = _Cache(head, batch.tokens.shape[1]), Scores()
+    cache, scores = _Cache(head, batch.tokens.shape[1]), DepthScores()
     for step in range(steps):
         shift = step + 1
         tokens = ahead(batch.tokens, shift)
@@ -39,7 +39,7 @@ class _Cache:
 
     def __init__(self, head: EagleHead, length: int) -> None:
         self.kv: list[tuple[Tensor, Tensor]] = []
-        self.rotary = Rotary(head, length)
+        self.rotary = HeadRotary(head, length)
         self.causal = torch.ones(length, length, dtype=torch.bool, device=head.fc.weight.device).tril()
 
 

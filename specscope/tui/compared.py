@@ -56,7 +56,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Row:
+class PairRow:
     """A place in the output at which a step of either side begins."""
 
     place: int  # output tokens before it
@@ -76,10 +76,10 @@ class Beside:
         return _places(self.a), _places(self.b)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[PairRow]:
         """In the order of the output."""
         at = [dict(zip(places, range(len(places)), strict=True)) for places in self.places]
-        return [Row(place, (at[0].get(place), at[1].get(place))) for place in sorted({*at[0], *at[1]})]
+        return [PairRow(place, (at[0].get(place), at[1].get(place))) for place in sorted({*at[0], *at[1]})]
 
     def part(self, side: int, place: int) -> int | None:
         """The step of a side that covers a place in the output."""

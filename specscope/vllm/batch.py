@@ -13,7 +13,7 @@ from specscope.vllm.numbers import Judged, assembled
 
 
 @dataclass
-class Place:
+class BatchPlace:
     """A request's place in the batch of a step, as the host knows it."""
 
     name: str

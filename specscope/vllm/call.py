@@ -28,7 +28,7 @@ class Forced:
 
 
 @dataclass
-class Call:
+class SamplerCall:
     """T drafted rows of B requests, and V tokens. Tensors are vLLM's own: looked at, never changed."""
 
     logits: Tensor  # [T + B, V] the target's, before any rule but the grammar's mask
@@ -53,9 +53,9 @@ class Call:
     own: dict[int, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling: Any, cut: Any) -> Call:
+    def of(metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling: Any, cut: Any) -> SamplerCall:
         """`metadata`: vLLM's SpecDecodeMetadata; `sampling`: its SamplingMetadata."""
-        return Call(
+        return SamplerCall(
             logits=logits,
             drafted=list(metadata.num_draft_tokens),
             draft_tokens=metadata.draft_token_ids.clone(),  # 0.33's lossy rule writes into them
@@ -98,11 +98,11 @@ class Call:
         return rows if self.cut is None or (k is None and p is None) else self.cut(rows, k, p)
 
 
-def on_host(call: Call) -> Call:
+def on_host(call: SamplerCall) -> SamplerCall:
     """The same tensors where they lie on the host, else copies."""
     values: dict[str, Any] = {name: getattr(call, name) for name in call.__dataclass_fields__}
     values |= {name: value.cpu() for name, value in values.items() if isinstance(value, Tensor)}
-    return Call(**values)
+    return SamplerCall(**values)
 
 
 def _kept(of_requests: Tensor | None) -> Tensor | None:

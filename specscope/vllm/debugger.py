@@ -16,7 +16,7 @@ from specscope.errors import UserError
 from specscope.trace.history import History, Recent
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.wording import plural
-from specscope.vllm.call import Call, Forced, on_host
+from specscope.vllm.call import Forced, SamplerCall, on_host
 from specscope.vllm.forced import force, parse
 from specscope.vllm.gate import Gate
 from specscope.vllm.judged import judge
@@ -78,17 +78,17 @@ def share(output: Any) -> None:
 
 
 @dataclass
-class Decision:
+class HeldDecision:
     """What stands while the worker waits in its sampler."""
 
     witness: Witness
-    call: Call
+    call: SamplerCall
     rows: Mapping[str, int]  # in the batch, by request
     passes: Mapping[int, Passes]  # the drafter's logits, by row
     has_logprobs: bool  # whether vLLM has computed log probabilities of its own tokens
 
     @cached_property
-    def here(self) -> Call:
+    def here(self) -> SamplerCall:
         """The call's tensors on the host; the very ones where vLLM runs there."""
         return on_host(self.call)
 
@@ -104,13 +104,13 @@ class Debugger:
     def __init__(self) -> None:
         self.gate, self.history = Gate(), History(limit=KEPT)
         self.limit = Limit(None)
-        self._decision: Decision | None = None
+        self._decision: HeldDecision | None = None
         self._untaken = Recent(KEPT)
 
     def judged(
         self,
         witness: Witness,
-        call: Call,
+        call: SamplerCall,
         rows: Mapping[str, int],
         passes: Mapping[int, Passes],
         *,
@@ -125,7 +125,7 @@ class Debugger:
             if record is None:
                 return
             self.history.append(record)
-            self._decision = Decision(witness, call, rows, passes, has_logprobs)
+            self._decision = HeldDecision(witness, call, rows, passes, has_logprobs)
             began = time.time_ns()
             try:
                 self.gate.stand(record, self.limit.hold)
@@ -188,7 +188,7 @@ class Debugger:
         assert record is not None
         self.history.replace_last(record)
 
-    def _at(self, part: RequestStep) -> tuple[Decision, int]:
+    def _at(self, part: RequestStep) -> tuple[HeldDecision, int]:
         """What stands, and the request's row in it."""
         if self._decision is None:
             raise UserError("vLLM stands between two steps, where nothing is judged: next goes to the next decision")

@@ -9,7 +9,7 @@ import torch
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
 from specscope.trace.wording import plural
-from specscope.vllm.call import Call, Forced
+from specscope.vllm.call import Forced, SamplerCall
 
 
 def parse(words: Sequence[str], before: Forced) -> Forced:
@@ -27,7 +27,7 @@ def parse(words: Sequence[str], before: Forced) -> Forced:
     return Forced(nodes, token)
 
 
-def force(call: Call, request: int, forced: Forced) -> None:
+def force(call: SamplerCall, request: int, forced: Forced) -> None:
     """Write what follows into vLLM's own output, before vLLM reads it. Raises UserError, and changes nothing then."""
     assert call.output is not None
     if forced.token is not None and not forced.token < call.logits.shape[1]:
@@ -45,14 +45,14 @@ def force(call: Call, request: int, forced: Forced) -> None:
     call.output[request, : len(tokens)] = torch.tensor(tokens, dtype=call.output.dtype)
 
 
-def _nodes(call: Call, request: int) -> list[int]:
+def _nodes(call: SamplerCall, request: int) -> list[int]:
     """A request's drafts, as they are numbered; one that vLLM found invalid ends them."""
     first = sum(call.drafted[:request])
     drafts = call.draft_tokens[first : first + call.drafted[request]].tolist()
     return drafts[: next((at for at, token in enumerate(drafts) if token < 0), len(drafts))]
 
 
-def _tokens(call: Call, request: int, forced: Forced, nodes: list[int]) -> list[int]:
+def _tokens(call: SamplerCall, request: int, forced: Forced, nodes: list[int]) -> list[int]:
     """The accepted drafts, and the final token that vLLM would have given after them."""
     first, own = sum(call.drafted[:request]), _own(call, request)
     rejected = len(own) - 1  # the node that vLLM rejected; as many as it drafted where it rejected none
@@ -72,14 +72,14 @@ def _tokens(call: Call, request: int, forced: Forced, nodes: list[int]) -> list[
     return [*nodes, int(call.bonus_tokens.reshape(-1)[request])]
 
 
-def _own(call: Call, request: int) -> list[int]:
+def _own(call: SamplerCall, request: int) -> list[int]:
     """What vLLM's sampler gave: accepted drafts and the final token."""
     assert call.output is not None
     row = call.own.get(request, call.output[request]).tolist()
     return row[: next((at for at, token in enumerate(row) if token < 0), len(row))]
 
 
-def _accepts(call: Call, request: int, row: int, token: int) -> bool:
+def _accepts(call: SamplerCall, request: int, row: int, token: int) -> bool:
     """The rule of vLLM's kernels, for a draft that they did not come to."""
     if call.greedy(request):
         return _choice(call, row) == token
@@ -92,7 +92,7 @@ def _accepts(call: Call, request: int, row: int, token: int) -> bool:
     return bool(q > 0) and bool(p / q >= coin)
 
 
-def _instead(call: Call, request: int, row: int) -> int:
+def _instead(call: SamplerCall, request: int, row: int) -> int:
     """The final token where this draft is rejected."""
     if call.greedy(request):
         return _choice(call, row)
@@ -100,6 +100,6 @@ def _instead(call: Call, request: int, row: int) -> int:
     return int(call.recovered[row])
 
 
-def _choice(call: Call, row: int) -> int:
+def _choice(call: SamplerCall, row: int) -> int:
     assert call.target_logits is not None
     return int(call.target_logits[row].argmax())

@@ -11,7 +11,7 @@ log = logging.getLogger("specscope.vllm")
 MOST = 5  # errors, after which the plugin steps aside
 
 
-class Guard:
+class ErrorGuard:
     """Counts what went wrong. After `MOST` errors the plugin does nothing more, and says so once."""
 
     def __init__(self) -> None:

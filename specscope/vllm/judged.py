@@ -12,20 +12,20 @@ from torch import Tensor
 from specscope.trace.parents import ParentsBuilder, Spread, spread, spread_without
 from specscope.trace.records import ParentNotes
 from specscope.trace.tree import Floats
-from specscope.vllm.call import Call
+from specscope.vllm.call import SamplerCall
 from specscope.vllm.draft_vocabulary import DraftVocabulary
 from specscope.vllm.numbers import NO_INTS, Judged, Numbers, assembled
 from specscope.vllm.raw_rows import RawRows, of_draft
 from specscope.vllm.scores import Passes
 
 
-def judge(call: Call, request: int, drafter: Sequence[Tensor], *, full: bool) -> Judged:
+def judge(call: SamplerCall, request: int, drafter: Sequence[Tensor], *, full: bool) -> Judged:
     """Of a request's place in the batch. `drafter`: its logits [V] for each draft, or none."""
     return judge_batch(call, {request: ([row[None] for row in drafter], 0)}, full=full)[request]
 
 
 def judge_batch(
-    call: Call, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+    call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> dict[int, Judged]:
     """Of the places that `passes` names: what the drafter gave for each.
 
@@ -41,7 +41,7 @@ def judge_batch(
 class _One:
     """One request while its numbers are read off."""
 
-    def __init__(self, call: Call, request: int, first: int, told: list[int], passes: Passes) -> None:
+    def __init__(self, call: SamplerCall, request: int, first: int, told: list[int], passes: Passes) -> None:
         assert call.output is not None
         valid = next((at for at, token in enumerate(told) if token < 0), len(told))
         out = call.output[request].tolist()

@@ -8,10 +8,10 @@ from torch import Tensor
 from specscope.debug.views import TOP, DistributionView, NodeView, Removed, TopToken
 from specscope.trace.records import RequestStep
 from specscope.trace.tree import Floats
-from specscope.vllm.call import Call
+from specscope.vllm.call import SamplerCall
 
 
-def view_node(call: Call, row: int, step: int, part: RequestStep, node: int, drafter: Tensor | None) -> NodeView:
+def view_node(call: SamplerCall, row: int, step: int, part: RequestStep, node: int, drafter: Tensor | None) -> NodeView:
     """`row`: the request's place in the batch; `drafter`: its logits [V] of this draft, where they are known."""
     draft, token = sum(call.drafted[:row]) + node, int(part.tree.token[node])
     logits = call.logits[int(call.target_rows[draft])]
@@ -37,7 +37,7 @@ def view_node(call: Call, row: int, step: int, part: RequestStep, node: int, dra
     )
 
 
-def _sampled_from(call: Call, row: int, draft: int) -> Floats:
+def _sampled_from(call: SamplerCall, row: int, draft: int) -> Floats:
     """[V] p at a drafted row: one-hot where the request is greedy."""
     if not call.greedy(row):
         return call.target(draft)
@@ -74,7 +74,7 @@ def _kl(p: Floats, q: Floats) -> float:
     return max(float((there * np.log(there / q[known])).sum()), 0.0)
 
 
-def _removed(call: Call, row: int, logits: Tensor, p: Floats) -> tuple[Removed, ...]:
+def _removed(call: SamplerCall, row: int, logits: Tensor, p: Floats) -> tuple[Removed, ...]:
     """What vLLM's rules took away, all together: it keeps no more than the row before and the row after them."""
     if call.greedy(row):
         return (Removed("temperature 0", len(p) - 1, float(1 - _softmax(logits).max())),)

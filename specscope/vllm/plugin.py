@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from specscope.errors import UserError
 from specscope.trace.bus import Bus
 from specscope.trace.trace_sampling import TraceSampling
-from specscope.vllm.guard import Guard, log
+from specscope.vllm.guard import ErrorGuard, log
 from specscope.vllm.on_import import on_import
 from specscope.vllm.scheduling import SchedulerHooks
-from specscope.vllm.settings import Settings
+from specscope.vllm.settings import PluginSettings
 
 if TYPE_CHECKING:
     from specscope.vllm.debugger import Debugger
@@ -27,14 +27,14 @@ QUEUED = 4096  # records that may wait to be written; more are lost, and counted
 
 def register() -> None:
     """Do nothing unless a SPECSCOPE_* variable asks for it. Never raises: an error here would end vLLM."""
-    settings = Settings.read()
+    settings = PluginSettings.read()
     if not settings.is_on:
         return
-    guard = Guard()
+    guard = ErrorGuard()
     guard.safely(_install, settings, guard)
 
 
-def _install(settings: Settings, guard: Guard) -> None:
+def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.vllm import known
     from specscope.vllm.aggregates import offer, why_lacking
     from specscope.vllm.run_info import vllm_version
@@ -53,7 +53,7 @@ def _install(settings: Settings, guard: Guard) -> None:
             offer()
         guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
         return
-    v1, v2 = Guard(), Guard()  # what differs in one runner is no matter to the other
+    v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
 
     debugger: Debugger | None = None
@@ -86,7 +86,7 @@ def _install(settings: Settings, guard: Guard) -> None:
 
 
 def _checked(
-    install: Callable[[ModuleType], None], guards: tuple[Guard, ...], version: str
+    install: Callable[[ModuleType], None], guards: tuple[ErrorGuard, ...], version: str
 ) -> Callable[[ModuleType], None]:
     """Install into a module only where it is as it is known to be. `guards`: of all that cannot do without it."""
     from specscope.vllm.known import differences
@@ -109,7 +109,11 @@ def _rank() -> int | None:
 
 
 def witness(
-    runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks, debugger: Debugger | None = None
+    runner: Any,
+    settings: PluginSettings,
+    guard: ErrorGuard,
+    scheduler: SchedulerHooks,
+    debugger: Debugger | None = None,
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
     from specscope.trace.vocabulary import Vocabulary
@@ -151,7 +155,7 @@ def witness(
     return made
 
 
-def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
+def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
     """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.capture import CaptureWriter
     from specscope.trace.export import SpanSink, make_exporter
@@ -201,7 +205,7 @@ def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
     return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))
 
 
-def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debugger) -> Any:
+def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: Debugger) -> Any:
     """Publish a record, and tell the debugger."""
     from specscope.trace.privacy import strip
 
@@ -214,7 +218,7 @@ def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debug
     return told
 
 
-def _listen(settings: Settings, guard: Guard, debugger: Debugger, runner: Any) -> None:
+def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, runner: Any) -> None:
     """Open the debugger's socket, on the rank that tells what all of its engine's ranks do."""
     from specscope.vllm.debug_server import DebugServer
     from specscope.vllm.debugger import limit_of

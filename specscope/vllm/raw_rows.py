@@ -8,14 +8,14 @@ from torch import Tensor
 
 from specscope.trace.parents import Indices, RawRow
 from specscope.trace.tree import Floats
-from specscope.vllm.call import Call
+from specscope.vllm.call import SamplerCall
 from specscope.vllm.draft_vocabulary import DraftVocabulary
 
 
 class RawRows:
     """Of one call of the sampler. Nothing here wakes torch's threads: they are slow to meet when cores are busy."""
 
-    def __init__(self, call: Call, vocabulary: DraftVocabulary) -> None:
+    def __init__(self, call: SamplerCall, vocabulary: DraftVocabulary) -> None:
         self._logits, self._rows, self._vocabulary = call.logits, call.target_rows.tolist(), vocabulary
         self._row = torch.empty(call.logits.shape[1])
         self._passes: dict[int, tuple[Floats, Floats, Indices | None]] = {}  # by the tensor's id, which the call holds

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specscope.vllm.call import Call
+from specscope.vllm.call import SamplerCall
 
 Range = Callable[[int, int], Tensor]  # rows from..to of a tensor [., V]
 
@@ -58,7 +58,7 @@ class Rows:
         return self.first + self.accepted
 
 
-def rows_of(call: Call, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:
+def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:
     """Of a call of V1's sampler. `drafter`: for each request the drafter's passes [., V] and its row in them."""
     assert call.output is not None
     device, count = call.logits.device, len(call.drafted)
@@ -92,7 +92,7 @@ def rows_of(call: Call, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows
     return made
 
 
-def _sampled(rows: Rows, call: Call) -> None:
+def _sampled(rows: Rows, call: SamplerCall) -> None:
     """What only calls with sampled requests have."""
     last = len(rows.tokens) - 1
     at_draft = (rows.ended.clamp_max(last) if last >= 0 else rows.ended).long()

@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.trace.tree import Ints
-from specscope.vllm.batch import Judgements, OnDevice, OnHost, Place
-from specscope.vllm.call import Call
+from specscope.vllm.batch import BatchPlace, Judgements, OnDevice, OnHost
+from specscope.vllm.call import SamplerCall
 from specscope.vllm.device import gather
 from specscope.vllm.draft_vocabulary import DraftVocabulary
-from specscope.vllm.guard import Guard, wrap
+from specscope.vllm.guard import ErrorGuard, wrap
 from specscope.vllm.judged import judge_batch
 from specscope.vllm.numbers import NO_INTS
 from specscope.vllm.rows import rows_of
@@ -29,7 +29,7 @@ class RunnerHooks:
 
     def __init__(
         self,
-        guard: Guard,
+        guard: ErrorGuard,
         sampler: SamplerHooks,
         make_witness: Callable[[Any], Witness | None],
         debugger: Debugger | None = None,
@@ -113,7 +113,7 @@ class RunnerHooks:
         except Exception as error:
             self._guard.caught("share", error)
 
-    def _judge(self, witness: Witness, runner: Any, call: Call | None, output: Any) -> None:
+    def _judge(self, witness: Witness, runner: Any, call: SamplerCall | None, output: Any) -> None:
         """The sampler has run, and the runner's batch still is as it was judged."""
         if call is None or self._scores is None or self._scheduled is None:
             return
@@ -151,7 +151,7 @@ class RunnerHooks:
 
 
 def judge_here(
-    call: Call, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+    call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> Judgements:
     """Of the rows that `passes` names, read at once. `passes`: what the drafter gave for each."""
     found = judge_batch(call, passes, full=full, vocabulary=vocabulary)
@@ -159,14 +159,14 @@ def judge_here(
 
 
 def judge_there(
-    call: Call, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+    call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> Judgements:
     """Likewise of tensors on a device, to be read when they have come."""
     drafter = [passes.get(row, NONE) for row in range(len(call.drafted))]
     return OnDevice([gather(rows_of(call, drafter), full=full)])
 
 
-def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[Place]:
+def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[BatchPlace]:
     """The requests of V1's batch. With asynchronous scheduling the host counts every draft as accepted at first."""
     batch, ahead = runner.input_batch, bool(getattr(runner, "use_async_scheduling", False))
     names = list(batch.req_ids)
@@ -178,7 +178,7 @@ def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[Place]:
             continue
         context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
         blocks, first = _blocks(batch, row, context, count, size, 3 * max(drafted, default=0) if ahead else 0)
-        found.append(Place(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead))
+        found.append(BatchPlace(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead))
     return found
 
 

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specscope.vllm.call import Call
-from specscope.vllm.guard import Guard, wrap
+from specscope.vllm.call import SamplerCall
+from specscope.vllm.guard import ErrorGuard, wrap
 
 
 class SamplerHooks:
     """`call` is the rejection sampler's call that runs now, or the last one that ran while `listening`."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: ErrorGuard) -> None:
         self._guard = guard
         self.listening = False  # set by the runner's hooks around a real step: vLLM also calls the sampler to warm up
-        self.call: Call | None = None
+        self.call: SamplerCall | None = None
         self._cut: Any = None
 
     def install(self, module: ModuleType) -> None:
@@ -38,7 +38,7 @@ class SamplerHooks:
         def forward(sampler: Any, metadata: Any, draft_probs: Any, logits: Any, sampling: Any, **kwargs: Any) -> Any:
             self.call = None
             if self.listening:
-                self.call = self._guard.safely(Call.of, metadata, draft_probs, logits, sampling, self._cut)
+                self.call = self._guard.safely(SamplerCall.of, metadata, draft_probs, logits, sampling, self._cut)
             output = original(sampler, metadata, draft_probs, logits, sampling, **kwargs)
             if self.call is not None:
                 self.call.output = output.sampled_token_ids

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from specscope.vllm.guard import Guard, wrap
+from specscope.vllm.guard import ErrorGuard, wrap
 
 ATTRIBUTE = "specscope_notes"
 
@@ -55,7 +55,7 @@ class SchedulerNotes:
 class SchedulerHooks:
     """Wraps a Scheduler class. One for a process; each scheduler keeps its own notes."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: ErrorGuard) -> None:
         self._guard = guard
         self.resting: Callable[[SchedulerNotes], None] | None = None  # where a worker in this process is told at once
         self._schedulers: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specscope.vllm.guard import Guard
+from specscope.vllm.guard import ErrorGuard
 
 MOST = 2**27  # bytes of logits that may be kept on a device until the next step; with more, none are
 Passes = tuple[Sequence[Tensor], int]  # the logits [., V] of each of its passes, and a request's row in them
@@ -17,7 +17,7 @@ NONE: Passes = ((), 0)
 class DrafterScores:
     """Keeps what the drafter's own model says while it drafts; n-gram and suffix have none."""
 
-    def __init__(self, guard: Guard, *, sampled: bool) -> None:
+    def __init__(self, guard: ErrorGuard, *, sampled: bool) -> None:
         self._guard, self._sampled = guard, sampled
         self._passes: list[Tensor] = []
         self._scored: dict[str, Passes] = {}

@@ -20,7 +20,7 @@ ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, NO_TOKENS, DEBUG, AGGREGA
 
 
 @dataclass(frozen=True)
-class Settings:
+class PluginSettings:
     """Read from SPECSCOPE_* variables. Nothing happens unless one of the first three is set."""
 
     capture: str | None  # SPECSCOPE_CAPTURE: a file
@@ -41,9 +41,9 @@ class Settings:
         return any((self.capture, self.endpoint, self.debug))
 
     @staticmethod
-    def read(environment: Mapping[str, str] = os.environ) -> Settings:
+    def read(environment: Mapping[str, str] = os.environ) -> PluginSettings:
         """From the environment; an empty variable is as good as none."""
-        return Settings(
+        return PluginSettings(
             capture=environment.get(CAPTURE) or None,
             endpoint=environment.get(ENDPOINT) or None,
             debug=environment.get(DEBUG) or None,

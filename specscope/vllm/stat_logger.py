@@ -10,17 +10,17 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from specscope.trace.bus import Bus
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.aggregates import Sums, run_of_sums
-from specscope.vllm.guard import Guard, log
+from specscope.vllm.guard import ErrorGuard, log
 from specscope.vllm.plugin import sinks
 from specscope.vllm.run_info import speculation, vllm_version
-from specscope.vllm.settings import Settings
+from specscope.vllm.settings import PluginSettings
 
 
 class StatLogger(StatLoggerBase):  # type: ignore[misc]
     """One for each engine. An error in it would end the server's output: it is caught, and the logger steps aside."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self._guard = Guard()
+        self._guard = ErrorGuard()
         self._sums: Sums | None = None
         self._guard.safely(self._begin, vllm_config, engine_index)
 
@@ -29,7 +29,7 @@ class StatLogger(StatLoggerBase):  # type: ignore[misc]
         run = run_of_sums(config, vllm_version(), told)
         bus = Bus()
         front_end = getattr(getattr(config, "parallel_config", None), "_api_process_rank", 0)
-        closers = sinks(Settings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
+        closers = sinks(PluginSettings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
         self._sums = Sums(str(engine), bus.publish, int(told.get("num_speculative_tokens") or 0))
         atexit.register(lambda: [self._guard.safely(one) for one in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
         log.warning("specscope: aggregates of engine %d of vLLM %s", engine, run.versions["vllm"])

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specscope.vllm.batch import OnDevice, Place
+from specscope.vllm.batch import BatchPlace, OnDevice
 from specscope.vllm.device import Gathered, gather
-from specscope.vllm.guard import Guard, wrap
+from specscope.vllm.guard import ErrorGuard, wrap
 from specscope.vllm.numbers import NO_INTS
 from specscope.vllm.v2_rows import Verified, rows_of_verified
 from specscope.vllm.witness import Witness
@@ -18,7 +18,7 @@ from specscope.vllm.witness import Witness
 class V2Hooks:
     """One for a process."""
 
-    def __init__(self, guard: Guard, make_witness: Callable[[Any], Witness | None]) -> None:
+    def __init__(self, guard: ErrorGuard, make_witness: Callable[[Any], Witness | None]) -> None:
         self._guard, self._make = guard, make_witness
         self._witness: Witness | None = None
         self._asked = False
@@ -202,7 +202,7 @@ class V2Hooks:
         self._calls.append(gather(rows_of_verified(call), full=self._witness.full))
 
 
-def places(batch: Any) -> list[Place]:
+def places(batch: Any) -> list[BatchPlace]:
     """The requests of V2's InputBatch. Its host runs ahead: it counts every draft as accepted at first.
 
     Which KV blocks were written only the device knows.
@@ -210,7 +210,7 @@ def places(batch: Any) -> list[Place]:
     drafts = batch.num_draft_tokens_per_req
     upper = batch.seq_lens_cpu_upper_bound.numpy()
     return [
-        Place(
+        BatchPlace(
             name=name,
             row=row,
             context=int(batch.num_computed_tokens_np[row]),

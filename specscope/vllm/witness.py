@@ -28,7 +28,7 @@ from specscope.trace.records import (
 from specscope.trace.rules import LOSSY
 from specscope.trace.tree import DraftTree, Ints
 from specscope.trace.vocabulary import Vocabulary
-from specscope.vllm.batch import Judgements, OnHost, Place
+from specscope.vllm.batch import BatchPlace, Judgements, OnHost
 from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
@@ -60,7 +60,7 @@ class _Step:
     phases: list[Phase] = field(default_factory=list)
     admitted: list[RequestInfo] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[BatchPlace] = field(default_factory=list)
     judgements: Judgements | None = None
     budget: int | None = None  # drafts that it may verify, where that is limited
     ended: list[Ended] = field(default_factory=list)  # by what the step gave, or while it ran
@@ -104,7 +104,7 @@ class Witness:
             before = self._running.phases[-1].end_ns if self._running.phases else end_ns
             self._running.phases.append(Phase(name, start_ns or before, max(end_ns, start_ns or before)))
 
-    def judged(self, places: Sequence[Place], judgements: Judgements, budget: int | None = None) -> None:
+    def judged(self, places: Sequence[BatchPlace], judgements: Judgements, budget: int | None = None) -> None:
         """The sampler has run. `budget`: how many drafts were verified, where that is limited."""
         if self._running is None:
             return
@@ -204,7 +204,7 @@ class Witness:
         there = [place for place in step.places if place.name in requests]
         return [self._part(place, step.judgements, requests[place.name]) for place in there]
 
-    def _part(self, place: Place, judgements: Judgements | None, request: Known) -> RequestStep:
+    def _part(self, place: BatchPlace, judgements: Judgements | None, request: Known) -> RequestStep:
         index, request.index = request.index, request.index + 1
         one = judgements.of(place.row) if place.ended_prompt and judgements is not None else None
         if one is None:
@@ -238,7 +238,7 @@ class Witness:
             method=self._method(one, place, place.drafts - verified),
         )
 
-    def _method(self, one: Judged, place: Place, unverified: int) -> MethodNotes | None:
+    def _method(self, one: Judged, place: BatchPlace, unverified: int) -> MethodNotes | None:
         """What vLLM's drafters tell besides."""
         notes = MethodNotes(
             confidence=NO_FLOATS if one.confidence is None else one.confidence,
@@ -248,7 +248,7 @@ class Witness:
         )
         return None if notes.is_empty else notes
 
-    def _blocks(self, place: Place, context: int, count: int) -> Ints:
+    def _blocks(self, place: BatchPlace, context: int, count: int) -> Ints:
         """The KV blocks that a step writes to; none where the model has several kinds of cache."""
         size, first = self.run.block_size, place.first_block
         return place.blocks[max(context // size - first, 0) : max((context + count - 1) // size + 1 - first, 0)]

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from specscope.trace.aggregate import DEPTH, LENGTHS, Aggregate, full_chains
-from specscope.watch.told import ENGINES, POSITIONS, Told, UnreadableError, count, make_room
+from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count, make_room
 
 SOURCE = "vLLM log"
 MARK = "SpecDecoding metrics:"
@@ -50,7 +50,7 @@ class _Process:
     engine: str = ""  # of the line before
     load: dict[str, float] = field(default_factory=dict)  # that line's; of use to one line of metrics
     engines: set[str] = field(default_factory=set)  # all that it has named
-    held: list[Told] | None = None  # from before it is known whether there are several
+    held: list[ToldInterval] | None = None  # from before it is known whether there are several
     began: bool = False
     unnamed: str | None = None  # the engine that has no name, for lines of it were told before it was named
 
@@ -67,7 +67,7 @@ class LogReader:
         self._processes: dict[str, _Process] = {}
         self._ends: dict[str, int] = {}  # of each engine's last interval
 
-    def take(self, line: str, now: datetime | None = None) -> list[Told]:
+    def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """What a line tells, and what had to wait for it. Raises UnreadableError for one that is cut or changed."""
         self._now = now or self._now
         if MARK not in line and LOAD not in line:
@@ -88,11 +88,11 @@ class LogReader:
             process.engines.add(process.engine)
         return self._released(process) if again else []
 
-    def rest(self) -> list[Told]:
+    def rest(self) -> list[ToldInterval]:
         """What still waits: there are no more lines, or none for now."""
         return [told for process in self._processes.values() for told in self._released(process)]
 
-    def _of_process(self, process: _Process, line: str) -> list[Told]:
+    def _of_process(self, process: _Process, line: str) -> list[ToldInterval]:
         told = self._metrics(line, process.engine, process.load)
         process.load = {}
         is_first, process.began = not process.began, True
@@ -106,12 +106,12 @@ class LogReader:
         waits = is_first or (process.engines and len(process.held) < ENGINES)
         return [] if waits else self._released(process)  # nothing here names an engine
 
-    def _released(self, process: _Process) -> list[Told]:
+    def _released(self, process: _Process) -> list[ToldInterval]:
         held, process.held = process.held or [], None
         only = next(iter(process.engines)) if len(process.engines) == 1 else ""
         return [replace(told, aggregate=replace(told.aggregate, engine=told.aggregate.engine or only)) for told in held]
 
-    def _metrics(self, line: str, engine: str, values: dict[str, float]) -> Told:
+    def _metrics(self, line: str, engine: str, values: dict[str, float]) -> ToldInterval:
         told = aggregate(line)
         speed = _FIELDS["speed"].search(line)
         end = self._time(line)
@@ -130,7 +130,7 @@ class LogReader:
                 "averages": {**told.averages, **{k: v for k, v in values.items() if k.endswith("tokens/s")}},
             }
         )
-        return Told("", max(min(start, end), 0), end, whole)
+        return ToldInterval("", max(min(start, end), 0), end, whole)
 
     def _time(self, line: str) -> int:
         """Nanoseconds; the newest year in which the time has been. Now where the line has none."""

@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.checked import short
-from specscope.watch.told import ENGINES, POSITIONS, Told, UnreadableError, count
+from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
 
 VLLM, SGLANG = "vLLM /metrics", "SGLang /metrics"
 
@@ -129,7 +129,7 @@ def _engine(name: str, labels: Mapping[str, str]) -> tuple[str, str, str]:
     return SGLANG, " ".join(f"{rank} {labels[rank]}" for rank in RANKS if labels.get(rank)), model
 
 
-def difference(before: Reading | None, after: Reading) -> Told:
+def difference(before: Reading | None, after: Reading) -> ToldInterval:
     """What happened between two readings of one engine; before None: since its counters began."""
     reset = before is not None and _restarted(before, after)
     past = None if before is None or reset else before
@@ -157,7 +157,7 @@ def difference(before: Reading | None, after: Reading) -> Told:
         averages=dict(after.averages),
         reset=reset,
     )
-    return Told(after.model, before.time_ns if before else max(began, 0), after.time_ns, told)
+    return ToldInterval(after.model, before.time_ns if before else max(began, 0), after.time_ns, told)
 
 
 def _restarted(before: Reading, after: Reading) -> bool:
@@ -181,9 +181,9 @@ class Intervals:
     def __init__(self) -> None:
         self._last: dict[tuple[str, str, str], Reading] = {}
 
-    def take(self, readings: Iterable[Reading]) -> list[Told]:
+    def take(self, readings: Iterable[Reading]) -> list[ToldInterval]:
         """The intervals that these readings end; the first reading of an engine ends none."""
-        told: list[Told] = []
+        told: list[ToldInterval] = []
         known: set[tuple[str, str, str]] = set()
         for reading in readings:
             key = (reading.source, reading.engine, reading.model)

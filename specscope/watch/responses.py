@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.schema import plain_error
 from specscope.watch.metrics import COUNTERS, GAUGES, PER_POSITION, Reading, difference
-from specscope.watch.told import MOST, POSITIONS, Told, UnreadableError, count
+from specscope.watch.told import MOST, POSITIONS, ToldInterval, UnreadableError, count
 
 RESPONSE, METRICS, SGLANG = "vLLM response", "vLLM get_metrics()", "SGLang response"
 
@@ -60,7 +60,7 @@ class Metric(Struct, frozen=True):
 T = TypeVar("T")
 
 
-def read_json(value: Any, time_ns: int) -> list[Told]:  # noqa: ANN401
+def read_json(value: Any, time_ns: int) -> list[ToldInterval]:  # noqa: ANN401
     """All that a JSON value tells, whatever it is of the above, or a list of them. Raises UnreadableError."""
     if isinstance(value, list) and value and all(isinstance(one, dict) and "name" in one for one in value):
         return _metrics(value, time_ns)
@@ -68,7 +68,7 @@ def read_json(value: Any, time_ns: int) -> list[Told]:  # noqa: ANN401
     return [told for one in values for told in _outputs(one, time_ns)]
 
 
-def _outputs(value: Any, time_ns: int) -> Iterator[Told]:  # noqa: ANN401
+def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN401
     """Of one response or output."""
     if not isinstance(value, dict):
         raise UnreadableError("a JSON value that is no response")
@@ -87,7 +87,7 @@ def _outputs(value: Any, time_ns: int) -> Iterator[Told]:  # noqa: ANN401
     name = next((value[key] for key in ("id", "request_id") if isinstance(value.get(key), str)), "")[:1000]
     for at, told in enumerate(found):
         about = f"{name} {at}".strip() if len(found) > 1 else name
-        yield Told(model, time, time, replace(told, request=about, emitted=_emitted(value, len(found))))
+        yield ToldInterval(model, time, time, replace(told, request=about, emitted=_emitted(value, len(found))))
 
 
 def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
@@ -164,7 +164,7 @@ def _emitted(value: Mapping[str, Any], sequences: int) -> int | None:
     return tokens if isinstance(tokens, int) and 0 <= tokens < MOST and sequences == 1 else None
 
 
-def _metrics(values: Sequence[Any], time_ns: int) -> list[Told]:
+def _metrics(values: Sequence[Any], time_ns: int) -> list[ToldInterval]:
     """`llm.get_metrics()`: counters since the engine began, each engine by its labels."""
     found: dict[tuple[str, str], Reading] = {}
     for one in values:

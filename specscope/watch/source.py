@@ -28,7 +28,7 @@ from specscope.watch.fetch import fetched
 from specscope.watch.log import MARK, LogReader
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.responses import read_json
-from specscope.watch.told import Told, UnreadableError
+from specscope.watch.told import ToldInterval, UnreadableError
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
@@ -56,7 +56,7 @@ class Source(Protocol):
     endless: bool  # whether it may go on for ever
     faults: Faults
 
-    def run(self, stop: threading.Event) -> Iterator[Told | str]:
+    def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """What it tells, and notices as text, until it ends or is told to stop. Raises UserError."""
 
 
@@ -106,7 +106,7 @@ class Server:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
         return read_metrics(page.decode("utf-8", "replace"), time.time_ns())
 
-    def run(self, stop: threading.Event) -> Iterator[Told | str]:
+    def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """An interval after the other. A server that is away is waited for."""
         due, away = time.monotonic(), False
         while True:
@@ -146,7 +146,7 @@ class File:
         self.endless = follow or not self._regular
         self._time = datetime.fromtimestamp(found.st_mtime) if self._regular else None
 
-    def run(self, stop: threading.Event) -> Iterator[Told | str]:
+    def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """What each line, or the whole, tells."""
         kind = kind_of(start_of(self._path)) if self._regular else None
         if kind is not None and kind.reader is not Reader.WATCH:
@@ -169,7 +169,7 @@ class File:
         if not self.recognised and not stop.is_set():
             raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}")
 
-    def _content(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+    def _content(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         kind = kind_of(first.encode())
         if kind is not None and kind.reader is not Reader.WATCH:  # of a pipe, which cannot be looked at before
             raise kind.refusal(self.name, WATCHED)
@@ -244,7 +244,7 @@ class File:
                 raise UserError(f"{self.name} is larger than {LARGEST >> 20} MiB, the limit")
             yield line
 
-    def _log(self, lines: Iterator[str]) -> Iterator[Told | str]:
+    def _log(self, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         reader = LogReader(self._time or datetime.now())
         number = 0
         for line in lines:
@@ -262,7 +262,7 @@ class File:
                 yield from self._news()
         yield from reader.rest()
 
-    def _json(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+    def _json(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         """One document, or one a line."""
         try:
             value = decoded(first)
@@ -278,7 +278,7 @@ class File:
                 yield from self._document(line, number)
         self._finish()
 
-    def _stream(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+    def _stream(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         """Server-sent events: the last one before `[DONE]` has the figures."""
         for number, line in enumerate(_chain(first, lines), 1):
             data = line.removeprefix("data:").strip()
@@ -292,7 +292,7 @@ class File:
             why, self.faults = self.faults.lines()[0], Faults()
             raise UserError(f"{self.name} has no speculation figures; {why}")
 
-    def _document(self, line: str, number: int) -> Iterator[Told | str]:
+    def _document(self, line: str, number: int) -> Iterator[ToldInterval | str]:
         try:
             value = decoded(line)
         except orjson.JSONDecodeError as error:
@@ -301,7 +301,7 @@ class File:
             return
         yield from self._values(value, number)
 
-    def _values(self, value: object, number: int) -> Iterator[Told | str]:
+    def _values(self, value: object, number: int) -> Iterator[ToldInterval | str]:
         """A list may hold some responses that cannot be read."""
         single = not isinstance(value, list) or all(isinstance(one, dict) and "name" in one for one in value)
         for at, one in enumerate([value] if single else value):  # type: ignore[arg-type,var-annotated]
@@ -320,7 +320,7 @@ class File:
         """Of what was left out, what a screen should say now."""
         yield from (Left(f"{self.name}: {line}") for line in self.faults.news())
 
-    def _page(self, text: str) -> Iterator[Told | str]:
+    def _page(self, text: str) -> Iterator[ToldInterval | str]:
         """A page of metrics that was saved: what its counters count since they began."""
         try:
             readings = read_metrics(text, int((self._time or datetime.now()).timestamp() * 1e9))

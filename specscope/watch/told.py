@@ -17,7 +17,7 @@ class UnreadableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldInterval:
     """One interval of one engine. `aggregate.engine` says which, together with the model."""
 
     model: str  # "" where the source does not name it

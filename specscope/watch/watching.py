@@ -15,7 +15,7 @@ from specscope.trace.outputs import Outputs
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.wording import plural
 from specscope.watch.source import Source
-from specscope.watch.told import ENGINES, Told
+from specscope.watch.told import ENGINES, ToldInterval
 
 WAITING = 2000  # records that may wait to be shown
 
@@ -33,7 +33,7 @@ class EngineRun:
     captured: str = ""  # the file
     steps: int = 0
 
-    def record(self, told: Told) -> StepRecord:
+    def record(self, told: ToldInterval) -> StepRecord:
         """What was told, as the next step."""
         self.steps += 1
         return interval_record(self.steps - 1, told.start_ns, told.end_ns, told.aggregate)
@@ -91,7 +91,7 @@ class Watch:
         with self._lock:
             self._left -= 1
 
-    def _take(self, source: Source, told: Told | str) -> None:
+    def _take(self, source: Source, told: ToldInterval | str) -> None:
         if isinstance(told, str):
             self.news.append(News(None, None, told))
             return
@@ -107,7 +107,7 @@ class Watch:
             run.bus.publish(record)
             self.news.append(News(run, record))
 
-    def _run_of(self, source: Source, told: Told) -> EngineRun | None:
+    def _run_of(self, source: Source, told: ToldInterval) -> EngineRun | None:
         """None where there are too many engines."""
         key = (source.name, told.aggregate.engine, told.model)
         if key not in self.runs:
@@ -158,6 +158,6 @@ class Watch:
         return lines
 
 
-def _name(source: Source, told: Told) -> str:
+def _name(source: Source, told: ToldInterval) -> str:
     engine = f" engine {told.aggregate.engine}" if told.aggregate.engine else ""
     return f"{source.name}{engine}"

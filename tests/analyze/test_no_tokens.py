@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specscope.analyze.questions.answers import answer
-from specscope.analyze.questions.missed import Place
+from specscope.analyze.questions.missed import ChoicePlace
 from specscope.analyze.verify.trial import BY_TOKENS, IN_PART
 from specscope.debug.viewer import Viewer
 from specscope.trace.capture import CaptureWriter
@@ -111,7 +111,11 @@ def test_why_and_questions_name_no_token_and_say_why(nameless):
     whole = answer(read_capture(TRACES / "sampled.jsonl").history)
     assert not answers.rejections.tokens
     assert answers.rejections.groups
-    assert {choice.place for choice in answers.missed.choices} == {Place.ACCEPTED, Place.BEYOND, Place.UNKNOWN}
+    assert {choice.place for choice in answers.missed.choices} == {
+        ChoicePlace.ACCEPTED,
+        ChoicePlace.BEYOND,
+        ChoicePlace.UNKNOWN,
+    }
     for found in (answers.rejections, answers.missed):
         assert any(LACK in note for note in found.notes)
     assert answers.conditions == whole.conditions

@@ -15,7 +15,7 @@ from specscope.cli.main import cli
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.trace.capture import CaptureWriter
-from specscope.trace.costs import Point, StepCosts, write_costs
+from specscope.trace.costs import CostPoint, StepCosts, write_costs
 from specscope.trace.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story
 
@@ -31,9 +31,9 @@ def run(*arguments):
 def costs(tmp_path):
     """A file of costs for the sample capture."""
     told = read_capture(EAGLE).history.run
-    point = Point(1, 0.02, 0.0199, 0.0201)
-    step = (dataclasses.replace(point, rows=2), Point(32, 0.06, 0.059, 0.061))
-    passes = (Point(1, 0.002, 0.002, 0.002),)
+    point = CostPoint(1, 0.02, 0.0199, 0.0201)
+    step = (dataclasses.replace(point, rows=2), CostPoint(32, 0.06, 0.059, 0.061))
+    passes = (CostPoint(1, 0.002, 0.002, 0.002),)
     file = tmp_path / "costs.json"
     found = StepCosts(
         told.target, told.drafter, told.draft_model, told.dtype, 1, 50, {"cpu": "one"}, point, step, passes[0], passes

@@ -4,7 +4,7 @@ import pytest
 
 from specscope.cli.vllm import VllmRun, environment
 from specscope.trace.privacy import Privacy
-from specscope.vllm.settings import Settings
+from specscope.vllm.settings import PluginSettings
 from tests.test_bad_input import run_here
 
 LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
@@ -16,7 +16,7 @@ LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 def test_the_evidence_that_was_asked_for(evidence, full, aggregates, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # flags alone decide
     told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, evidence, Privacy.EVERYTHING))
-    settings = Settings.read(told)
+    settings = PluginSettings.read(told)
     assert (settings.full, settings.aggregates, settings.is_on) == (full, aggregates, True)
     assert ("SPECSCOPE_AGGREGATES" in told["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",")) is aggregates
 
@@ -40,7 +40,7 @@ def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch
     monkeypatch.setattr("specscope.cli.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--keep", "error", "--", "serve", "m"]
     assert run_here(words)[0] == 0
-    asked = Settings.read(environment(seen[0])).sampling()
+    asked = PluginSettings.read(environment(seen[0])).sampling()
     assert (asked.ratio, asked.keep.text, asked.captures) == (0.1, "error", False)
     for more, why in (
         (["--keep", "tua"], "--keep: there is no field tua here"),
@@ -68,4 +68,4 @@ def test_what_is_left_out_goes_to_the_plugin(level, monkeypatch):
     monkeypatch.setattr("specscope.cli.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     words = ["vllm", "--capture", "a.jsonl", *filter(None, [level.flag]), "--", "serve", "m"]
     assert run_here(words)[0] == 0
-    assert Settings.read(environment(seen[0])).privacy is level
+    assert PluginSettings.read(environment(seen[0])).privacy is level

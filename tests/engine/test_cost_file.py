@@ -6,11 +6,11 @@ import pytest
 from specscope.engine.cost_file import read_named
 from specscope.errors import UserError
 from specscope.speculate.costs import Costs
-from specscope.trace.costs import Point
+from specscope.trace.costs import CostPoint
 
 
 def curve(*points):
-    return tuple(Point(rows, seconds, seconds, seconds) for rows, seconds in points)
+    return tuple(CostPoint(rows, seconds, seconds, seconds) for rows, seconds in points)
 
 
 STEP, BATCH = curve((1, 0.01), (9, 0.02)), curve((4, 0.015), (5, 0.016))

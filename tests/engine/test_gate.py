@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
-from specscope.engine.gate import Gate
+from specscope.engine.gate import SpeculationGate
 from specscope.errors import UserError
 from tests.engine.test_pipeline import make, run, timeless  # noqa: F401
 from tests.engines import PROMPTS
@@ -15,7 +15,7 @@ from tests.engines import PROMPTS
 
 def test_it_does_not_flap():
     """Load that swings by one request around the limit changes it once (vLLM 49548: at every step)."""
-    gate = Gate(disable_above=8)
+    gate = SpeculationGate(disable_above=8)
     swing = [7, 8, 9, 8, 9, 7, 8, 9, 8, 7, 9]
     assert [bool(gate.why_off(n)) for n in swing] == [False, False] + [True] * 9
     assert not gate.why_off(6)
@@ -24,7 +24,7 @@ def test_it_does_not_flap():
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 60)))
 def test_it_is_off_above_the_limit_and_on_well_below(limit, loads):
-    gate = Gate(disable_above=limit)
+    gate = SpeculationGate(disable_above=limit)
     again = limit - max(limit // 4, 1)
     for load in loads:
         before, why = gate.crowded, gate.why_off(load)

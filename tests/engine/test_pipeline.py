@@ -10,7 +10,7 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.engine.pipeline import Owner, Slot
 from specscope.errors import UserError
-from specscope.speculate.verify.verifier import Judged
+from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.records import FinishReason
 from tests.engines import DRAFTERS, PROMPTS, each_drafter
 from tests.heads import head_tensors, write_head, write_parallel_head
@@ -116,7 +116,7 @@ def test_the_next_step_runs_while_one_is_accounted_for(make):
 
 def held_back(engine, monkeypatch):
     """What is noted of a step is noted when the next one has been judged: the worst that a busy host can do."""
-    judged, notes, judge = threading.Semaphore(0), Judged.notes, engine.verifier.judge
+    judged, notes, judge = threading.Semaphore(0), JudgedStep.notes, engine.verifier.judge
 
     def wait(self):
         judged.acquire(timeout=0.3)
@@ -129,7 +129,7 @@ def held_back(engine, monkeypatch):
         judged.release()
         return found
 
-    monkeypatch.setattr(Judged, "notes", wait)
+    monkeypatch.setattr(JudgedStep, "notes", wait)
     monkeypatch.setattr(engine.verifier, "judge", tell)
 
 

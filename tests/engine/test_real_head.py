@@ -19,7 +19,7 @@ from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 from specscope.speculate.sampling import distributions
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.coins import Stream, coins
-from specscope.trace.costs import Point
+from specscope.trace.costs import CostPoint
 from specscope.trace.plan import parse_plan
 from specscope.trace.tree import DraftTree, Drawn
 from tests.engine.test_real_model import PROMPTS, TOKENS, reference  # noqa: F401
@@ -37,7 +37,10 @@ ENGINES = {
 @pytest.fixture
 def cheap_rows(tmp_path):
     """A file of costs in which rows are nearly free: drafts for 20 requests at once pay, whatever the machine."""
-    step, passes = (Point(1, 0.02, 0.02, 0.02), Point(512, 0.03, 0.03, 0.03)), (Point(1, 0.001, 0.001, 0.001),)
+    step, passes = (
+        (CostPoint(1, 0.02, 0.02, 0.02), CostPoint(512, 0.03, 0.03, 0.03)),
+        (CostPoint(1, 0.001, 0.001, 0.001),),
+    )
     costs = Costs(about={}, step=step, batches=(), first=0.001, first_request=0, passes=passes)
     file = tmp_path / "costs.json"
     file.write_bytes(msgspec.json.encode(costs))

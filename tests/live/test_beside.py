@@ -6,7 +6,7 @@ from specscope import Engine, SamplingParams
 from specscope.debug.session import Session
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
-from specscope.live.beside import Beside
+from specscope.live.beside import BesideEngine
 from specscope.live.fork import beside as beside_engine
 from specscope.live.local import session_over
 from specscope.live.whatif import EngineWhatIf
@@ -43,7 +43,7 @@ def told(session, folder):
 def test_it_gives_what_a_fork_in_the_same_engine_gives(stopped, tiny, tmp_path, words):
     engine, session = stopped
     expected = EngineWhatIf(engine).fork(session, [*words, "tokens=20"])
-    beside = Beside(EngineConfig(target=str(tiny), **SETTINGS), lambda stage: None)
+    beside = BesideEngine(EngineConfig(target=str(tiny), **SETTINGS), lambda stage: None)
     client = told(session, tmp_path)
     found = beside.fork(client, [*words, "tokens=20"])
     assert found.outputs == expected.outputs
@@ -73,7 +73,7 @@ def test_an_engine_beside_one_that_drafts_from_text_and_model(tiny, words, draft
 def test_another_model_is_refused(stopped, tmp_path):
     _, session = stopped
     other = write_tiny_model(tmp_path / "other", seed=7)
-    beside = Beside(EngineConfig(target=str(other), **SETTINGS), lambda stage: None)
+    beside = BesideEngine(EngineConfig(target=str(other), **SETTINGS), lambda stage: None)
     with pytest.raises(UserError, match="the models are not the same"):
         beside.fork(told(session, tmp_path), ["accept=0"])
 
@@ -83,6 +83,6 @@ def test_a_context_that_is_partly_known_is_refused(stopped, tiny, tmp_path):
     client = told(session, tmp_path)
     request = client.history.requests["r1"]
     request.info = None
-    beside = Beside(EngineConfig(target=str(tiny), **SETTINGS), lambda stage: None)
+    beside = BesideEngine(EngineConfig(target=str(tiny), **SETTINGS), lambda stage: None)
     with pytest.raises(UserError, match="only partly known"):
         beside.fork(client, ["accept=0"])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specscope.measure.paired import Comparison, median_interval
+from specscope.measure.paired import PairedSides, median_interval
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9, 20, 41])
@@ -32,7 +32,7 @@ def test_it_covers_by_trial():
 
 def test_a_comparison_tells_ratio_and_interval():
     rates = {"a": [99.0, 101.0, 98.0, 100.0, 97.0, 102.0, 100.0], "b": [100.0] * 7}
-    row = Comparison("x", "a", "b", 0.9, rates)
+    row = PairedSides("x", "a", "b", 0.9, rates)
     assert row.ratio == 1.0
     assert all(0.97 <= end <= 1.02 for end in itertools.chain(row.interval))
     assert row.to_dict()["interval"] == row.interval

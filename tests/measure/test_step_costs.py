@@ -10,7 +10,7 @@ from specscope.measure import step_costs
 from specscope.measure.lanes import Lane, Timed, lanes, pace, scaled
 from specscope.measure.step_costs import measure_costs, rising
 from specscope.measure.tune_check import measure_trees, other_prompts
-from specscope.trace.costs import Point
+from specscope.trace.costs import CostPoint
 from specscope.trace.stats import measure
 from tests.faults.models import HEAD, TARGET, story
 from tests.waiting import HANG_SECONDS
@@ -112,7 +112,7 @@ def test_the_pace_of_a_round_is_found_although_steps_are_missing():
 
 
 def test_more_rows_never_take_less():
-    points = [Point(rows, seconds, seconds, seconds) for rows, seconds in enumerate((1.0, 3.0, 2.0, 1.0, 4.0, 3.5))]
+    points = [CostPoint(rows, seconds, seconds, seconds) for rows, seconds in enumerate((1.0, 3.0, 2.0, 1.0, 4.0, 3.5))]
     assert [one.seconds for one in rising(points)] == [1.0, 2.0, 2.0, 2.0, 3.75, 3.75]
 
 

@@ -14,7 +14,7 @@ from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
-from specscope.speculate.verify.distribution import Point
+from specscope.speculate.verify.distribution import OneHot
 from specscope.trace.tree import ROOT, DraftTree
 from tests.speculate.reads import Reads
 from tests.speculate.verify.oracle import verify
@@ -80,7 +80,7 @@ def decode(runner, prompt, count, guess):
         feed = tokens[computed:]
         runner.cache.reserve(table, len(tokens) + len(tree), computed)
         (logits,) = runner.forward([Segment.of_tree(table, computed, feed, tree, logits=True)])
-        p = [Point(token) for token in logits.argmax(-1).tolist()]
+        p = [OneHot(token) for token in logits.argmax(-1).tolist()]
         verdict = verify(tree, p, {}, np.full(len(tree) + 1, 0.5))
         base, path = len(tokens), verdict.path
         if len(path):

@@ -254,7 +254,7 @@ def test_a_row_alone_needs_no_mask():
 
 
 def test_distances_are_not_looked_at_without_a_window(monkeypatch):
-    monkeypatch.setattr(groups_module.Group, "_within", None)
+    monkeypatch.setattr(groups_module.AttentionGroup, "_within", None)
     (group,) = groups_of(scattered(60, rows=4), scattered(50, rows=2))
     assert group.bias(None, 2, torch.float32).shape == (1, 2, 8, 64)
     matrices = [x for x in vars(group).values() if isinstance(x, (torch.Tensor, np.ndarray)) and x.ndim > 2]

@@ -12,7 +12,7 @@ from specscope.speculate.acceptance import (
     STRENGTH,
     TEXT_LEVELS,
     UNSEEN,
-    Acceptance,
+    CandidateHistory,
     code,
     model_level,
     text_level,
@@ -22,7 +22,7 @@ steps = st.lists(st.lists(st.tuples(st.integers(0, KINDS - 1), st.booleans()), m
 
 
 def filled(outcomes):
-    found = Acceptance()
+    found = CandidateHistory()
     for position, step in enumerate(outcomes, 10):
         found.learn(position, step)
     return found
@@ -37,7 +37,7 @@ def test_what_is_cut_was_never_counted(outcomes, position):
 
 def test_chances_move_from_what_is_known_beforehand_to_what_was_counted():
     kind = code(text_level(1.0, 3), UNSEEN)
-    found = Acceptance()
+    found = CandidateHistory()
     assert found.chance(kind) == pytest.approx(PRIOR[kind])
     found.learn(5, [(kind, False)] * 4)
     assert found.chance(kind) == pytest.approx(PRIOR[kind] * STRENGTH / (STRENGTH + 4))

@@ -17,13 +17,13 @@ from specscope.speculate.adaptive import (
     MOST_PAUSE,
     PROBE_EVERY,
     PROBE_SHARE,
+    BudgetOutcome,
     Kind,
-    Outcome,
     Sizer,
 )
 from specscope.speculate.budget import Budget, share_out
 from specscope.speculate.costs import Costs
-from specscope.trace.costs import Point, at
+from specscope.trace.costs import CostPoint, at
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import ROOT, DraftTree
 from tests.engines import COSTS
@@ -34,13 +34,13 @@ PLAN = DynamicPlan(12, depth=4, top=3)
 
 def costs(base=0.03, slope=0.001, first=0.003, later=0.002):
     """Straight lines: a step of R rows takes base + slope * R."""
-    step = tuple(Point(rows, base + slope * rows, 0, 0) for rows in (1, 65))
-    return Costs({}, step, (), first, 0.0, (Point(1, later, 0, 0),))
+    step = tuple(CostPoint(rows, base + slope * rows, 0, 0) for rows in (1, 65))
+    return Costs({}, step, (), first, 0.0, (CostPoint(1, later, 0, 0),))
 
 
 def with_jump(costs, batch, seconds):
     """The same, but that in a batch of so many the first tree takes so much longer."""
-    curve = [Point(rows, at(costs.step, rows) + seconds * (rows > batch), 0, 0) for rows in (batch, batch + 1, 65)]
+    curve = [CostPoint(rows, at(costs.step, rows) + seconds * (rows > batch), 0, 0) for rows in (batch, batch + 1, 65)]
     return replace(costs, batches=(tuple(curve),))
 
 
@@ -125,7 +125,7 @@ class World:
         tree = DraftTree.build([token[n] for n in kept], [place[parent[n]] for n in kept])
         path = np.array([place[n] for n in kept if right[n]], dtype=np.int64)
         found = np.array([score[n] for n in kept])
-        return Outcome("r", True, budget, levels, tree, found, path, 1 + len(path))
+        return BudgetOutcome("r", True, budget, levels, tree, found, path, 1 + len(path))
 
 
 def seconds(costs, outcome):
@@ -186,7 +186,7 @@ def test_requests_that_find_nothing_are_left_alone_for_longer_in_large_batches(b
         if not budget.is_off:  # its text may be looked into
             asked.append(step)
         nothing = np.zeros(0, np.float32)
-        sizer.learn([Outcome("r", True, budget, (), DraftTree.empty(), nothing, nothing.astype(np.int64), 1)])
+        sizer.learn([BudgetOutcome("r", True, budget, (), DraftTree.empty(), nothing, nothing.astype(np.int64), 1)])
     assert max(np.diff(asked)) == most + 1
 
 
@@ -199,7 +199,7 @@ def test_a_batch_that_goes_to_and_fro_by_one_request_brings_no_further_questions
             budget = sizer.choose("r", sizes[step % len(sizes)], greedy=True)
             times += not budget.is_off
             nothing = np.zeros(0, np.float32)
-            sizer.learn([Outcome("r", True, budget, (), DraftTree.empty(), nothing, nothing.astype(np.int64), 1)])
+            sizer.learn([BudgetOutcome("r", True, budget, (), DraftTree.empty(), nothing, nothing.astype(np.int64), 1)])
         return times
 
     assert asked([31, 32]) <= asked([31]) + 2  # they wait for other steps
@@ -311,7 +311,7 @@ def test_being_asked_teaches_nothing():
     assert (sizer.learned.recent, sizer.learned.firsts) == ({}, {})
     budget = sizer.choose("r", 1, greedy=True, length=40)
     found = [[math.log(0.5)]]
-    sizer.learn([Outcome("r", True, budget, found, DraftTree.empty(), np.zeros(0), np.zeros(0, np.int64), 1)])
+    sizer.learn([BudgetOutcome("r", True, budget, found, DraftTree.empty(), np.zeros(0), np.zeros(0, np.int64), 1)])
     assert list(sizer.learned.recent) == ["r"]
     assert list(sizer.learned.firsts) == [1]
 
@@ -327,7 +327,7 @@ def test_a_text_that_brings_nothing_is_looked_into_less_often():
             yield budget.looks
             tree = found if budget.looks else nothing
             path = np.arange(len(tree))
-            sizer.learn([Outcome("r", True, budget, (), tree, np.zeros(len(tree)), path, len(tree) + 1)])
+            sizer.learn([BudgetOutcome("r", True, budget, (), tree, np.zeros(len(tree)), path, len(tree) + 1)])
 
     assert "".join("x" if look else "." for look in looks(20)) == "x.xx.x....x....x...."
     assert list(looks(1, DraftTree.build([7], [ROOT]))) == [True]
@@ -338,12 +338,14 @@ def test_a_request_that_is_left_alone_is_asked_for_when_the_batch_shrinks():
     sizer = Sizer(PLAN, costs(first=0.006))
     sizer.learned.firsts[3] = -1.0  # in batches of 4 to 7 no draft pays
     budget, nothing = sizer.choose("r", 4, greedy=True), np.zeros(0, np.int64)
-    sizer.learn([Outcome("r", True, budget, (), DraftTree.empty(), np.zeros(0), nothing, 1)])
+    sizer.learn([BudgetOutcome("r", True, budget, (), DraftTree.empty(), np.zeros(0), nothing, 1)])
     sizer.learned.recent["r"].until = sizer.learned.steps + 3
     assert sizer.choose("r", 5, greedy=True).is_off
     budget = sizer.choose("r", 1, greedy=True)
     assert budget.depth > 0
-    sizer.learn([Outcome("r", True, budget, ((-0.1,),), DraftTree.build([7], [ROOT]), np.zeros(1), np.arange(1), 2)])
+    sizer.learn(
+        [BudgetOutcome("r", True, budget, ((-0.1,),), DraftTree.build([7], [ROOT]), np.zeros(1), np.arange(1), 2)]
+    )
     assert sizer.choose("r", 1, greedy=True).depth > 0  # it drafted: that it was left alone is over
 
 

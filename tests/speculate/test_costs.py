@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.speculate.costs import Costs
-from specscope.trace.costs import Point, at
+from specscope.trace.costs import CostPoint, at
 
 
 def curve(*points):
-    return tuple(Point(rows, seconds, seconds, seconds) for rows, seconds in points)
+    return tuple(CostPoint(rows, seconds, seconds, seconds) for rows, seconds in points)
 
 
 STEP = curve((1, 10.0), (2, 12.0), (65, 75.0))

@@ -23,7 +23,7 @@ from specscope.speculate.sampling import (
     target_rows,
 )
 from specscope.speculate.tokens import Tokens
-from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.trace.params import SamplingParams
 
 VOCAB = 30
@@ -87,7 +87,7 @@ def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, 
     assert torch.equal(logits, before)
     for row, path, numbers in zip(rows, paths, logits.tolist(), strict=True):
         wanted = reference(numbers, params, prompt, output + path)
-        got = np.eye(VOCAB)[row.token] if isinstance(row, Point) else row.probs.numpy()
+        got = np.eye(VOCAB)[row.token] if isinstance(row, OneHot) else row.probs.numpy()
         assert got == pytest.approx(wanted, abs=2e-6)
         assert got.sum() == pytest.approx(1, abs=1e-5)
 
@@ -196,7 +196,7 @@ def test_a_batch_has_what_each_request_has_alone(every, apart, at_once, seed):
     with patch.object(sampling, "AT_ONCE", at_once):
         target = target_rows(parts, Backend.TORCH, Memory())
     alone = [distributions(part.logits, part.params, part.counts, part.paths) for part in parts]
-    assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Point)]
+    assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, OneHot)]
     wanted = [row.probs for rows in alone for row in rows if isinstance(row, Dense)]
     assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))
 

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.costs import Point, StepCosts, at, fed, read_costs, write_costs
+from specscope.trace.costs import CostPoint, StepCosts, at, fed, read_costs, write_costs
 from specscope.trace.plan import parse_plan
 from tests.analyze.histories import RUN
 
 
 def point(rows, seconds):
-    return Point(rows, seconds, seconds * 0.98, seconds * 1.02)
+    return CostPoint(rows, seconds, seconds * 0.98, seconds * 1.02)
 
 
 COSTS = StepCosts(
@@ -71,7 +71,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
         ({"batch": 8}, "costs at batch 8: give --batch 8"),
         ({"kind": "else"}, "holds no costs"),
         ({"step": ()}, "holds no costs"),
-        ({"plain": Point(1, -1.0, 0.0, 0.0)}, "holds no costs"),
+        ({"plain": CostPoint(1, -1.0, 0.0, 0.0)}, "holds no costs"),
     ],
 )
 def test_those_of_another_engine_are_refused(change, said, tmp_path):

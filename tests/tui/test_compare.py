@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from textual.command import CommandPalette
 
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import Cause
+from specscope.analyze.compare.result import PartingCause
 from specscope.cli.compare import compared
 from specscope.tui.compare import CompareApp
 from specscope.tui.compared import Beside, Compared
@@ -205,7 +205,7 @@ async def test_the_help_page_opens_over_both_screens_and_names_every_cause(keys)
         await pilot.pause()
         assert isinstance(app.screen, HelpScreen)
         text = "\n".join("".join(part for part, _ in line) for line in app.screen.query_one(HelpLines).sheet.lines)
-        assert all(cause.value in text for cause in Cause)
+        assert all(cause.value in text for cause in PartingCause)
         below = len(app.screen_stack) - 1
         await pilot.press("escape")
         assert len(app.screen_stack) == below

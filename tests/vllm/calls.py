@@ -2,7 +2,7 @@
 
 import torch
 
-from specscope.vllm.call import Call
+from specscope.vllm.call import SamplerCall
 
 V = 11
 
@@ -18,7 +18,7 @@ def call(drafts, *, temperature, probabilistic=False, seed=0, vocabulary=V):
     warm = torch.tensor([1.0 if t == 0 else t for t in temperature])
     target_logits = logits[target] / (warm[of][:, None] if rows else 1)
     all_greedy = not any(temperature)
-    one = Call(
+    one = SamplerCall(
         logits=logits,
         drafted=[len(tokens) for tokens in drafts],
         draft_tokens=torch.tensor([token for tokens in drafts for token in tokens], dtype=torch.int32),

@@ -15,7 +15,7 @@ import torch
 from specscope.trace.records import RunInfo
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.debugger import Debugger, Limit
-from specscope.vllm.guard import Guard
+from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.runner import RunnerHooks
 from specscope.vllm.sampler import SamplerHooks
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
@@ -118,7 +118,7 @@ class FakeVllm:
         generator = torch.Generator().manual_seed(seed)
         target = torch.randn(V, V, generator=generator) * 2
         tables = target, target + torch.randn(V, V, generator=generator)
-        self.guard, self.debugger, self.records = Guard(), Debugger(), []
+        self.guard, self.debugger, self.records = ErrorGuard(), Debugger(), []
         self.debugger.limit = limit or Limit(None)
         self.generator, self.temperature, self.tokens = generator, temperature, tokens
         module = fresh_sampler()

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from specscope.vllm.call import Call
+from specscope.vllm.call import SamplerCall
 
 
 def cut(logits, top_k, top_p):
@@ -40,7 +40,7 @@ def call(seed, drafted, temperatures, *, tokens=9, draft_probs=False, top_p=None
         if top_p is not None and count:
             target = cut(target, None, torch.full((count,), top_p))
         p = target.softmax(1)
-    made = Call(
+    made = SamplerCall(
         logits=logits,
         drafted=list(drafted),
         draft_tokens=drafts,

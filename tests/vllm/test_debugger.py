@@ -15,7 +15,7 @@ from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
 from specscope.trace.records import Outcome
 from specscope.vllm import debugger, runner
-from specscope.vllm.call import Call
+from specscope.vllm.call import SamplerCall
 from specscope.vllm.debug_server import DebugServer
 from specscope.vllm.debugger import Limit
 from tests.vllm.fakes import FakeVllm
@@ -542,7 +542,9 @@ class Late:
 def copies(call):
     """As on_host makes them of tensors on a device."""
     values = {name: getattr(call, name) for name in call.__dataclass_fields__}
-    return Call(**{name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()})
+    return SamplerCall(
+        **{name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+    )
 
 
 def test_on_a_device_it_waits_for_the_verdicts_and_writes_what_is_forced_back(bench, monkeypatch):

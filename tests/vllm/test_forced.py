@@ -10,7 +10,7 @@ from specscope.errors import UserError
 from specscope.trace.records import FinalKind, Outcome
 from specscope.vllm.call import Forced
 from specscope.vllm.forced import force, parse
-from specscope.vllm.guard import Guard
+from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.judged import judge
 from specscope.vllm.sampler import SamplerHooks
 from tests.vllm.fakes import fresh_sampler
@@ -22,7 +22,7 @@ NODES = [(request, node) for request, count in enumerate(COUNTS) for node in ran
 
 def sampled(seed, *, greedy=False, drawn=False, coins=None, drafts=None):
     """(the sampler's call with its output, by the hooks). `coins`: what to put in place of some, by draft."""
-    module, hooks = fresh_sampler(), SamplerHooks(Guard())
+    module, hooks = fresh_sampler(), SamplerHooks(ErrorGuard())
     if coins:
         honest = module.generate_uniform_probs
 

@@ -1,6 +1,6 @@
 import logging
 
-from specscope.vllm.guard import MOST, Guard, wrap
+from specscope.vllm.guard import MOST, ErrorGuard, wrap
 
 
 def fails():
@@ -8,7 +8,7 @@ def fails():
 
 
 def test_an_error_is_counted_and_told_and_goes_no_further(caplog):
-    guard = Guard()
+    guard = ErrorGuard()
     with caplog.at_level(logging.WARNING):
         assert guard.safely(fails) is None
     assert guard.errors == 1
@@ -16,7 +16,7 @@ def test_an_error_is_counted_and_told_and_goes_no_further(caplog):
 
 
 def test_after_some_errors_it_steps_aside(caplog):
-    guard, calls = Guard(), []
+    guard, calls = ErrorGuard(), []
     for _ in range(MOST):
         guard.safely(fails)
     assert guard.is_off

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specscope.vllm import known
-from specscope.vllm.guard import Guard
+from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.plugin import _checked
 
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")
@@ -87,14 +87,14 @@ def test_other_versions_are_not_known():
 
 def test_nothing_is_touched_where_something_differs(caplog):
     """Once said, and every hook that depends on it steps aside."""
-    guards, installed = (Guard(), Guard()), []
+    guards, installed = (ErrorGuard(), ErrorGuard()), []
     check = _checked(installed.append, guards, "0.33.0")
     check(module(**ALL))
     check(module(**ALL))
     assert installed == []
     assert [guard.is_off for guard in guards] == [True, True]
     assert sum("rejection_sample takes" in line for line in caplog.messages) == len(guards)
-    fine, there = Guard(), module(**ALL)
+    fine, there = ErrorGuard(), module(**ALL)
     _checked(installed.append, (fine,), "0.32.0")(there)
     assert installed == [there]
 

@@ -13,9 +13,9 @@ from specscope.vllm import plugin
 from specscope.vllm.console import VllmCommands
 from specscope.vllm.debug_server import context
 from specscope.vllm.debugger import Debugger
-from specscope.vllm.guard import Guard
+from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.scheduling import SchedulerHooks
-from specscope.vllm.settings import Settings
+from specscope.vllm.settings import PluginSettings
 from tests.searching import of_file, rows, tells
 from tests.vllm import test_run_info
 from tests.vllm.stand import Engine, params
@@ -30,10 +30,10 @@ def recorded(monkeypatch, variables):
     monkeypatch.setattr(plugin, "_rank", lambda: 0)
     monkeypatch.setattr(plugin, "_vocabulary", lambda _: Vocabulary(PIECES))
     monkeypatch.setattr(plugin.atexit, "register", ends.append)
-    runner, guard = test_run_info.runner("org/model"), Guard()
+    runner, guard = test_run_info.runner("org/model"), ErrorGuard()
     runner.vllm_config.parallel_config = test_run_info.SimpleNamespace(data_parallel_rank=0)
     engine = Engine()
-    engine.witness = plugin.witness(runner, Settings.read(variables), guard, SchedulerHooks(guard), debugger)
+    engine.witness = plugin.witness(runner, PluginSettings.read(variables), guard, SchedulerHooks(guard), debugger)
     engine.step({"a": []}, new={"a": (PROMPT, params(stop=[STOP]))})
     one = engine.step({"a": [3, 4, 5]})
     engine.ends("a", "length", [token for token in one.output[0].tolist() if token >= 0])

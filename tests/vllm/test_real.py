@@ -19,7 +19,7 @@ import pytest
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge
 from specscope.measure.judges import audit_options
 from specscope.measure.prompts import COPYING, PLAIN
@@ -89,7 +89,7 @@ def test_the_capture_is_what_vllm_says_and_stands_every_trial(tmp_path, method, 
     assert acceptance.accepted == (counters["vllm:spec_decode_num_accepted_tokens"] or 0)
     assert acceptance.accepted_at == counters["vllm:spec_decode_num_accepted_tokens_per_pos"][: acceptance.steps]
     trial = judge(reader.history, source="run")
-    assert [c.name for group in trial.groups for c in group.checks if c.result is Result.FAILED] == []
+    assert [c.name for group in trial.groups for c in group.checks if c.result is CheckResult.FAILED] == []
     found = diagnosed(reader, method)
     assert "audit" in found.looked_at
     assert (found.exit, list(found.faults), found.unexplained) == (Exit.CONSISTENT, [], ())

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
@@ -125,7 +125,7 @@ def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
     assert list(marked.values()) == [[node], [3]]
     assert 42 in outputs[0]
     trial = judge(reader.history, source="run")
-    assert [c.name for group in trial.groups for c in group.checks if c.result is Result.FAILED] == []
+    assert [c.name for group in trial.groups for c in group.checks if c.result is CheckResult.FAILED] == []
 
 
 @pytest.mark.parametrize("processes", [False, True], ids=["one process", "a worker process"])

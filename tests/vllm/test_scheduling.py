@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.vllm.guard import Guard
+from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, SchedulerHooks, SchedulerNotes
 
 
@@ -54,7 +54,7 @@ def hooked():
         def get_num_unfinished_requests(self):
             return self.unfinished
 
-    hooks = SchedulerHooks(Guard())
+    hooks = SchedulerHooks(ErrorGuard())
     hooks.install(SimpleNamespace(Scheduler=Scheduler))
     return hooks, Scheduler()
 
@@ -90,7 +90,7 @@ def test_a_version_without_these_names_is_left_as_it_is():
         def add_request(self, request):
             return "added"
 
-    guard = Guard()
+    guard = ErrorGuard()
     SchedulerHooks(guard).install(SimpleNamespace(Scheduler=Other))
     assert guard.errors == 1
     assert Other().add_request(SimpleNamespace()) == "added"

@@ -6,21 +6,21 @@ from specscope.errors import UserError
 from specscope.trace.privacy import Privacy
 from specscope.trace.trace_sampling import TraceSampling
 from specscope.vllm import plugin
-from specscope.vllm.settings import ALL, Settings
+from specscope.vllm.settings import ALL, PluginSettings
 
 
 def test_nothing_happens_unless_a_variable_asks_for_it(monkeypatch):
     for name in ALL:
         monkeypatch.delenv(name, raising=False)
-    assert not Settings.read({}).is_on
-    assert not Settings.read({"SPECSCOPE_CAPTURE": "", "SPECSCOPE_NO_TEXT": "1"}).is_on
+    assert not PluginSettings.read({}).is_on
+    assert not PluginSettings.read({"SPECSCOPE_CAPTURE": "", "SPECSCOPE_NO_TEXT": "1"}).is_on
     monkeypatch.setattr(plugin, "_install", lambda *_: 1 / 0)
     plugin.register()
 
 
 def test_what_it_is_asked():
-    read = Settings.read({"SPECSCOPE_CAPTURE": "a.jsonl", "SPECSCOPE_EVIDENCE": "lean", "SPECSCOPE_NO_TEXT": "1"})
-    assert read == Settings(capture="a.jsonl", endpoint=None, debug=None, full=False, privacy=Privacy.NO_TEXT)
+    read = PluginSettings.read({"SPECSCOPE_CAPTURE": "a.jsonl", "SPECSCOPE_EVIDENCE": "lean", "SPECSCOPE_NO_TEXT": "1"})
+    assert read == PluginSettings(capture="a.jsonl", endpoint=None, debug=None, full=False, privacy=Privacy.NO_TEXT)
     assert read.is_on
 
 
@@ -32,7 +32,7 @@ def test_an_error_while_it_is_installed_does_not_reach_vllm(monkeypatch, caplog)
 
 
 def test_trace_sampling_has_its_variables():
-    read = Settings.read(
+    read = PluginSettings.read(
         {
             "SPECSCOPE_OTLP_ENDPOINT": "http://x",
             "SPECSCOPE_SAMPLE": "0.01",
@@ -43,9 +43,9 @@ def test_trace_sampling_has_its_variables():
     )
     asked = read.sampling()
     assert (asked.ratio, asked.keep.text, asked.buffer, asked.captures) == (0.01, "tau < 1.5 or error", 2**25, True)
-    assert Settings.read({"SPECSCOPE_SAMPLE": ""}).sampling() == TraceSampling()
+    assert PluginSettings.read({"SPECSCOPE_SAMPLE": ""}).sampling() == TraceSampling()
     with pytest.raises(UserError, match="SPECSCOPE_SAMPLE must be between 0 and 1"):
-        Settings.read({"SPECSCOPE_SAMPLE": "7"}).sampling()
+        PluginSettings.read({"SPECSCOPE_SAMPLE": "7"}).sampling()
 
 
 def test_a_condition_that_cannot_be_used_switches_the_plugin_off_in_one_line(monkeypatch, caplog):
@@ -69,7 +69,7 @@ def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     with Receiver(taken.extend) as receiver:
         asked = {"SPECSCOPE_CAPTURE": str(tmp_path / "a.jsonl"), "SPECSCOPE_KEEP": "error"}
         asked["SPECSCOPE_OTLP_ENDPOINT"] = f"http://127.0.0.1:{receiver.grpc_port}"
-        closers = plugin.sinks(Settings.read(asked), bus, RUN, Vocabulary(), (0, 0))
+        closers = plugin.sinks(PluginSettings.read(asked), bus, RUN, Vocabulary(), (0, 0))
         ends = [(0, FinishReason.ERROR), (0, FinishReason.EOS)]
         bus.publish(engine.step([("", {}), ("", {})], [], [(2, 1)]))
         bus.publish(engine.step([], ends, [(2, 1)]))
@@ -96,7 +96,7 @@ def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happen
     if happens == "an older capture":
         path.write_text('{"resourceSpans": []}\n')
     bus = Bus()
-    closers = plugin.sinks(Settings.read({"SPECSCOPE_CAPTURE": str(path)}), bus, RUN, Vocabulary(), (0, 0))
+    closers = plugin.sinks(PluginSettings.read({"SPECSCOPE_CAPTURE": str(path)}), bus, RUN, Vocabulary(), (0, 0))
     if happens == "deleted meanwhile":
         path.unlink()
     with room_for(path.stat().st_size + 10) if happens == "a full disk" else nullcontext():

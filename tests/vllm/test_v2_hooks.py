@@ -9,7 +9,7 @@ import torch
 
 from specscope.trace.records import Preceded
 from specscope.trace.vocabulary import Vocabulary
-from specscope.vllm.guard import Guard
+from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
 from specscope.vllm.v2_runner import V2Hooks
 from specscope.vllm.witness import Witness
@@ -101,7 +101,7 @@ def hooked(monkeypatch):
     monkeypatch.setitem(globals(), "Sampler", made["Sampler"])
     monkeypatch.setitem(globals(), "RejectionSampler", made["RejectionSampler"])
     module = types.SimpleNamespace(**made)
-    records, guard = [], Guard()
+    records, guard = [], ErrorGuard()
     witness = Witness(RUN, Vocabulary(), records.append, full=True)
     hooks = V2Hooks(guard, lambda runner: witness)
     hooks.install_plain(module)

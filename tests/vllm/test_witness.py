@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history import History
 from specscope.trace.records import FinishReason, Preceded
@@ -36,7 +36,10 @@ def test_a_run_with_a_chunked_prompt_is_consistent():
     for record in records:
         history.append(record)
     failed = [
-        check for group in judge(history, source="x").groups for check in group.checks if check.result is Result.FAILED
+        check
+        for group in judge(history, source="x").groups
+        for check in group.checks
+        if check.result is CheckResult.FAILED
     ]
     assert failed == []
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specscope.trace.stats import measure
 from specscope.watch.responses import read_json
-from specscope.watch.told import Told, UnreadableError
+from specscope.watch.told import ToldInterval, UnreadableError
 from tests.watch.samples import SGLANG_RESPONSE, text
 
 CHAT = json.loads(text("chat_greedy.json"))
@@ -137,6 +137,6 @@ def test_no_response_is_a_traceback(data):
         told = read_json(base, 7)
     except UnreadableError:
         return
-    assert all(isinstance(one, Told) for one in told)
+    assert all(isinstance(one, ToldInterval) for one in told)
     sums = measure(one.aggregate for one in told)
     assert sums.tau is None or sums.tau >= 1

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from specscope.analyze.audit.contexts import Contexts, Judged, contexts_of
+from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.ngram import judge_ngram
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.shelf import Shelf
+from specscope.analyze.audit.shelf import EndedTexts
 from specscope.analyze.audit.suffix import judge_text
 from specscope.analyze.audit.tally import Finding, Tally, skipped
 from specscope.analyze.audit.verdict import verdict
-from specscope.analyze.findings import Check, Exit, Result
+from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history import History
@@ -71,8 +71,8 @@ class Audit:
     def exit(self) -> Exit:
         """What the command exits with."""
         results = {finding.check.result for finding in self.findings}
-        unjudged = bool(self.unjudged) or Result.PASSED not in results
-        return Exit.of(wrong=Result.FAILED in results, unjudged=unjudged)
+        unjudged = bool(self.unjudged) or CheckResult.PASSED not in results
+        return Exit.of(wrong=CheckResult.FAILED in results, unjudged=unjudged)
 
     def finding(self, name: str) -> Finding | None:
         """The one of that name."""
@@ -209,7 +209,7 @@ class _Judging:
             return
         strange = int((likeness < ALIKE).sum())
         mean = float(likeness.mean())
-        result = Result.FAILED if strange > len(likeness) / 2 else Result.PASSED
+        result = CheckResult.FAILED if strange > len(likeness) / 2 else CheckResult.PASSED
         detail = f"mean cosine {mean:.2f} over {plural(len(likeness), 'token')} of the texts"
         check = Check(EMBEDDING[0], result, EMBEDDING[1], len(likeness), strange, None, detail, unit="token")
         self.embedding = Finding(check, "token")
@@ -308,7 +308,7 @@ def _context(plans: Sequence[Contexts]) -> Finding:
     tested = len(unknown) + sum(len(one.steps) for one in plans)
     first = unknown[0] if unknown else None
     detail = f"{first.why}: it cannot be judged" if first else ""
-    result = Result.FAILED if unknown else Result.PASSED
+    result = CheckResult.FAILED if unknown else CheckResult.PASSED
     where = first.where if first else None
     return Finding(Check(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), where, detail), "step")
 
@@ -321,7 +321,7 @@ def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contex
     plans = whole
     if isinstance(plan, DynamicPlan):
         shared = int(run.speculation.get("suffix_shared", 0))
-        shelf = Shelf.of(history, shared) if shared else None
+        shelf = EndedTexts.of(history, shared) if shared else None
         remark = judge_text(plans, run.drafter, plan, run.max_context, tally, shelf)
     else:
         remark = judge_ngram(plans, plan, run.max_context, tally, run.speculation)
@@ -331,7 +331,7 @@ def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contex
     return tally.finding(history)
 
 
-def _is_pruned(step: Judged) -> bool:
+def _is_pruned(step: AuditedStep) -> bool:
     return step.part.form is not None and step.part.form.pruned > 0
 
 

@@ -14,7 +14,7 @@ from specscope.trace.tree import ROOT
 
 
 @dataclass(frozen=True)
-class Judged:
+class AuditedStep:
     """A decode step that is audited. A row is what a model says after a context: of the text, or of a branch."""
 
     part: RequestStep
@@ -57,7 +57,7 @@ class Contexts:
     params: SamplingParams
     text: list[int]  # prompt and output
     prompt_len: int
-    steps: list[Judged] = field(default_factory=list)
+    steps: list[AuditedStep] = field(default_factory=list)
     token: list[int] = field(default_factory=list)  # of each branch row
     parent: list[int] = field(default_factory=list)  # the row before it
     unknown: list[Unknown] = field(default_factory=list)  # steps whose context is not what they say
@@ -126,7 +126,7 @@ class Contexts:
         for node, (token, above) in enumerate(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True)):
             if node in inner:
                 rows[node] = self._after(rows[above], token, own)
-        self.steps.append(Judged(part, where, rows))
+        self.steps.append(AuditedStep(part, where, rows))
 
     def _after(self, row: int, token: int, own: dict[tuple[int, int], int]) -> int:
         """The row of a token after a row: the text's own where the text goes on so."""

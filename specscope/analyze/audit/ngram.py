@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.tally import Tally
 from specscope.trace.plan import StaticPlan, TreePlan
 from specscope.trace.tree import ROOT
@@ -106,11 +106,11 @@ def told_rule(speculation: Mapping[str, Any]) -> Rule | None:
     return Rule(longest, shortest, earliest=True)
 
 
-def _tree(contexts: Contexts, step: Judged, depth: int, width: int, rule: Rule) -> dict[tuple[int, ...], int]:
+def _tree(contexts: Contexts, step: AuditedStep, depth: int, width: int, rule: Rule) -> dict[tuple[int, ...], int]:
     return lookup(contexts.text[: step.part.position + 1], depth, width, rule)
 
 
-def _paths(step: Judged) -> dict[tuple[int, ...], int]:
+def _paths(step: AuditedStep) -> dict[tuple[int, ...], int]:
     tree = step.part.tree
     return {tuple(int(tree.token[i]) for i in tree.path_to(node)): node for node in range(len(tree))}
 

@@ -10,7 +10,7 @@ Progress = Callable[[str, int, int], None]  # what is done now; steps done, of h
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where a model lies, as from_pretrained takes it; an EAGLE head's folder."""
 
     path: str
@@ -22,8 +22,8 @@ class Source:
 class Options:
     """How to audit."""
 
-    target: Source
-    draft: Source | None = None  # None: the drafter is no model, or its model is not at hand
+    target: ModelSource
+    draft: ModelSource | None = None  # None: the drafter is no model, or its model is not at hand
     sample: int | None = None  # judge so many steps, evenly spread; None: all
     device: str = "cpu"
     why_no_draft: str = ""  # why `draft` is missing where the drafter is a model

@@ -8,7 +8,7 @@ from specscope.trace.history import History, RequestHistory
 
 
 @dataclass
-class Shelf:
+class EndedTexts:
     """Texts of requests that ended, in the order in which they did; `most` tokens at most, the oldest goes first."""
 
     most: int
@@ -16,9 +16,9 @@ class Shelf:
     unsure: int | None = None  # from this step on it is not known what was kept
 
     @staticmethod
-    def of(history: History, most: int) -> Shelf:
+    def of(history: History, most: int) -> EndedTexts:
         """What a run kept. Requests that lost their place, were cancelled or run again leave texts of other lengths."""
-        found = Shelf(most)
+        found = EndedTexts(most)
         if history.rewinds or len(history.branches) > 1 or history.lost:
             found.unsure = 0
         for record in history.steps:

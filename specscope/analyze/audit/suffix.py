@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.ngram import Rule, lookup
-from specscope.analyze.audit.shelf import Shelf
+from specscope.analyze.audit.shelf import EndedTexts
 from specscope.analyze.audit.tally import Tally
 from specscope.trace.method import TEXT, text_part
 from specscope.trace.plan import DynamicPlan
@@ -27,7 +27,7 @@ SHARES = 1e-6  # shares so near are the same: they are stored as float32
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SuffixDraft:
     """What a text makes suffix decoding draft."""
 
     paths: tuple[Path, ...] = ()  # in draw order
@@ -36,14 +36,14 @@ class Drawn:
     count: int = 0  # occurrences
 
 
-def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, depth: int) -> Drawn:
+def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, depth: int) -> SuffixDraft:
     """The tree behind `tokens`. `others`: texts that were shared, the oldest first.
 
     Of each length of suffix a tree of at most twice as many nodes, the likeliest path first; of these trees the one
     with the largest sum of shares, of equals that of the longest suffix.
     """
     ends = list(_ends(tokens, others))[:OCCURRENCES]
-    best, most, before = Drawn(), 0.0, 0
+    best, most, before = SuffixDraft(), 0.0, 0
     for size in range(min(LONGEST, len(tokens)), 1, -1):
         suffix = list(tokens[-size:])
         follows = [text[end : end + depth] for text, end in ends if end >= size and text[end - size : end] == suffix]
@@ -53,7 +53,7 @@ def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, d
         paths, counts = _likeliest(follows, min(nodes, 2 * size), depth)
         if sum(counts) / len(follows) > most:  # divided once, so that equals are equal
             shares = tuple(count / len(follows) for count in counts)
-            best, most = Drawn(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
+            best, most = SuffixDraft(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
     return best
 
 
@@ -91,7 +91,7 @@ def _likeliest(follows: Sequence[Sequence[int]], nodes: int, depth: int) -> tupl
 
 
 def judge_text(
-    contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, most: int, tally: Tally, shelf: Shelf | None
+    contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, most: int, tally: Tally, shelf: EndedTexts | None
 ) -> str:
     """Compare what the text gives with the tree of every step; returns a remark. `most`: the longest context.
 
@@ -114,7 +114,7 @@ def judge_text(
                 unknown += 1
                 continue
             if "+" in drafter and not len(step.part.tree):
-                drawn = Drawn()  # none was worth a row, and then nothing is told
+                drawn = SuffixDraft()  # none was worth a row, and then nothing is told
             said = _differs(step, drawn, tally.show)
             recorded = float(len(step.part.tree))
             tally.add(step.at(None), differs=bool(said), recorded=recorded, judged=float(len(drawn.paths)), text=said)
@@ -122,8 +122,8 @@ def judge_text(
     return where + (f"; {unknown:,} steps after a preemption, cancellation or rewind left out" if unknown else "")
 
 
-def _suffix(nodes: int, depth: int, shelf: Shelf | None) -> Callable[[Contexts, Judged], Drawn | None]:
-    def draw(one: Contexts, step: Judged) -> Drawn | None:
+def _suffix(nodes: int, depth: int, shelf: EndedTexts | None) -> Callable[[Contexts, AuditedStep], SuffixDraft | None]:
+    def draw(one: Contexts, step: AuditedStep) -> SuffixDraft | None:
         others = [] if shelf is None else shelf.before(step.where.step, one.request)
         tokens = one.text[: step.part.position + 1]
         return None if others is None else redraw(tokens, others, nodes, depth)
@@ -131,20 +131,20 @@ def _suffix(nodes: int, depth: int, shelf: Shelf | None) -> Callable[[Contexts, 
     return draw
 
 
-def _ngram(nodes: int) -> Callable[[Contexts, Judged], Drawn]:
+def _ngram(nodes: int) -> Callable[[Contexts, AuditedStep], SuffixDraft]:
     depth, width = min(BESIDE[0], nodes), BESIDE[1]
 
-    def draw(one: Contexts, step: Judged) -> Drawn:
+    def draw(one: Contexts, step: AuditedStep) -> SuffixDraft:
         method, tokens = step.part.method, one.text[: step.part.position + 1]
         if method is None or not method.match_length:  # what was not found is not drafted
-            return Drawn()
+            return SuffixDraft()
         size = method.match_length
-        return Drawn(tuple(lookup(tokens, depth, width, Rule(size, size))), match=size)
+        return SuffixDraft(tuple(lookup(tokens, depth, width, Rule(size, size))), match=size)
 
     return draw
 
 
-def _differs(step: Judged, drawn: Drawn, show: Callable[[int], str]) -> str:
+def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) -> str:
     """What is another than the text gives; "" where nothing is."""
     tree, method, notes = step.part.tree, step.part.method, step.part.notes
     recorded = [tuple(int(tree.token[i]) for i in tree.path_to(node)) for node in range(len(tree))]

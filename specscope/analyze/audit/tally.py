@@ -11,7 +11,7 @@ import numpy as np
 
 from specscope.analyze.conditions import Condition, find
 from specscope.analyze.facts import facts_table
-from specscope.analyze.findings import Check, Reference, Result
+from specscope.analyze.findings import Check, CheckResult, Reference
 from specscope.trace.history import History
 from specscope.trace.wording import plural
 
@@ -22,7 +22,7 @@ DEARER = 0.1  # the price of a test where steps differ because one before them d
 
 
 @dataclass(frozen=True)
-class Difference:
+class DifferingItem:
     """One item that differs."""
 
     where: Reference
@@ -42,7 +42,7 @@ class Finding:
     check: Check
     noun: str  # what an item is: node, step
     condition: Condition | None = None  # None where all agree, or nothing tells those that differ
-    examples: tuple[Difference, ...] = ()  # the first that differ
+    examples: tuple[DifferingItem, ...] = ()  # the first that differ
     first_only: bool = False  # whether the condition is of each request up to its first step that differs
     items: tuple[Reference, ...] = ()  # all that were compared, where some differ
     differs: tuple[bool, ...] = ()  # of each of them
@@ -81,7 +81,7 @@ class Tally:
     show: Callable[[int], str] = str  # a token for people
     items: list[Reference] = field(default_factory=list)
     differs: list[bool] = field(default_factory=list)
-    examples: list[Difference] = field(default_factory=list)
+    examples: list[DifferingItem] = field(default_factory=list)
     excused: int = 0  # items that rounding could have made either way
     gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is none
     judged: list[float] = field(default_factory=list)  # what the model says of each
@@ -92,7 +92,7 @@ class Tally:
         self.differs.append(differs)
         self.judged.append(judged)
         if differs and len(self.examples) < EXAMPLES:
-            self.examples.append(Difference(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
+            self.examples.append(DifferingItem(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
 
     def finding(self, history: History) -> Finding:
         """What it came to. The condition is looked for among all items."""
@@ -100,7 +100,7 @@ class Tally:
         note = f"{plural(self.excused, self.noun)} at near ties left out" if self.excused else ""
         check = Check(
             name=self.name,
-            result=Result.SKIPPED if not self.items else Result.FAILED if failed else Result.PASSED,
+            result=CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED,
             about=self.about,
             tested=len(self.items),
             failed=failed,
@@ -150,7 +150,7 @@ def _dearer(condition: Condition) -> float:
 
 def skipped(name: str, about: str, note: str) -> Finding:
     """A quantity that could not be judged, and why."""
-    return Finding(Check(name, Result.SKIPPED, about, note=note), "node")
+    return Finding(Check(name, CheckResult.SKIPPED, about, note=note), "node")
 
 
 def span(p: float, slack: float) -> tuple[float, float]:

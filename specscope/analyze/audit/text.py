@@ -9,13 +9,13 @@ from rich.text import Text
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import Finding
 from specscope.analyze.audit.verdict import verdict
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.tables import Table, count
 from specscope.analyze.text import table_block
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
-STYLE = {Result.PASSED: "green", Result.FAILED: "bold red", Result.SKIPPED: "dim"}
+STYLE = {CheckResult.PASSED: "green", CheckResult.FAILED: "bold red", CheckResult.SKIPPED: "dim"}
 VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NOT_JUDGED: "bold yellow"}
 SHOWN = 3  # examples of each quantity
 

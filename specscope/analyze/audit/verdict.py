@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specscope.analyze.audit.tally import Finding
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.trace.wording import plural
 
 
@@ -18,7 +18,7 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
     skipped = [
         f"The drafter was not judged: {one.check.note}."
         for one in parts.get("drafter", [])
-        if one.check.result is Result.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
+        if one.check.result is CheckResult.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
     ]
     said = [sentence for sentence in (*sentences, *skipped, *unjudged) if sentence]
     return " ".join(said) or "Nothing could be judged."
@@ -29,7 +29,7 @@ def _part(name: str) -> str:
 
 
 def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
-    tested = [one for one in findings if one.check.result is not Result.SKIPPED]
+    tested = [one for one in findings if one.check.result is not CheckResult.SKIPPED]
     failed = [one for one in tested if one.check.failed]
     if part == "context":
         return "".join(

@@ -17,8 +17,8 @@ from specscope.analyze.compare.columns import (
     PRECEDED,
     STEP,
     Capture,
-    Request,
     Side,
+    SideRequest,
     spans,
 )
 from specscope.trace.history import History
@@ -39,7 +39,7 @@ class Collector:
     """Takes records in order; `finish` gives their Side."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[SideRequest] = []
         self.engine_steps = 0
         self._by_id: dict[str, int] = {}
         self._names: dict[str, int] = {}
@@ -70,10 +70,10 @@ class Collector:
         if len(self._rows) >= CHUNK:
             self._flush()
 
-    def _request(self, name: str) -> Request:
+    def _request(self, name: str) -> SideRequest:
         if name not in self._by_id:
             self._by_id[name] = len(self.requests)
-            self.requests.append(Request(name, 0, None, None))
+            self.requests.append(SideRequest(name, 0, None, None))
         return self.requests[self._by_id[name]]
 
     def _end(self, end: RequestEnd) -> None:

@@ -108,7 +108,7 @@ FED = {"position": "i4", **dict.fromkeys(NORMS, "f4")}
 
 
 @dataclass
-class Request:
+class SideRequest:
     """A request of a side, and where its rows are."""
 
     id: str
@@ -135,7 +135,7 @@ class Side:
     """All captures of one side."""
 
     captures: list[Capture]
-    requests: list[Request]
+    requests: list[SideRequest]
     names: list[str]  # of rules and drafters
     steps: NDArray[Any]  # STEP
     nodes: dict[str, NDArray[Any]]  # by the names of NODE
@@ -232,11 +232,11 @@ class Side:
         """Whether the target's probabilities are recorded: that of a final token is never 0."""
         return bool(self.steps["final_p"].any())
 
-    def rows(self, request: Request) -> slice:
+    def rows(self, request: SideRequest) -> slice:
         """The rows of a request in `steps`."""
         return slice(request.first, request.first + request.count)
 
-    def tokens(self, request: Request) -> Ints:
+    def tokens(self, request: SideRequest) -> Ints:
         """The output of a request."""
         if not request.count:
             return self.output[:0]
@@ -244,12 +244,12 @@ class Side:
         begin = self.steps["first_output"][request.first]
         return self.output[begin : last["first_output"] + last["emitted"]]
 
-    def dtype(self, request: Request) -> str:
+    def dtype(self, request: SideRequest) -> str:
         """Of the target that ran it, "" where it is not known."""
         run = self.captures[request.capture].run
         return "" if run is None else run.dtype
 
-    def decode_steps(self, request: Request) -> list[RequestStep]:
+    def decode_steps(self, request: SideRequest) -> list[RequestStep]:
         """A request's steps with a verdict."""
         rows = self.rows(request)
         return [self.part(row) for row in range(rows.start, rows.stop) if self.steps["judged"][row]]
@@ -335,7 +335,7 @@ def joined(sides: Sequence[Side]) -> Side:
     names = list(dict.fromkeys(name for side in sides for name in side.names))
     vocabulary = Vocabulary()
     captures: list[Capture] = []
-    requests: list[Request] = []
+    requests: list[SideRequest] = []
     parts = []
     steps = nodes = paths = outputs = given = fed = 0
     for side in sides:

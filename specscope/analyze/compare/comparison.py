@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specscope.analyze.compare.columns import Request, Side
+from specscope.analyze.compare.columns import Side, SideRequest
 from specscope.analyze.compare.configuration import differences
 from specscope.analyze.compare.contexts import align
 from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.evidence import fields
 from specscope.analyze.compare.explained import explained
-from specscope.analyze.compare.failif import Limit, judge
+from specscope.analyze.compare.failif import FailLimit, judge
 from specscope.analyze.compare.match import match
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.reading import Progress, read_sides
-from specscope.analyze.compare.result import Comparison, Match, Pair, SideFacts
+from specscope.analyze.compare.result import Comparison, Pair, PairedBy, SideFacts
 from specscope.analyze.compare.verdict import verdict
 from specscope.trace.tree import Bools, Drawn
 from specscope.trace.vocabulary import printable
@@ -25,13 +25,13 @@ TITLE = 200  # characters
 
 
 def compare_captures(
-    a: Sequence[str], b: Sequence[str], limits: Sequence[Limit] = (), progress: Progress | None = None
+    a: Sequence[str], b: Sequence[str], limits: Sequence[FailLimit] = (), progress: Progress | None = None
 ) -> Comparison:
     """Captures compared, several on a side as one. Raises UserError."""
     return compare(*read_sides(a, b, progress), limits)
 
 
-def compare(a: Side, b: Side, limits: Sequence[Limit] = ()) -> Comparison:
+def compare(a: Side, b: Side, limits: Sequence[FailLimit] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
     aligned = align(a, b, matched)
@@ -60,7 +60,7 @@ def compare(a: Side, b: Side, limits: Sequence[Limit] = ()) -> Comparison:
     )
 
 
-def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> tuple[Pair, ...]:
+def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> tuple[Pair, ...]:
     finder = Partings(a, b)
     found = []
     for first, second, kind in matched:
@@ -84,19 +84,19 @@ def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> tuple
     return tuple(found)
 
 
-def _title(request: Request) -> str:
+def _title(request: SideRequest) -> str:
     info = request.info
     return "" if info is None else printable(" ".join((info.title or info.prompt)[: TITLE * 2].split()))[:TITLE]
 
 
-def _drafts(side: Side, request: Request) -> Bools:
+def _drafts(side: Side, request: SideRequest) -> Bools:
     """Which of a request's steps drafted."""
     steps = side.steps[side.rows(request)]
     drafts: Bools = steps["judged"] & (steps["nodes"] > 0)
     return drafts
 
 
-def _tau(side: Side, request: Request) -> float | None:
+def _tau(side: Side, request: SideRequest) -> float | None:
     accepted, drafts = side.steps["accepted"][side.rows(request)], _drafts(side, request)
     return 1 + float(accepted[drafts].sum()) / int(drafts.sum()) if drafts.any() else None
 
@@ -116,7 +116,7 @@ def _facts(side: Side, matched: int) -> SideFacts:
     )
 
 
-def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> list[str]:
+def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> list[str]:
     """What a side lacks, and what was therefore left out."""
     lines = []
     for name, side in (("A", a), ("B", b)):
@@ -146,7 +146,7 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
             )
         if side.steps["forced"].any():
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
-    if matched and all(kind is Match.ORDER for _, _, kind in matched):
+    if matched and all(kind is PairedBy.ORDER for _, _, kind in matched):
         lines.append("prompts are not recorded: requests are paired by their order")
     if not matched and a.tells_tokens and b.tells_tokens:
         lines.append("no request of A has the prompt of one of B: only distributions are compared")

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from specscope.analyze.compare.columns import Side
-from specscope.analyze.compare.result import Difference, Match
+from specscope.analyze.compare.result import Difference, PairedBy
 from specscope.trace.draft_vocabulary import draft_tokens
 from specscope.trace.params import PARAM_NAMES
 from specscope.trace.records import TEMPLATE, RunInfo
@@ -52,7 +52,7 @@ def _digest(run: RunInfo) -> str:
     return "" if known is None else f"{zlib.crc32(known.tobytes()):08x}"
 
 
-def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[Difference]:
+def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
     """All of them."""
     runs = [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
     found: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
@@ -136,7 +136,7 @@ def _rule(a: Side, b: Side) -> Difference | None:
     return _unlike("rule", rules[0], rules[1], "of verification")
 
 
-def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[Difference]:
+def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
     """Sampling parameters that differ within pairs."""
     seen: dict[str, Counter[tuple[str, str]]] = {}
     for first, second, _ in pairs:

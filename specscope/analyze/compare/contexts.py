@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specscope.analyze.compare.columns import Longs, Side
 from specscope.analyze.compare.parting import mix, other_rules, rounding
-from specscope.analyze.compare.result import Match
+from specscope.analyze.compare.result import PairedBy
 from specscope.trace.tree import ROOT, Bools
 
 Hashes = NDArray[np.uint64]
@@ -51,7 +51,7 @@ class Given:
     parents: tuple[Longs, Longs]  # rows of Side.parents at the same context
 
 
-def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
+def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> Aligned:
     """By hashes of (pair, output so far, path)."""
     keys = _keys(a, [first for first, _, _ in pairs]), _keys(b, [second for _, second, _ in pairs])
     drawn = [np.flatnonzero(_whole_p(side)) for side in (a, b)]
@@ -59,7 +59,7 @@ def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
     steps = _join(keys[0][0], keys[1][0])
     nodes = _join(keys[0][1], keys[1][1])
     exact = np.zeros(len(a.requests), np.bool_)
-    exact[[first for first, _, kind in pairs if kind is Match.EXACT]] = True
+    exact[[first for first, _, kind in pairs if kind is PairedBy.EXACT]] = True
     request = a.steps["request"][a.node_step[nodes[0]]]
     dtypes = {capture.run.dtype for side in (a, b) for capture in side.captures if capture.run is not None}
     places = _join(*(np.concatenate([mine[1], last]) for mine, last in zip(keys, finals, strict=True)))
@@ -72,11 +72,11 @@ def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
     return Aligned(a, b, steps, nodes, exact[request], exact, bool(alike.any()), every, tolerance, given, fed)
 
 
-def _alike(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Bools:
+def _alike(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> Bools:
     """[requests of A] whether the same parameters shape p in its pair: what they shape is compared there alone."""
     alike = np.zeros(len(a.requests), np.bool_)
     for first, second, kind in pairs:
-        alike[first] = kind is not Match.PROMPT or not other_rules(a.requests[first], b.requests[second])
+        alike[first] = kind is not PairedBy.PROMPT or not other_rules(a.requests[first], b.requests[second])
     return alike
 
 

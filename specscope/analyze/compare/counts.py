@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specscope.analyze.compare.distributions import FEWEST_DRAFTS
-from specscope.analyze.compare.failif import Limit, judge
-from specscope.analyze.compare.result import RATE, TAU, Condition, Estimate, depth_rate
+from specscope.analyze.compare.failif import FailLimit, judge
+from specscope.analyze.compare.result import RATE, TAU, Estimate, FailCondition, depth_rate
 from specscope.analyze.tables import NONE, Table, number, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.reading import read_capture
@@ -39,7 +39,7 @@ class CountsComparison:
 
     a: CountsSide
     b: CountsSide
-    conditions: tuple[Condition, ...] = ()  # of --fail-if
+    conditions: tuple[FailCondition, ...] = ()  # of --fail-if
 
     def table(self) -> Table:
         """Figure, A, B and B - A."""
@@ -66,7 +66,7 @@ class CountsComparison:
         return {"counts_only": True, "note": NOTE, **sides, **met}
 
 
-def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Limit] = ()) -> CountsComparison | None:
+def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[FailLimit] = ()) -> CountsComparison | None:
     """Both sides; None where none of the captures holds counts only. Raises UserError."""
     sides = [_side(paths) for paths in (a, b)]
     if not any(side.acceptance.aggregates for side in sides):

@@ -22,9 +22,9 @@ from specscope.analyze.compare.result import (
     TAU,
     WHOLE_PATHS,
     WITHOUT_LOOPS,
-    Bin,
+    CalibrationBin,
     Estimate,
-    Match,
+    PairedBy,
     depth_rate,
 )
 from specscope.trace.method import SOURCES
@@ -63,7 +63,7 @@ class Counts:
         return np.bincount(cluster, values.astype(np.float64), self.clusters).astype(np.float64)
 
 
-def clustered(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> tuple[Counts, Counts]:
+def clustered(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> tuple[Counts, Counts]:
     """A cluster is a pair, or a request that has none."""
     found = []
     owned = [{pair[at]: number for number, pair in enumerate(pairs)} for at in (0, 1)]
@@ -175,7 +175,7 @@ def _calibrated(both: tuple[Counts, Counts]) -> list[Ratio]:
     return [Ratio(name, (top[0], top[1]), (belows[0], belows[1])) for name, top in zip(names, tops, strict=True)]
 
 
-def calibration(a: Side, b: Side) -> list[Bin]:
+def calibration(a: Side, b: Side) -> list[CalibrationBin]:
     """First siblings that were tried, by their q."""
     edges = np.linspace(0, 1, BINS + 1)
     columns = []
@@ -191,7 +191,7 @@ def calibration(a: Side, b: Side) -> list[Bin]:
         columns.append((count, mean, got))
     (count_a, mean_a, got_a), (count_b, mean_b, got_b) = columns
     return [
-        Bin(
+        CalibrationBin(
             float(edges[at]),
             float(edges[at + 1]),
             (int(count_a[at]), int(count_b[at])),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specscope.analyze.compare.evidence import FEATURES, FIRST
 from specscope.analyze.compare.parting import LENGTH
-from specscope.analyze.compare.result import Cause, Difference, Field
+from specscope.analyze.compare.result import Difference, Field, PartingCause
 from specscope.analyze.compare.trees import TREE
 from specscope.trace.params import PARAM_NAMES
 
@@ -37,12 +37,12 @@ _FIELDS = {
     "verdict": ("rule", "forced verdicts"),
 }
 _CAUSES = {
-    Cause.TARGET: _MODEL,
-    Cause.DRAFTER: (*_MODEL, *_DRAFTER),
-    Cause.COIN: ("rule",),
-    Cause.VERDICT: ("rule", "forced verdicts"),
-    Cause.PARAMETERS: _SHAPE,
-    Cause.RULE: ("rule",),
+    PartingCause.TARGET: _MODEL,
+    PartingCause.DRAFTER: (*_MODEL, *_DRAFTER),
+    PartingCause.COIN: ("rule",),
+    PartingCause.VERDICT: ("rule", "forced verdicts"),
+    PartingCause.PARAMETERS: _SHAPE,
+    PartingCause.RULE: ("rule",),
 }
 
 
@@ -59,10 +59,10 @@ def of_field(name: str, differences: Iterable[Difference], *, alike: bool) -> tu
     )
 
 
-def of_cause(cause: Cause, differences: Iterable[Difference]) -> tuple[str, ...]:
+def of_cause(cause: PartingCause, differences: Iterable[Difference]) -> tuple[str, ...]:
     """What explains a parting."""
     allowed = _CAUSES.get(cause, ())
-    drafting = cause is Cause.DRAFTER
+    drafting = cause is PartingCause.DRAFTER
     return tuple(
         one.name for one in differences if one.name in allowed or (drafting and one.name.startswith(OTHER_ENGINE))
     )

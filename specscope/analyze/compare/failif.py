@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specscope.analyze.compare.result import FIGURES, TAU, Condition, Estimate, depth_rate
+from specscope.analyze.compare.result import FIGURES, TAU, Estimate, FailCondition, depth_rate
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.wording import plural
@@ -37,7 +37,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True)
-class Limit:
+class FailLimit:
     """One condition, read."""
 
     figure: str  # tau, rate, `depth 3 rate`, `tau where label kind is code`
@@ -56,13 +56,13 @@ _CONDITION = re.compile(rf"(?P<figure>\S.*?) +(?P<way>drops|rises|differs) *> *{
 _NEXT = re.compile(r"(> *[0-9.]+ *%?) *\bor\b")
 
 
-def parse(text: str) -> list[Limit]:
+def parse(text: str) -> list[FailLimit]:
     """The conditions of a text. Raises UserError."""
     parts = _NEXT.sub(r"\1\n", text.replace("\n", " ")).split("\n")
     return [_parse_one(part.strip(), text) for part in parts]
 
 
-def _parse_one(part: str, text: str) -> Limit:
+def _parse_one(part: str, text: str) -> FailLimit:
     found = _CONDITION.fullmatch(part) if len(part) < LONGEST else None
     if found is None:
         raise UserError(f"--fail-if {short(text)}: {FORM}")
@@ -74,7 +74,7 @@ def _parse_one(part: str, text: str) -> Limit:
     size = float(found["size"])
     if size > LARGEST:
         raise UserError(f"--fail-if {short(text)}: {found['size'][:40]} is too large")
-    return Limit(figure, Way(found["way"]), size / 100 if found["percent"] else size, bool(found["percent"]))
+    return FailLimit(figure, Way(found["way"]), size / 100 if found["percent"] else size, bool(found["percent"]))
 
 
 def named(title: str, one: Estimate) -> str:
@@ -83,8 +83,8 @@ def named(title: str, one: Estimate) -> str:
 
 
 def judge(
-    limits: Sequence[Limit], figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]] | None = None
-) -> list[Condition]:
+    limits: Sequence[FailLimit], figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]] | None = None
+) -> list[FailCondition]:
     """What became of each. Raises UserError where a figure is not known on both sides."""
     known = {one.name: one for one in figures}
     for title, each in (groups or {}).items():
@@ -96,7 +96,7 @@ def judge(
     return [_judge(limit, known, groups or {}) for limit in limits]
 
 
-def _judge(limit: Limit, known: Mapping[str, Estimate], groups: Mapping[str, Sequence[Estimate]]) -> Condition:
+def _judge(limit: FailLimit, known: Mapping[str, Estimate], groups: Mapping[str, Sequence[Estimate]]) -> FailCondition:
     # As the table shows it: with the spaces of a label's value made single.
     figure = next((one for name, one in known.items() if " ".join(name.split()) == limit.figure), None)
     if figure is None or figure.a is None or figure.b is None or figure.difference is None:
@@ -114,7 +114,7 @@ def _judge(limit: Limit, known: Mapping[str, Estimate], groups: Mapping[str, Seq
     said = "hit" if hit else "not shown: the interval reaches beyond it" if beyond else "not hit"
     alone = " (by its own interval: among all figures of the table it is not starred)"
     said += alone if hit and not figure.significant else ""
-    return Condition(str(limit), hit, f"{said}; {change(figure)}")
+    return FailCondition(str(limit), hit, f"{said}; {change(figure)}")
 
 
 def _there(figure: str, groups: Mapping[str, Sequence[Estimate]]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import KINDS, Request, Side
-from specscope.analyze.compare.result import Cause, Decision, Half, Match, Parting
+from specscope.analyze.compare.columns import KINDS, Side, SideRequest
+from specscope.analyze.compare.result import Decision, Half, PairedBy, Parting, PartingCause
 from specscope.analyze.findings import Reference
 from specscope.trace.at_parent import above, end
 from specscope.trace.params import PARAM_NAMES
@@ -68,7 +68,7 @@ class Partings:
         self._decided = (decided(a), decided(b))
         self._other_drafts = _drafting(a) != _drafting(b)  # as configured
 
-    def of(self, a: Request, b: Request, match: Match) -> tuple[Parting | None, Parting | None]:
+    def of(self, a: SideRequest, b: SideRequest, match: PairedBy) -> tuple[Parting | None, Parting | None]:
         """(where the outputs part, the first decision before that which differs)."""
         outputs = [side.tokens(one) for side, one in zip(self.sides, (a, b), strict=True)]
         at = first_difference(*outputs)
@@ -81,49 +81,51 @@ class Partings:
         earlier = before is not None and before < min(map(len, outputs)) and (at is None or before < at)
         return parting, self._parting(a, b, before, match) if earlier and before is not None else None
 
-    def _parting(self, a: Request, b: Request, at: int, match: Match) -> Parting:
+    def _parting(self, a: SideRequest, b: SideRequest, at: int, match: PairedBy) -> Parting:
         tolerance = rounding(*(side.dtype(one) for side, one in zip(self.sides, (a, b), strict=True)))
         tolerance *= max(heat(a), heat(b))
         first, second = (half(side, one, at, tolerance) for side, one in zip(self.sides, (a, b), strict=True))
         return Parting(at, self._cause(a, b, first, second, match, tolerance), first, second)
 
-    def _cause(self, a: Request, b: Request, x: Half, y: Half, match: Match, tolerance: float) -> Cause:
-        if match is Match.PROMPT and other_rules(a, b):
-            return Cause.PARAMETERS
+    def _cause(
+        self, a: SideRequest, b: SideRequest, x: Half, y: Half, match: PairedBy, tolerance: float
+    ) -> PartingCause:
+        if match is PairedBy.PROMPT and other_rules(a, b):
+            return PartingCause.PARAMETERS
         if x.token is None or y.token is None:
-            return Cause.END
+            return PartingCause.END
         greedy = all(one.info is None or one.info.params.greedy for one in (a, b))
         if not greedy and _seed(a) != _seed(b):
-            return Cause.SEED
+            return PartingCause.SEED
         coins = all(side.has_coins for side in self.sides)
-        certain = _certain(x, y) if match is Match.EXACT and coins else None
+        certain = _certain(x, y) if match is PairedBy.EXACT and coins else None
         if certain is not None:
             return certain
         asked = None if greedy else self._asked(x, y)  # a greedy output hangs neither on the drafts nor on the rule
         if asked is not None:
             return asked
         if any(one.near_tie for one in (*x.decisions, *y.decisions)):
-            return Cause.ROUNDING
+            return PartingCause.ROUNDING
         if greedy and x.token != y.token and not any(one.gap is not None for one in (*x.decisions, *y.decisions)):
-            return Cause.CHOICE
+            return PartingCause.CHOICE
         given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
         raw, p = (_unlike(given[0], given[1], kinds, BEYOND * tolerance) for kinds in (("raw",), ("p", "H")))
         if raw or (greedy and x.token != y.token):
-            return Cause.TARGET
+            return PartingCause.TARGET
         if p:
-            return Cause.CUT if any(is_cut(one) for one in (a, b)) else Cause.TARGET
+            return PartingCause.CUT if any(is_cut(one) for one in (a, b)) else PartingCause.TARGET
         return _mechanical(x, y, tolerance, coins=coins, cut=any(is_cut(one) for one in (a, b)))
 
-    def _asked(self, x: Half, y: Half) -> Cause | None:
+    def _asked(self, x: Half, y: Half) -> PartingCause | None:
         """What was configured otherwise and decides which coins are used: it explains more than rounding does."""
         if x.rule != y.rule:
-            return Cause.RULE
+            return PartingCause.RULE
         tried = [[one.token for one in half.decisions if one.node is not None] for half in (x, y)]
         other = x.position != y.position or tried[0] != tried[1]
         if not self._other_drafts or other:
-            return Cause.DRAFTS if self._other_drafts else None
+            return PartingCause.DRAFTS if self._other_drafts else None
         qs = [[one.q for one in half.decisions if one.node is not None] for half in (x, y)]
-        return Cause.DRAFTER if qs[0] != qs[1] else None
+        return PartingCause.DRAFTER if qs[0] != qs[1] else None
 
 
 def _drafting(side: Side) -> set[tuple[str | None, ...]]:
@@ -132,11 +134,11 @@ def _drafting(side: Side) -> set[tuple[str | None, ...]]:
     return {(run.drafter, run.draft_model, run.tree) for run in runs}
 
 
-def _seed(request: Request) -> int | None:
+def _seed(request: SideRequest) -> int | None:
     return None if request.info is None else request.info.params.seed
 
 
-def _certain(x: Half, y: Half) -> Cause | None:
+def _certain(x: Half, y: Half) -> PartingCause | None:
     """What no rounding explains: other coins at the same place, or the same numbers and another outcome."""
     if x.position != y.position or x.rule != y.rule or (looks_ahead(x.rule) and x.drafted != y.drafted):
         return None
@@ -144,41 +146,41 @@ def _certain(x: Half, y: Half) -> Cause | None:
         if one.node is None or (one.node, one.token) != (two.node, two.token):
             return None
         if one.coin != two.coin:
-            return Cause.COIN
+            return PartingCause.COIN
         if one.what != two.what:
-            return Cause.VERDICT if (one.accept_prob, one.p, one.q) == (two.accept_prob, two.p, two.q) else None
+            return PartingCause.VERDICT if (one.accept_prob, one.p, one.q) == (two.accept_prob, two.p, two.q) else None
     return None
 
 
-def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool, cut: bool) -> Cause:
+def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool, cut: bool) -> PartingCause:
     """The target agrees: drafter, drafts, coins or verdict. `cut`: whether top-k, top-p or min-p cut p."""
     shared = list(zip(x.decisions, y.decisions, strict=False))
     qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
     if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > BEYOND * tolerance for q, r in qs):
-        return Cause.DRAFTER
+        return PartingCause.DRAFTER
     tried = [[one for one in half.decisions if one.node is not None] for half in (x, y)]
     other = next((pair for pair in zip(*tried, strict=False) if pair[0].token != pair[1].token), ())
     if any(one.near_draw for one in other):
-        return Cause.ROUNDING
+        return PartingCause.ROUNDING
     if other or x.position != y.position or not shared:
-        return Cause.DRAFTS
+        return PartingCause.DRAFTS
     if x.rule != y.rule:
-        return Cause.RULE
+        return PartingCause.RULE
     if looks_ahead(x.rule) and x.drafted != y.drafted:  # what lies below decides as well
-        return Cause.DRAFTS
+        return PartingCause.DRAFTS
     for one, two in shared if coins else ():
         if one.node != two.node:
-            return Cause.DRAFTS
+            return PartingCause.DRAFTS
         if one.coin != two.coin:
-            return Cause.COIN
+            return PartingCause.COIN
         if one.node is None and one.what == two.what and one.token != two.token and cut:
-            return Cause.CUT  # one more token at the edge moves the borders of all that are drawn from
+            return PartingCause.CUT  # one more token at the edge moves the borders of all that are drawn from
         if one.what != two.what or one.token != two.token:
-            return Cause.VERDICT
-    return Cause.UNKNOWN
+            return PartingCause.VERDICT
+    return PartingCause.UNKNOWN
 
 
-def other_rules(a: Request, b: Request) -> bool:
+def other_rules(a: SideRequest, b: SideRequest) -> bool:
     """Whether the parameters shape another distribution; how long an output may be does not."""
     if a.info is None or b.info is None:
         return False
@@ -186,13 +188,13 @@ def other_rules(a: Request, b: Request) -> bool:
     return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - LENGTH)
 
 
-def heat(request: Request) -> float:
+def heat(request: SideRequest) -> float:
     """How much the temperature magnifies a change of the logits; 1 from temperature 1 on."""
     params = None if request.info is None else request.info.params
     return 1.0 if params is None or params.greedy else max(1.0, 1 / params.temperature)
 
 
-def is_cut(request: Request) -> bool:
+def is_cut(request: SideRequest) -> bool:
     """Whether top-k, top-p or min-p cut the target's distribution: at the edge, rounding decides which tokens stay."""
     params = None if request.info is None else request.info.params
     return params is not None and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
@@ -254,7 +256,7 @@ def _children(side: Side, row: int, above: int) -> NDArray[np.int64]:
     return first + np.flatnonzero(side.above[first : first + count] == above)
 
 
-def half(side: Side, request: Request, at: int, tolerance: float) -> Half:
+def half(side: Side, request: SideRequest, at: int, tolerance: float) -> Half:
     """The step of a request in which its output token number `at` came, and what was decided there."""
     output = side.tokens(request)
     if at >= len(output):

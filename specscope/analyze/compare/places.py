@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import PRECEDED, Longs, Request, Side
+from specscope.analyze.compare.columns import PRECEDED, Longs, Side, SideRequest
 from specscope.analyze.compare.contexts import Aligned
 from specscope.analyze.compare.parting import BEYOND
 from specscope.analyze.compare.result import Field, Where
@@ -89,7 +89,7 @@ def of_requests(places: Sequence[Place], *values: NDArray[Any]) -> list[NDArray[
     return [own[place.side.steps["request"][place.rows]] for own, place in zip(values, places, strict=True)]
 
 
-def per_request(places: Places, value: Callable[[Request], float]) -> NDArray[np.float64]:
+def per_request(places: Places, value: Callable[[SideRequest], float]) -> NDArray[np.float64]:
     """The larger one of both sides of a value of their requests, at the compared places."""
     each = [np.array([float(value(request)) for request in place.side.requests]) for place in places]
     return np.asarray(np.maximum(*of_requests(places, *each)), np.float64)

@@ -11,7 +11,7 @@ from specscope.analyze.findings import Reference
 from specscope.trace.method import SOURCES
 
 
-class Answer(StrEnum):
+class Sameness(StrEnum):
     """Whether the two sides do the same."""
 
     SAME = "same"
@@ -34,7 +34,7 @@ def depth_rate(depth: int) -> str:
     return f"depth {depth} rate"
 
 
-class Match(StrEnum):
+class PairedBy(StrEnum):
     """What two requests have in common."""
 
     EXACT = "prompt, parameters and seed"
@@ -43,7 +43,7 @@ class Match(StrEnum):
     ORDER = "order"  # the prompt of one of them is not known
 
 
-class Cause(StrEnum):
+class PartingCause(StrEnum):
     """Why two outputs part. The first that applies."""
 
     PARAMETERS = "parameters"
@@ -62,23 +62,35 @@ class Cause(StrEnum):
 
 
 ABOUT = {
-    Cause.PARAMETERS: "the sampling parameters differ",
-    Cause.END: "one output ends where the other goes on",
-    Cause.SEED: "the seeds differ",
-    Cause.ROUNDING: "at a near tie: rounding alone explains it",
-    Cause.TARGET: "the target's probabilities differ at the same context",
-    Cause.CUT: "top-k, top-p or min-p left other tokens: rounding at the edge, or another rule",
-    Cause.CHOICE: "the target chose another token; whether at a near tie is not recorded",
-    Cause.DRAFTER: "the drafter's q differs at the same context",
-    Cause.DRAFTS: "other tokens were drafted, so sampling used other coins",
-    Cause.COIN: "the coins differ, though seed and position are the same",
-    Cause.RULE: "another rule of verification: the same p, q and coins decide otherwise",
-    Cause.VERDICT: "p, q and coin are the same, and the verdict is another",
-    Cause.UNKNOWN: "the captures do not say why",
+    PartingCause.PARAMETERS: "the sampling parameters differ",
+    PartingCause.END: "one output ends where the other goes on",
+    PartingCause.SEED: "the seeds differ",
+    PartingCause.ROUNDING: "at a near tie: rounding alone explains it",
+    PartingCause.TARGET: "the target's probabilities differ at the same context",
+    PartingCause.CUT: "top-k, top-p or min-p left other tokens: rounding at the edge, or another rule",
+    PartingCause.CHOICE: "the target chose another token; whether at a near tie is not recorded",
+    PartingCause.DRAFTER: "the drafter's q differs at the same context",
+    PartingCause.DRAFTS: "other tokens were drafted, so sampling used other coins",
+    PartingCause.COIN: "the coins differ, though seed and position are the same",
+    PartingCause.RULE: "another rule of verification: the same p, q and coins decide otherwise",
+    PartingCause.VERDICT: "p, q and coin are the same, and the verdict is another",
+    PartingCause.UNKNOWN: "the captures do not say why",
 }
-SUSPECT = (Cause.TARGET, Cause.DRAFTER, Cause.COIN, Cause.VERDICT)  # no seed, no text and no rounding explains these
-EXACT = (Cause.COIN,)  # no rounding could: one pair is enough
-HARMLESS = (Cause.PARAMETERS, Cause.END, Cause.SEED, Cause.ROUNDING, Cause.DRAFTS, Cause.RULE)  # to be expected
+SUSPECT = (
+    PartingCause.TARGET,
+    PartingCause.DRAFTER,
+    PartingCause.COIN,
+    PartingCause.VERDICT,
+)  # no seed, no text and no rounding explains these
+EXACT = (PartingCause.COIN,)  # no rounding could: one pair is enough
+HARMLESS = (
+    PartingCause.PARAMETERS,
+    PartingCause.END,
+    PartingCause.SEED,
+    PartingCause.ROUNDING,
+    PartingCause.DRAFTS,
+    PartingCause.RULE,
+)  # to be expected
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class Parting:
     """Where a pair's outputs part, or the first decision before that which differs."""
 
     position: int  # output tokens before it, the same on both sides
-    cause: Cause
+    cause: PartingCause
     a: Half
     b: Half
 
@@ -145,7 +157,7 @@ class Pair:
     id_a: str
     id_b: str
     title: str
-    match: Match
+    match: PairedBy
     tokens: tuple[int, int]
     tau: tuple[float | None, float | None]
     drafts: tuple[int, int]  # steps with drafts
@@ -218,7 +230,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Bin:
+class CalibrationBin:
     """Nodes whose q lies in one range: how often they were accepted."""
 
     low: float
@@ -229,7 +241,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Condition:
+class FailCondition:
     """A --fail-if, and what became of it."""
 
     text: str
@@ -258,7 +270,7 @@ class Comparison:
 
     a: SideFacts
     b: SideFacts
-    answer: Answer
+    answer: Sameness
     summary: str  # the verdict in a sentence
     headline: str  # the acceptance length of both sides, its change and what is known of it
     reasons: tuple[str, ...]  # what speaks for it, the strongest first
@@ -270,8 +282,8 @@ class Comparison:
     fields: tuple[Field, ...]
     figures: tuple[Estimate, ...]
     groups: dict[str, tuple[Estimate, ...]] = field(default_factory=dict)  # acceptance length by group
-    calibration: tuple[Bin, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
+    conditions: tuple[FailCondition, ...] = ()
 
     @property
     def tau(self) -> Estimate | None:
@@ -279,9 +291,9 @@ class Comparison:
         return next((one for one in self.figures if one.name == TAU), None)
 
     @property
-    def partings(self) -> dict[Cause, int]:
+    def partings(self) -> dict[PartingCause, int]:
         """Pairs by what they part at."""
-        counts: dict[Cause, int] = {}
+        counts: dict[PartingCause, int] = {}
         for pair in self.pairs:
             if pair.parting is not None:
                 counts[pair.parting.cause] = counts.get(pair.parting.cause, 0) + 1

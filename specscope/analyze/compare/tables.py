@@ -9,16 +9,16 @@ from specscope.analyze.compare.changes import Change, changed, is_depth
 from specscope.analyze.compare.result import (
     ABOUT,
     HARMLESS,
-    Cause,
     Comparison,
-    Condition,
     Decision,
     Estimate,
+    FailCondition,
     Field,
     Half,
-    Match,
     Pair,
+    PairedBy,
     Parting,
+    PartingCause,
 )
 from specscope.analyze.compare.verdict import accused
 from specscope.analyze.tables import MOST_SHOWN, NONE, Table, count, number, one_line, percent
@@ -47,7 +47,7 @@ def header(comparison: Comparison) -> list[tuple[str, str]]:
 def matches(comparison: Comparison) -> str:
     """How the requests were matched."""
     kinds = Counter(pair.match for pair in comparison.pairs)
-    said = [f"{count(kinds[kind])} by {kind.value}" for kind in Match if kinds[kind]]
+    said = [f"{count(kinds[kind])} by {kind.value}" for kind in PairedBy if kinds[kind]]
     left = [f"{count(side.unmatched)} only in {name}" for name, side in (("A", comparison.a), ("B", comparison.b))]
     return ", ".join([*said, *(text for text in left if not text.startswith("0 "))]) or "none"
 
@@ -101,11 +101,11 @@ def partings(comparison: Comparison) -> Table:
     )
 
 
-def _is_accused(pair: Pair, marked: Container[Cause]) -> bool:
+def _is_accused(pair: Pair, marked: Container[PartingCause]) -> bool:
     return any(one is not None and one.cause in marked for one in (pair.first, pair.parting))
 
 
-def _parting_row(pair: Pair, marked: Container[Cause]) -> tuple[str, ...]:
+def _parting_row(pair: Pair, marked: Container[PartingCause]) -> tuple[str, ...]:
     first, names = NONE, (one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN))
     if pair.first is not None:
         first = f"token {pair.first.position:,}: {_cause(pair.first, marked)}"
@@ -115,7 +115,7 @@ def _parting_row(pair: Pair, marked: Container[Cause]) -> tuple[str, ...]:
     return (*names, count(pair.parting.position), came_out(a), came_out(b), _cause(pair.parting, marked), first)
 
 
-def _cause(parting: Parting, marked: Container[Cause]) -> str:
+def _cause(parting: Parting, marked: Container[PartingCause]) -> str:
     return ("! " if parting.cause in marked else "") + parting.cause.value
 
 
@@ -328,7 +328,7 @@ def calibration(comparison: Comparison) -> Table:
     return Table("Calibration of q", columns, rows, note)
 
 
-def conditions(asked: Sequence[Condition], note: str = "") -> Table:
+def conditions(asked: Sequence[FailCondition], note: str = "") -> Table:
     """What --fail-if asked."""
     rows = [(printable(one.text), "FAIL" if one.hit else "ok", one.detail) for one in asked]
     return Table("--fail-if", ("condition", "", "change"), rows, note, frozenset(["", "change"]))

@@ -7,11 +7,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from specscope.analyze.compare import tables
-from specscope.analyze.compare.result import Answer, Comparison
+from specscope.analyze.compare.result import Comparison, Sameness
 from specscope.analyze.text import table_block
 from specscope.trace.vocabulary import printable
 
-STYLES = {Answer.SAME: "bold green", Answer.DIFFERENT: "bold red"}
+STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
 
 
 def render_text(comparison: Comparison, console: Console) -> None:

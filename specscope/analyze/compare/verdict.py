@@ -19,12 +19,12 @@ from specscope.analyze.compare.result import (
     SUSPECT,
     TAU,
     WITHOUT_LOOPS,
-    Answer,
-    Cause,
     Difference,
     Estimate,
     Field,
     Pair,
+    PartingCause,
+    Sameness,
 )
 from specscope.trace.wording import plural
 
@@ -35,10 +35,10 @@ NAMED = 6  # kinds of evidence that a verdict names
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ComparisonVerdict:
     """The answer, in a sentence, what speaks for it, and the acceptance length."""
 
-    answer: Answer
+    answer: Sameness
     summary: str
     reasons: tuple[str, ...]
     headline: str
@@ -50,38 +50,38 @@ def verdict(
     figures: Sequence[Estimate],
     groups: Mapping[str, Sequence[Estimate]],
     differences: Sequence[Difference],
-) -> Verdict:
+) -> ComparisonVerdict:
     """All of it."""
     tau = next((one for one in figures if one.name == TAU), None)
     reasons = [*_evidence(fields), *_partings(pairs, differences), *_figures(figures, groups)]
     loops = _loops(figures)  # before anything else is blamed
     if reasons:
-        return Verdict(Answer.DIFFERENT, _different(tau), (*loops, *reasons), headline(tau))
+        return ComparisonVerdict(Sameness.DIFFERENT, _different(tau), (*loops, *reasons), headline(tau))
     answer, summary, told = _without_reasons(pairs, fields, differences, tau)
-    return Verdict(answer, summary, (*loops, *told), headline(tau))
+    return ComparisonVerdict(answer, summary, (*loops, *told), headline(tau))
 
 
 def _without_reasons(
     pairs: Sequence[Pair], fields: Sequence[Field], differences: Sequence[Difference], tau: Estimate | None
-) -> tuple[Answer, str, list[str]]:
+) -> tuple[Sameness, str, list[str]]:
     configured = [*_configured(fields), *_asked(pairs, differences)]
     untold = [*_untold(pairs), *_unsure(fields)]
     if untold:
-        return Answer.UNKNOWN, f"cannot be told: {untold[0]}", [*untold[1:], *configured]
+        return Sameness.UNKNOWN, f"cannot be told: {untold[0]}", [*untold[1:], *configured]
     if configured:
         rest = "nothing else differs beyond error in"
-        return Answer.CONFIGURED, f"different as configured; {rest} {_covered(fields, tau)}", configured
+        return Sameness.CONFIGURED, f"different as configured; {rest} {_covered(fields, tau)}", configured
     if pairs and all(pair.same and pair.first is None for pair in pairs):
-        return Answer.SAME, f"the same: {plural(len(pairs), 'pair')} made exactly the same decisions", []
+        return Sameness.SAME, f"the same: {plural(len(pairs), 'pair')} made exactly the same decisions", []
     if tau is None or tau.a is None or tau.visible is None:
-        return Answer.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
+        return Sameness.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
     if tau.visible <= ENOUGH * tau.a:
-        return Answer.SAME, f"no difference beyond error in {_covered(fields, tau)}", []
+        return Sameness.SAME, f"no difference beyond error in {_covered(fields, tau)}", []
     unseen = f"a change of tau below {100 * tau.visible / tau.a:.1f} % would not have been seen"
-    return Answer.UNKNOWN, f"cannot be told: no difference beyond error in {_covered(fields, tau)}; {unseen}", []
+    return Sameness.UNKNOWN, f"cannot be told: no difference beyond error in {_covered(fields, tau)}; {unseen}", []
 
 
-def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[Cause, list[Pair]]:
+def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[PartingCause, list[Pair]]:
     """Pairs by a cause that nothing harmless explains, where there are more of them than rounding makes."""
     told = tuple(differences)
     found = {}
@@ -92,7 +92,7 @@ def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[Ca
     return found
 
 
-def _causes(pair: Pair) -> list[Cause]:
+def _causes(pair: Pair) -> list[PartingCause]:
     """Of its first other decision, and of where its outputs part."""
     return [parting.cause for parting in (pair.first, pair.parting) if parting is not None]
 
@@ -150,7 +150,7 @@ def _configured(fields: Iterable[Field]) -> list[str]:
 def _asked(pairs: Sequence[Pair], differences: Sequence[Difference]) -> list[str]:
     """Partings that the configuration explains."""
     found = []
-    for cause in (*SUSPECT, Cause.PARAMETERS, Cause.RULE):
+    for cause in (*SUSPECT, PartingCause.PARAMETERS, PartingCause.RULE):
         mine = [pair for pair in pairs if cause in _causes(pair)]
         names = of_cause(cause, differences)
         if mine and names:
@@ -160,7 +160,7 @@ def _asked(pairs: Sequence[Pair], differences: Sequence[Difference]) -> list[str
 
 def _untold(pairs: Sequence[Pair]) -> list[str]:
     found = []
-    for cause in (Cause.CHOICE, Cause.UNKNOWN):
+    for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN):
         mine = [pair for pair in pairs if cause in _causes(pair)]
         found += [f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}"] if mine else []
     return found
@@ -210,6 +210,6 @@ def _too_little(tau: Estimate | None) -> str:
     )
 
 
-def exit_code(answer: Answer, conditions: Sequence[object], hit: bool) -> int:
+def exit_code(answer: Sameness, conditions: Sequence[object], hit: bool) -> int:
     """0 where nothing differs beyond error or as configured, 1 where something else does; --fail-if alone decides."""
-    return int(hit) if conditions else int(answer is Answer.DIFFERENT)
+    return int(hit) if conditions else int(answer is Sameness.DIFFERENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specscope.analyze.compare.result import Answer, Comparison, Field
+from specscope.analyze.compare.result import Comparison, Field, Sameness
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CONDITION, RERUN, STATISTICAL, Suspect
 
@@ -45,7 +45,7 @@ def differing(found: Comparison) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """A part of a step that can differ by itself, and the causes that lie in it."""
 
     name: str
@@ -54,7 +54,7 @@ class Part:
 
 
 PARTS = (  # what comes first can make what follows differ
-    Part(
+    StepPart(
         "the target's probabilities",
         ("target p, raw", "target p, first token"),
         (
@@ -66,8 +66,8 @@ PARTS = (  # what comes first can make what follows differ
             Cause.BLOCKS_SHARED,
         ),
     ),
-    Part("the target's p after the sampling parameters", ("target p",), (Cause.RULES_WRONG, Cause.RULES_OFF_PATH)),
-    Part(
+    StepPart("the target's p after the sampling parameters", ("target p",), (Cause.RULES_WRONG, Cause.RULES_OFF_PATH)),
+    StepPart(
         "the drafter's probabilities",
         ("draft p", "drafter q"),
         (
@@ -81,10 +81,12 @@ PARTS = (  # what comes first can make what follows differ
             Cause.Q_TEMPERATURE,
         ),
     ),
-    Part("the drafted tokens", ("draft tree",), (Cause.DRAFT_POSITION, Cause.VOCABULARY_MAP, Cause.DRAFT_PLACEHOLDERS)),
-    Part("the coins", ("coin",), (Cause.COINS_SHARED, Cause.COINS_BY_BATCH)),
-    Part("the verdicts", ("verdict",), (Cause.RATIO_BY_P, Cause.AGAINST_COIN, Cause.TRIAL_ORDER, Cause.RESIDUAL)),
-    Part("the final tokens", ("final token",), (Cause.FINAL_FROM_P, Cause.FINAL_OTHER_NODE, Cause.NOISE_SHARED)),
+    StepPart(
+        "the drafted tokens", ("draft tree",), (Cause.DRAFT_POSITION, Cause.VOCABULARY_MAP, Cause.DRAFT_PLACEHOLDERS)
+    ),
+    StepPart("the coins", ("coin",), (Cause.COINS_SHARED, Cause.COINS_BY_BATCH)),
+    StepPart("the verdicts", ("verdict",), (Cause.RATIO_BY_P, Cause.AGAINST_COIN, Cause.TRIAL_ORDER, Cause.RESIDUAL)),
+    StepPart("the final tokens", ("final token",), (Cause.FINAL_FROM_P, Cause.FINAL_OTHER_NODE, Cause.NOISE_SHARED)),
 )
 DEPTHS = 5  # that are told
 ENOUGH = 20  # equal contexts: with fewer, that nothing differs says little
@@ -101,7 +103,7 @@ def weighed(suspects: Sequence[Suspect], found: Comparison) -> list[Suspect]:
     return [_weighed(one, parts.get(one.cause), found) for one in suspects]
 
 
-def _weighed(one: Suspect, part: Part | None, found: Comparison) -> Suspect:
+def _weighed(one: Suspect, part: StepPart | None, found: Comparison) -> Suspect:
     fields = [] if part is None else [field for field in found.fields if field.name in part.fields and field.compared]
     if part is None or sum(field.compared for field in fields) < ENOUGH:
         return one
@@ -160,4 +162,4 @@ def inexplicable(found: Comparison) -> list[str]:
         return []
     first = first_part(found)
     lines = ([first] if first else []) + [told(field) for field in found.fields if field.suspect and field.differ]
-    return [*lines, *([found.summary] if found.answer is Answer.DIFFERENT else [])]
+    return [*lines, *([found.summary] if found.answer is Sameness.DIFFERENT else [])]

@@ -19,7 +19,7 @@ from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
 from specscope.analyze.facts import facts_table
-from specscope.analyze.findings import Reference, Result
+from specscope.analyze.findings import CheckResult, Reference
 from specscope.trace.method import model_part
 from specscope.trace.tree import ROOT
 from specscope.trace.wording import plural
@@ -113,7 +113,7 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
 def _embedding(audit: Audit) -> Suspect | None:
     """A head's embedding that has nothing of the target's: it was not loaded, or is another model's."""
     finding = audit.finding("head's embedding")
-    if finding is None or finding.check.result is not Result.FAILED:
+    if finding is None or finding.check.result is not CheckResult.FAILED:
         return None
     said = f"the head's embedding and the target's have {finding.check.detail}"
     return Suspect(Cause.HEAD_EMBEDDING, CERTAIN, (said,))
@@ -122,7 +122,9 @@ def _embedding(audit: Audit) -> Suspect | None:
 def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
     """The first of some quantities that differs."""
     all_of = (audit.finding(name) for name in names)
-    return next((one for one in all_of if one is not None and one.check.result is Result.FAILED and one.items), None)
+    return next(
+        (one for one in all_of if one is not None and one.check.result is CheckResult.FAILED and one.items), None
+    )
 
 
 def onset(case: Case, finding: Finding) -> tuple[Facts, Bools, list[Reference]]:
@@ -176,7 +178,7 @@ def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
     parts = {(step.request, step.part.index): step for step in case.steps}
     raw = [audit.finding(name) for name in ("target raw p", "target top tokens")]
     known = [one for one in raw if one is not None and one.check.tested]
-    if not known or any(one.check.result is Result.FAILED for one in known):
+    if not known or any(one.check.result is CheckResult.FAILED for one in known):
         return None
     said = [
         f"p after the sampling rules differs from the model's at {target.check.failed:,} of {target.check.tested:,}, "
@@ -197,7 +199,7 @@ def _final(case: Case, audit: Audit) -> Suspect | None:
     """The final token is not the model's choice, though p of every drafted token is."""
     p = audit.finding("target p")
     found = next((one for name in FINAL if (one := _first(audit, (name,))) is not None), None)
-    if found is None or p is None or p.check.result is not Result.PASSED:
+    if found is None or p is None or p.check.result is not CheckResult.PASSED:
         return None
     steps = {(step.request, step.part.index): step for step in case.steps}
     wrong = [steps.get((one.request, one.index)) for one, off in zip(found.items, found.differs, strict=True) if off]

@@ -9,7 +9,7 @@ from specscope.analyze.diagnose.case import Case, Step, path_of_firsts
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Suspect
 from specscope.analyze.diagnose.rates import Rate, chance_of, z_between
-from specscope.analyze.findings import Reference, Result
+from specscope.analyze.findings import CheckResult, Reference
 
 LEAST = 40  # drafted tokens: fewer say little
 SIGMAS = 5.0
@@ -21,7 +21,7 @@ def vocabulary_map(case: Case) -> Suspect | None:
     What each drafted token stands for is learnt from every other request and tested on the rest.
     """
     in_place = case.checks.get("drafts in place")
-    if not case.is_model or (in_place is not None and in_place.result is Result.FAILED):
+    if not case.is_model or (in_place is not None and in_place.result is CheckResult.FAILED):
         return None  # the drafts are right at another place
     pairs: dict[bool, list[tuple[str, int, int, Reference]]] = {True: [], False: []}
     odd = {name: bool(i % 2) for i, name in enumerate(case.history.requests)}

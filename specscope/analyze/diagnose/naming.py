@@ -19,7 +19,7 @@ from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Diagnosis, Suspect
-from specscope.analyze.findings import Check, Result
+from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.trial import Trial
 from specscope.trace.history import History
 from specscope.trace.wording import plural
@@ -180,7 +180,7 @@ def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
     failures = [
         Failure("verify", check, f"verify, {check.name}: {check.detail or check.about}") for check in case.trial.failed
     ]
-    differing = [] if audit is None else [one for one in audit.findings if one.check.result is Result.FAILED]
+    differing = [] if audit is None else [one for one in audit.findings if one.check.result is CheckResult.FAILED]
     return failures + [Failure("audit", finding.check, f"audit: {finding.sentence}") for finding in differing]
 
 
@@ -241,7 +241,7 @@ def _refuted(suspect: Suspect, audit: Audit | None) -> bool:
 def _agrees(audit: Audit, what: str) -> bool:
     """Whether all that was compared of the target or the drafter is the model's."""
     checks = [one.check for one in audit.findings if one.check.name.startswith(what) and one.check.tested]
-    return bool(checks) and all(check.result is Result.PASSED for check in checks)
+    return bool(checks) and all(check.result is CheckResult.PASSED for check in checks)
 
 
 def merged(suspects: Iterable[Suspect]) -> list[Suspect]:

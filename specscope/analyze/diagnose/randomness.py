@@ -11,7 +11,7 @@ from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, STATISTICAL, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
-from specscope.analyze.findings import Check, Result
+from specscope.analyze.findings import Check, CheckResult
 from specscope.trace.coins import Stream, coins
 from specscope.trace.tree import Doubles
 from specscope.trace.wording import plural
@@ -133,7 +133,7 @@ def biased_draws(case: Case, check: Check) -> list[Suspect]:
     """Recovered tokens that do not follow the residual, where other final tokens follow p."""
     other = case.checks.get("other final draws")
     lines = [f"tokens drawn from residuals: {check.detail}"]
-    if other is not None and other.result is Result.PASSED and other.statistic is not None:
+    if other is not None and other.result is CheckResult.PASSED and other.statistic is not None:
         lines.append(
             f"other final tokens follow theirs (z = {other.statistic:+.1f} over {plural(other.tested, 'draw')})"
         )

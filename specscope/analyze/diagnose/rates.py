@@ -58,7 +58,7 @@ def z_between(one: Rate, other: Rate) -> float:
 
 
 @dataclass
-class Sum:
+class ScoreSum:
     """A sum whose terms have mean 0 and known variances where all is right."""
 
     value: float = 0.0

@@ -13,7 +13,7 @@ from specscope.analyze.compare.result import Comparison
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.naming import diagnose
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
 from specscope.trace.history import History
@@ -77,7 +77,9 @@ def rerun(
     from specscope.analyze.diagnose.rerun.rows import of_model
 
     case, models = Case.of(history, trial), Models(options)
-    failed = {finding.check.name.split()[0] for finding in audited.findings if finding.check.result is Result.FAILED}
+    failed = {
+        finding.check.name.split()[0] for finding in audited.findings if finding.check.result is CheckResult.FAILED
+    }
     asked: list[tuple[str, Callable[[], list[Suspect]]]] = []
     if failed & {"target", "final"}:
         asked.append(("the target under named mistakes", lambda: target_mistakes(case, models, audited)))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from specscope.analyze.export.nodes import Nodes, ids
+from specscope.analyze.export.nodes import NodeRows, ids
 from specscope.analyze.export.schema import NAME, SCHEMAS
 from specscope.analyze.export.writer import Tables
 from specscope.trace.records import RequestStep, RunInfo, StepRecord, Verdict
@@ -41,7 +41,7 @@ def knows_p(verdict: Verdict, nodes: int) -> bool:
     return verdict.final_p != 0 or nodes in verdict.forced
 
 
-class Chunk:
+class StepRows:
     """Takes engine steps of one run; `flush` writes their rows."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Chunk:
         self._steps: list[tuple[Any, ...]] = []  # and the others, without `depth`
         self._finals: list[tuple[Any, ...]] = []
         self._judged: list[int] = []  # the row in `steps` of each of `_finals`
-        self._nodes = Nodes()
+        self._nodes = NodeRows()
 
     @property
     def is_full(self) -> bool:

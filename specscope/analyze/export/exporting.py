@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from specscope.analyze.export.chunk import Chunk, clean, some
+from specscope.analyze.export.chunk import StepRows, clean, some
 from specscope.analyze.export.requests import MOST, Requests
 from specscope.analyze.export.streamed import Progress, Streamed, find_path, size, stream
 from specscope.analyze.export.writer import Tables, check_folder, open_tables
@@ -64,20 +64,20 @@ class _Export:
         self._steps = 0
         self._intervals: list[tuple[Any, ...]] = []
         self._history = Streamed(self._take)
-        self._begun: tuple[Chunk, Requests] | None = None
+        self._begun: tuple[StepRows, Requests] | None = None
         reader = CaptureReader(name, self._history)
         stream(reader, progress if path is None else _part_of(progress, 0.5, 0.5))
         self.warnings = reader.warnings
         self._finish()
 
-    def _parts(self) -> tuple[RunInfo, Chunk, Requests]:
+    def _parts(self) -> tuple[RunInfo, StepRows, Requests]:
         """The run, and what takes its records; made with the first of them, when the run is known."""
         run = self._history.run
         assert run is not None  # CaptureReader sees to it
         if self._begun is None:
             vocabulary = self._history.vocabulary
             requests = Requests(run.run_id, self._name, vocabulary, self._path is not None)
-            self._begun = (Chunk(run, self._name, vocabulary, requests.prompt_length), requests)
+            self._begun = (StepRows(run, self._name, vocabulary, requests.prompt_length), requests)
         return run, *self._begun
 
     def _take(self, record: StepRecord) -> None:

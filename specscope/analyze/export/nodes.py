@@ -33,7 +33,7 @@ OUTCOMES = [outcome.name.lower() for outcome in Outcome]
 DRAWN = [drawn.name.lower() for drawn in Drawn]
 
 
-class Nodes:
+class NodeRows:
     """Takes steps one after the other; `columns` gives the columns of schema.NODES behind the keys."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CalibrationCurve:
     """All bins of one probability that have nodes, from low to high."""
 
     plotted: Plotted
@@ -61,7 +61,7 @@ class Curve:
 class Calibration:
     """A curve for sampled nodes, one for deterministic ones, as far as there are any."""
 
-    curves: tuple[Curve, ...]
+    curves: tuple[CalibrationCurve, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -88,11 +88,11 @@ def calibration(evidence: Evidence) -> Calibration:
     return Calibration(tuple(curves), tuple(notes))
 
 
-def _curve(evidence: Evidence, plotted: Plotted, nodes: Indices) -> Curve:
+def _curve(evidence: Evidence, plotted: Plotted, nodes: Indices) -> CalibrationCurve:
     """Of these nodes."""
     bins = tuple(_bins(evidence, plotted, nodes))
     error = sum(abs(one.target_p - one.mean) * one.accepted.total for one in bins) / len(nodes)
-    return Curve(plotted, Share(int(evidence.columns.accepted[nodes].sum()), len(nodes)), error, bins)
+    return CalibrationCurve(plotted, Share(int(evidence.columns.accepted[nodes].sum()), len(nodes)), error, bins)
 
 
 def _bins(evidence: Evidence, plotted: Plotted, nodes: Indices) -> Iterator[Bin]:

@@ -17,7 +17,7 @@ import numpy as np
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Share
-from specscope.analyze.questions.missed import ABOUT, PLACES, Ends, Place
+from specscope.analyze.questions.missed import ABOUT, PLACES, ChoicePlace, Ends
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS
 from specscope.trace.records import FinalKind, Preceded
@@ -39,7 +39,7 @@ PRECEDED = tuple(AFTER)
 class RejectionKind:
     """One kind, with all of its rejections."""
 
-    place: Place
+    place: ChoicePlace
     depth: int
     preceded: Preceded
     rejections: Share  # of all steps that ended in a rejection
@@ -52,13 +52,13 @@ class RejectionKind:
     @property
     def about(self) -> str:
         """In words."""
-        known = self.place is not Place.UNKNOWN
+        known = self.place is not ChoicePlace.UNKNOWN
         where = ABOUT[self.place] if known else "whose rank in the drafter is not known"
         return f"at depth {self.depth}, {AFTER[self.preceded]}, the target wanted a token {where}"
 
 
 @dataclass(frozen=True)
-class TokenCounts:
+class DraftedCounts:
     """How often a token was drafted in a run, and what became of it."""
 
     drafted: int
@@ -142,8 +142,8 @@ class RejectionKinds:
             tuple(self._evidence.columns.at_step(step) for step in others),
         )
 
-    def counts(self, token: int) -> TokenCounts:
+    def counts(self, token: int) -> DraftedCounts:
         """Over all steps."""
         c = self._evidence.columns
         same = c.token == token
-        return TokenCounts(int(same.sum()), int((same & c.tried).sum()), int((same & c.accepted).sum()))
+        return DraftedCounts(int(same.sum()), int((same & c.tried).sum()), int((same & c.accepted).sum()))

@@ -28,7 +28,7 @@ from specscope.analyze.questions.branches import among_children, among_dropped, 
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share
 from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Parents
+from specscope.analyze.verify.columns import TriedParents
 from specscope.trace.draft_vocabulary import draft_tokens
 from specscope.trace.privacy import NO_TOKEN
 from specscope.trace.tree import Bools, Doubles
@@ -36,7 +36,7 @@ from specscope.trace.tree import Bools, Doubles
 RANKED = 32
 
 
-class Place(StrEnum):
+class ChoicePlace(StrEnum):
     """Where the target's choice was."""
 
     ACCEPTED = "accepted"
@@ -51,18 +51,18 @@ class Place(StrEnum):
     UNKNOWN = "unknown"
 
 
-PLACES = tuple(Place)
+PLACES = tuple(ChoicePlace)
 ABOUT = {
-    Place.ACCEPTED: "drafted and accepted",
-    Place.BEYOND: "after a leaf: nothing was drafted there",
-    Place.CHILD: "drafted there, and not accepted",
-    Place.BRANCH: "in the tree, on a branch not taken",
-    Place.DROPPED: "drafted, and left out by re-ranking",
-    Place.TOP: "in the drafter's top 4, not in the tree",
-    Place.RANKED: f"ranked 5 to {RANKED} by the drafter",
-    Place.LOWER: f"ranked below {RANKED} by the drafter",
-    Place.OUTSIDE: "outside the drafter's vocabulary",
-    Place.UNKNOWN: "not known: no drafter's distribution, or no token ids",
+    ChoicePlace.ACCEPTED: "drafted and accepted",
+    ChoicePlace.BEYOND: "after a leaf: nothing was drafted there",
+    ChoicePlace.CHILD: "drafted there, and not accepted",
+    ChoicePlace.BRANCH: "in the tree, on a branch not taken",
+    ChoicePlace.DROPPED: "drafted, and left out by re-ranking",
+    ChoicePlace.TOP: "in the drafter's top 4, not in the tree",
+    ChoicePlace.RANKED: f"ranked 5 to {RANKED} by the drafter",
+    ChoicePlace.LOWER: f"ranked below {RANKED} by the drafter",
+    ChoicePlace.OUTSIDE: "outside the drafter's vocabulary",
+    ChoicePlace.UNKNOWN: "not known: no drafter's distribution, or no token ids",
 }
 
 
@@ -70,7 +70,7 @@ ABOUT = {
 class Choice:
     """The decisions whose token was in one place."""
 
-    place: Place
+    place: ChoicePlace
     decisions: Share  # of all
     per_draft: float  # decisions / drafts: what tau would gain at most by one more accepted token for each
     draft_p: float | None  # mean of the drafter's probability of the tokens, where it is known
@@ -104,7 +104,7 @@ def _accepted(evidence: Evidence, nodes: Indices, drafts: int) -> Choice:
     confidence = evidence.confidence[nodes]
     examples = groups.examples(evidence.columns, nodes, confidence, nodes=True)[0]
     share = Share(len(nodes), len(nodes) + drafts)
-    return Choice(Place.ACCEPTED, share, len(nodes) / drafts, groups.means(confidence)[0], examples)
+    return Choice(ChoicePlace.ACCEPTED, share, len(nodes) / drafts, groups.means(confidence)[0], examples)
 
 
 class Ends:
@@ -128,17 +128,17 @@ class Ends:
         ranked = known & chosen & (rank > 0) & (rank <= RANKED)
         leaf = ~c.children_at(np.ones(len(c.token), np.bool_))[row]
         order = (
-            (child >= 0, Place.CHILD),
-            (branch >= 0, Place.BRANCH),
-            (dropped >= 0, Place.DROPPED),
-            (leaf, Place.BEYOND),
-            (in_top, Place.TOP),
-            (outside, Place.OUTSIDE),
-            (ranked, Place.RANKED),
-            (known, Place.LOWER),
+            (child >= 0, ChoicePlace.CHILD),
+            (branch >= 0, ChoicePlace.BRANCH),
+            (dropped >= 0, ChoicePlace.DROPPED),
+            (leaf, ChoicePlace.BEYOND),
+            (in_top, ChoicePlace.TOP),
+            (outside, ChoicePlace.OUTSIDE),
+            (ranked, ChoicePlace.RANKED),
+            (known, ChoicePlace.LOWER),
         )
         places = [PLACES.index(place) for _, place in order]
-        self.place = np.select([where for where, _ in order], places, PLACES.index(Place.UNKNOWN))
+        self.place = np.select([where for where, _ in order], places, PLACES.index(ChoicePlace.UNKNOWN))
         own = np.where(self.node >= 0, evidence.confidence[self.node], np.nan)
         self.draft_p = np.where(in_top, top_p, np.where(known & chosen & (rank > 0), choice_q, own))
 
@@ -164,20 +164,20 @@ class Ends:
         return c.at_node(node) if node >= 0 else c.at_step(int(self.steps[at]))
 
 
-def _likeliest(parents: Parents, at: Indices, token: Indices) -> tuple[Bools, Doubles]:
+def _likeliest(parents: TriedParents, at: Indices, token: Indices) -> tuple[Bools, Doubles]:
     """Whether each token is among the drafter's likeliest at its parent, and the drafter's p of it there."""
     p = np.where(token != NO_TOKEN, parents.drafters(at, token), np.nan)
     return p > 0, p
 
 
-def _has_drafter(parents: Parents, at: Indices) -> Bools:
+def _has_drafter(parents: TriedParents, at: Indices) -> Bools:
     """Whether the drafter's distribution is known at each parent."""
     if not parents.draft_top_p.size:
         return np.zeros(len(at), np.bool_)
     return (at >= 0) & (parents.draft_top_p[at] > 0).any(axis=1)
 
 
-def _as_choice(parents: Parents, at: Indices, token: Indices) -> tuple[Bools, Indices, Doubles]:
+def _as_choice(parents: TriedParents, at: Indices, token: Indices) -> tuple[Bools, Indices, Doubles]:
     """Whether each token is the target's raw first choice at its parent; that one's rank and p for the drafter."""
     if not parents.top.size:
         nothing = np.zeros(len(at))

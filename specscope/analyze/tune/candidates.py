@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specscope.analyze.tune.judged import Judge, Judged
+from specscope.analyze.tune.judged import Judge, TreeOutcome
 from specscope.analyze.tune.shapes import best_shapes, positions
 from specscope.errors import UserError
 from specscope.trace.costs import StepCosts
@@ -29,7 +29,7 @@ class Candidate:
     plan: TreePlan
     family: str  # static, dynamic, or asked
     budget: int  # nodes that it may have
-    judged: Judged
+    judged: TreeOutcome
 
     @property
     def nodes(self) -> float:

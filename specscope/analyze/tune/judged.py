@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.tune.evidence import Evidence
+from specscope.analyze.tune.evidence import Candidates
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.tree import Bools, Doubles, Ints, TreeShape
 
@@ -22,7 +22,7 @@ FEWEST = 20.0  # parents reached, below which a rate by depth says too little
 
 
 @dataclass(frozen=True)
-class Judged:
+class TreeOutcome:
     """What a tree would have done in each of S steps."""
 
     accepted: Doubles  # [S] tokens, in expectation
@@ -44,7 +44,7 @@ class Rates:
     depth as well where enough is recorded; deeper than the record it is the deepest level's.
     """
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: Candidates) -> None:
         reach = np.nan_to_num(evidence.reach)
         above = np.concatenate([reach, np.ones((len(reach), 1))], axis=1)
         depth = np.concatenate([evidence.depth, np.zeros((len(reach), 1), np.int32)], axis=1)
@@ -71,7 +71,7 @@ class Rates:
 class Judge:
     """Judges trees by one run's evidence."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: Candidates) -> None:
         self.evidence = evidence
         self.rates = Rates(evidence)
         self._reach, self._guessed = self._fill()
@@ -98,7 +98,7 @@ class Judge:
         child[row, evidence.parent[row, column], evidence.rank[row, column]] = column
         return child
 
-    def plan(self, plan: TreePlan) -> Judged:
+    def plan(self, plan: TreePlan) -> TreeOutcome:
         """A tree as people write it."""
         if isinstance(plan, DynamicPlan):
             return next(self.dynamic(plan.depth, plan.top, [plan.nodes]))
@@ -106,10 +106,10 @@ class Judge:
 
     # Static trees
 
-    def static(self, shape: TreeShape) -> Judged:
+    def static(self, shape: TreeShape) -> TreeOutcome:
         """A static tree of the likeliest tokens, or of sampled ones where the capture has such."""
         values = [self.position(path) for path in paths(shape)]
-        return Judged(
+        return TreeOutcome(
             accepted=np.sum([value for value, _ in values], axis=0),
             untold=np.sum([untold for _, untold in values], axis=0),
             nodes=np.full(len(self.evidence.request), float(len(shape))),
@@ -135,7 +135,7 @@ class Judge:
             at = below
         return value, untold
 
-    def lookup(self, shape: TreeShape) -> Judged:
+    def lookup(self, shape: TreeShape) -> TreeOutcome:
         """WIDTHxDEPTH of prompt lookup: its most recent continuations, cut to the depth.
 
         Continuations that differ only below the depth count as one here; a run would have looked for another one.
@@ -154,16 +154,16 @@ class Judge:
                     at = int(parents[at])
         zero = np.zeros(len(kept))
         accepted = np.where(kept, evidence.reach, 0).sum(1)
-        return Judged(accepted, zero, kept.sum(1).astype(float), zero == 0)
+        return TreeOutcome(accepted, zero, kept.sum(1).astype(float), zero == 0)
 
     # Dynamic trees
 
-    def dynamic(self, depth: int, top: int, nodes: Sequence[int]) -> Iterator[Judged]:
+    def dynamic(self, depth: int, top: int, nodes: Sequence[int]) -> Iterator[TreeOutcome]:
         """Dynamic trees of one search, with several numbers of nodes."""
         seen, lost, complete = self._search(depth, top)
         for most in nodes:
             kept = _first(seen, most)
-            yield Judged(
+            yield TreeOutcome(
                 accepted=np.where(kept, self._reach, 0).sum(1),
                 untold=np.where(kept, self._guessed, 0).sum(1) + lost,
                 nodes=kept.sum(1).astype(float),

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specscope.analyze.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE
-from specscope.analyze.tune.tuning import Row, Tuning
+from specscope.analyze.tune.tuning import TreeRow, Tuning
 from specscope.trace.files import save_figure
 
 COLOURS = {"static": BLUE, "dynamic": ORANGE}
@@ -65,13 +65,13 @@ def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
     axes.grid(axis="y", alpha=0.25, linewidth=0.6)
 
 
-def _figure(row: Row, speed: bool) -> tuple[float, float, float]:
+def _figure(row: TreeRow, speed: bool) -> tuple[float, float, float]:
     """A row's value with its interval, or with none."""
     length = row.speed if speed and row.speed is not None else row.length
     return length.value, length.low or length.value, length.high or length.value
 
 
-def _measured(row: Row, speed: bool) -> float:
+def _measured(row: TreeRow, speed: bool) -> float:
     if not speed:
         return row.measured_length or 1.0
     return _figure(row, speed)[0] * (row.measured or 0.0) / (row.expected or 1.0)

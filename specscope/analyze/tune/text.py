@@ -9,7 +9,7 @@ from rich.text import Text
 from specscope.analyze.tables import NONE, Table, number, percent
 from specscope.analyze.text import table_block
 from specscope.analyze.tune.lengths import Length
-from specscope.analyze.tune.tuning import TOLD, Row, Tuning
+from specscope.analyze.tune.tuning import TOLD, TreeRow, Tuning
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
@@ -66,7 +66,7 @@ def tables(tuning: Tuning, width: int = 200) -> list[Table]:
     return [_table(title, rows, tuning, width, said) for (title, rows), said in zip(groups, notes, strict=False)]
 
 
-def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -> Table:
+def _table(title: str, rows: list[TreeRow], tuning: Tuning, width: int, note: str) -> Table:
     checked = bool(tuning.checked) and title == NAMED
     most = max(map(_value, tuning.rows))
     made = [_cells(row, tuning, width, checked=checked) for row in rows]
@@ -76,7 +76,7 @@ def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -
     return Table(title, tuple(made[0]), values, note, words=frozenset({""}))
 
 
-def _cells(row: Row, tuning: Tuning, width: int, *, checked: bool) -> dict[str, str]:
+def _cells(row: TreeRow, tuning: Tuning, width: int, *, checked: bool) -> dict[str, str]:
     """By column."""
     mark = "~" if row.untold > TOLD else ""
     cells = {"tree": _title(row), "nodes": number(row.nodes, 1), "depth": str(row.depth)}
@@ -95,7 +95,7 @@ def _cells(row: Row, tuning: Tuning, width: int, *, checked: bool) -> dict[str, 
     return cells
 
 
-def _title(row: Row) -> str:
+def _title(row: TreeRow) -> str:
     name = printable(row.tree or "no drafting")
     return f"{name}  {', '.join(row.names)}" if row.names and row.tree else name
 
@@ -107,7 +107,7 @@ def interval(length: Length, digits: int) -> str:
     return f"{number(length.low, digits)}–{number(length.high, digits)}"
 
 
-def _value(row: Row) -> float:
+def _value(row: TreeRow) -> float:
     return row.length.value if row.speed is None else row.speed.value
 
 
@@ -134,5 +134,5 @@ def _over(value: float | None, other: float | None, what: str) -> str:
     return "" if not value or not other else f", {value / other - 1:+.1%} over {name}"
 
 
-def _speed(row: Row) -> str:
+def _speed(row: TreeRow) -> str:
     return NONE if row.speed is None else number(row.speed.value, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specscope.analyze.tune.candidates import Candidate, Space, asked, candidates
-from specscope.analyze.tune.evidence import Evidence
+from specscope.analyze.tune.evidence import Candidates
 from specscope.analyze.tune.judged import Judge
 from specscope.analyze.tune.lengths import Length, lengths
 from specscope.errors import UserError
@@ -19,7 +19,7 @@ TOLD = 0.05  # a tree of whose acceptance more rests on assumptions is not recom
 
 
 @dataclass(frozen=True)
-class Row:
+class TreeRow:
     """A tree."""
 
     tree: str
@@ -68,22 +68,22 @@ class Tuning:
     judged: int  # of them
     requests: int
     recorded_length: float  # what the run really accepted
-    rows: tuple[Row, ...]  # named ones first
-    choice: Row | None  # what to take; None without costs
+    rows: tuple[TreeRow, ...]  # named ones first
+    choice: TreeRow | None  # what to take; None without costs
     costs: StepCosts | None
     notes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     checked: Mapping[str, Any] = field(default_factory=dict)  # how --check measured
 
-    def named(self, name: str) -> Row | None:
+    def named(self, name: str) -> TreeRow | None:
         """The row called so."""
         return next((row for row in self.rows if name in row.names), None)
 
-    def error(self, row: Row) -> float | None:
+    def error(self, row: TreeRow) -> float | None:
         """Tokens/s expected at the costs during the check, over those measured, less one; None where none were."""
         return None if row.measured is None or row.expected is None else row.expected / row.measured - 1
 
-    def family(self, name: str) -> list[Row]:
+    def family(self, name: str) -> list[TreeRow]:
         """The best of each size."""
         return [row for row in self.rows if row.family == name]
 
@@ -108,8 +108,8 @@ class Tuning:
 
 
 def trees(
-    evidence: Evidence, named: Mapping[str, TreePlan], space: Space, costs: StepCosts | None
-) -> tuple[list[Row], Row | None]:
+    evidence: Candidates, named: Mapping[str, TreePlan], space: Space, costs: StepCosts | None
+) -> tuple[list[TreeRow], TreeRow | None]:
     """Every tree's row, and the fastest of them where there are costs.
 
     `named`: trees that are judged in any case, by what they are called, or by themselves where somebody asked for
@@ -146,12 +146,12 @@ def trees(
     return rows, rows[at]
 
 
-def _speed(row: Row) -> float:
+def _speed(row: TreeRow) -> float:
     return 0.0 if row.speed is None else row.speed.value
 
 
-def _row(one: Candidate, length: Length, evidence: Evidence, costs: StepCosts | None) -> Row:
-    row = Row(
+def _row(one: Candidate, length: Length, evidence: Candidates, costs: StepCosts | None) -> TreeRow:
+    row = TreeRow(
         tree=str(one.plan),
         family=one.family,
         budget=one.budget,
@@ -166,7 +166,7 @@ def _row(one: Candidate, length: Length, evidence: Evidence, costs: StepCosts | 
     return replace(row, step=seconds, speed=_tokens_per_s(length, seconds, evidence, costs))
 
 
-def _tokens_per_s(length: Length, seconds: float, evidence: Evidence, costs: StepCosts) -> Length:
+def _tokens_per_s(length: Length, seconds: float, evidence: Candidates, costs: StepCosts) -> Length:
     """While a full batch decodes: batch * length / seconds, but steps without drafts cost and give as plain ones.
 
     The interval holds the error of the acceptance length and that of the measured costs.
@@ -181,9 +181,9 @@ def _with_error(value: float, error: float, known: bool) -> Length:
     return Length(value, value * (1 - error), value * (1 + error)) if known else Length(value)
 
 
-def _plain(costs: StepCosts) -> Row:
+def _plain(costs: StepCosts) -> TreeRow:
     point = costs.plain
-    return Row(
+    return TreeRow(
         tree="",
         family="plain",
         budget=0,
@@ -197,7 +197,7 @@ def _plain(costs: StepCosts) -> Row:
     )
 
 
-def expected(row: Row, plan: TreePlan | None, evidence: Evidence, costs: StepCosts) -> float:
+def expected(row: TreeRow, plan: TreePlan | None, evidence: Candidates, costs: StepCosts) -> float:
     """A row's tokens/s at other costs. `plan`: its tree; None for no drafting."""
     if plan is None:
         return costs.batch / costs.plain.seconds

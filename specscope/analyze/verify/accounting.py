@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Result
+from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.blocks import UNIT, blocks_kept, blocks_shared
 from specscope.analyze.walk import Visit
 from specscope.trace.history import History
@@ -78,12 +78,12 @@ def _check(
             if problem:
                 problems[number[id(visit)]] = visit, problem
     if not tested:
-        return Check(name, Result.SKIPPED, about, note="nothing to test", unit=unit)
+        return Check(name, CheckResult.SKIPPED, about, note="nothing to test", unit=unit)
     if not problems:
-        return Check(name, Result.PASSED, about, tested, unit=unit)
+        return Check(name, CheckResult.PASSED, about, tested, unit=unit)
     wrong = np.array(sorted(problems), np.int64)
     first, detail = problems[int(wrong[0])]
-    return Check(name, Result.FAILED, about, tested, len(wrong), first.reference(), detail, unit=unit, wrong=wrong)
+    return Check(name, CheckResult.FAILED, about, tested, len(wrong), first.reference(), detail, unit=unit, wrong=wrong)
 
 
 def step_numbers(account: Account) -> Looked:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Reference, Result
+from specscope.analyze.findings import Check, CheckResult, Reference
 from specscope.trace.history import History
 
 LACKING = "the capture does not tell which blocks were written"
@@ -116,7 +116,7 @@ def _check(name: str, about: str, history: History, looked: Looked) -> Check:
             if example is None:
                 example, detail = where, problem
     if not tested:
-        return Check(name, Result.SKIPPED, about, note=LACKING, unit=UNIT)
-    result = Result.FAILED if wrong else Result.PASSED
+        return Check(name, CheckResult.SKIPPED, about, note=LACKING, unit=UNIT)
+    result = CheckResult.FAILED if wrong else CheckResult.PASSED
     numbers = np.array(wrong, np.int64)
     return Check(name, result, about, tested, len(wrong), example, detail, unit=UNIT, wrong=numbers)

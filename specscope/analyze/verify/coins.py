@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Result
+from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.analyze.verify.sums import Distance, Sum
@@ -20,7 +20,7 @@ def unequal(c: Columns) -> Check:
     """No two coins of a step are the same number, beyond what their resolution brings about."""
     name, about = "coins unequal", "no two coins of a step are the same"
     if not c.has_coins:
-        return Check(name, Result.SKIPPED, about, note="the capture has no coins")
+        return Check(name, CheckResult.SKIPPED, about, note="the capture has no coins")
     coin, step = _all(c)
     shared = c.by_rule.match[step]  # siblings have one coin there
     coin, step = coin[(coin > 0) & ~shared], step[(coin > 0) & ~shared]
@@ -29,23 +29,23 @@ def unequal(c: Columns) -> Check:
     count = np.bincount(step, minlength=len(c))
     pairs = float((count * (count - 1) / 2).sum())
     if not pairs:
-        return Check(name, Result.SKIPPED, about, note="no step has two coins")
+        return Check(name, CheckResult.SKIPPED, about, note="no step has two coins")
     single = bool((coin == coin.astype(np.float32)).all())
     expected = pairs * 2.0**-24 if single else 0.0
     if len(same) <= expected + 5 * math.sqrt(expected):
-        return Check(name, Result.PASSED, about, len(c), unit="step")
+        return Check(name, CheckResult.PASSED, about, len(c), unit="step")
     steps = np.unique(step[order[same]])
     first = order[same[0]]
     detail = f"coin {coin[first]:.6g} came {int(((coin == coin[first]) & (step == step[first])).sum())} times"
     where = c.at_step(int(steps[0]))
-    return Check(name, Result.FAILED, about, len(c), len(steps), where, detail, unit="step", wrong=steps)
+    return Check(name, CheckResult.FAILED, about, len(c), len(steps), where, detail, unit="step", wrong=steps)
 
 
 def of_requests(c: Columns) -> Check:
     """No two requests of an engine step have the same coin, but where seed and position give them the same."""
     name, about = "coins of requests", "no two requests of a step have the same coin, but with one seed and position"
     if not c.has_coins:
-        return Check(name, Result.SKIPPED, about, note="the capture has no coins", unit="step")
+        return Check(name, CheckResult.SKIPPED, about, note="the capture has no coins", unit="step")
     record = np.array([visit.record.step for visit in c.visits], np.int64)
     nodes = np.flatnonzero((c.coin > 0) & ~c.by_rule.match[c.step])
     order = nodes[np.lexsort((c.coin[nodes], record[c.step[nodes]]))]
@@ -56,16 +56,18 @@ def of_requests(c: Columns) -> Check:
     pairs = pairs[strange]
     batch = np.bincount(np.unique(record, return_inverse=True)[1])
     if not (batch > 1).any():
-        return Check(name, Result.SKIPPED, about, note="no step has two requests", unit="step")
+        return Check(name, CheckResult.SKIPPED, about, note="no step has two requests", unit="step")
     # A coin in float32 is one of 2^24: two requests may come by the same one
     single = bool((c.coin == c.coin.astype(np.float32)).all())
     expected = len(nodes) * float(np.diff(c.start).max(initial=0)) * float(batch.max()) * 2.0**-24 if single else 0.0
     if len(pairs) <= expected + 5 * math.sqrt(expected):
-        return Check(name, Result.PASSED, about, len(c), unit="step")
+        return Check(name, CheckResult.PASSED, about, len(c), unit="step")
     wrong = np.unique(pairs)
     first, second = pairs[0].tolist()
     detail = f"{c.at_step(first)} and {c.at_step(second)} have a coin in common"
-    return Check(name, Result.FAILED, about, len(c), len(wrong), c.at_step(first), detail, unit="step", wrong=wrong)
+    return Check(
+        name, CheckResult.FAILED, about, len(c), len(wrong), c.at_step(first), detail, unit="step", wrong=wrong
+    )
 
 
 def _share_seed(c: Columns, one: int, other: int) -> bool:

@@ -335,11 +335,11 @@ class Columns:
         return found
 
     @cached_property
-    def parents(self) -> Parents:
+    def parents(self) -> TriedParents:
         """What the evidence says of the parents that were tried."""
         notes = [visit.part.parents for visit in self.visits]
         there = np.array([one is not None for one in notes], np.bool_)
-        return Parents(self, [one for one in notes if one is not None], there)
+        return TriedParents(self, [one for one in notes if one is not None], there)
 
     @property
     def nodes(self) -> Unit:
@@ -361,7 +361,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Parents:
+class TriedParents:
     """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
 
     columns: Columns

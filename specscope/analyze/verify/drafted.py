@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Result, Unit
+from specscope.analyze.findings import Check, CheckResult, Unit
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import found
@@ -49,7 +49,7 @@ def draft_vocabulary(c: Columns, run: RunInfo | None) -> Check:
     if known is None:
         told = run is not None and bool(run.evidence)
         why = "the drafter's vocabulary is not reduced" if told else "the capture does not tell what the drafter knows"
-        return Check(name, Result.SKIPPED, about, note=why, unit="node")
+        return Check(name, CheckResult.SKIPPED, about, note=why, unit="node")
     every = c.source != TEXT  # what a text drafts beside a model may be any token
     bad = every & ~np.isin(c.token, known)
     note = f"{len(known):,} tokens of the target"
@@ -68,7 +68,7 @@ def planned(c: Columns, run: RunInfo | None) -> Check:
     plan = plan_of(run)
     if plan is None or plan.top:
         why = "the drafter is no model with a static tree that is to be sampled"
-        return Check(name, Result.SKIPPED, about, note=why, unit="step")
+        return Check(name, CheckResult.SKIPPED, about, note=why, unit="step")
     sizes = np.diff(c.start)
     tested = c.known & ~c.greedy & (sizes > 0)
     drawn = np.zeros(len(c), np.bool_)
@@ -160,11 +160,11 @@ def in_place(c: Columns, follows: Follows) -> Check:
     best = max(shares, key=lambda shift: shares[shift][0])
     total = int((follows.at(c.step[nodes], c.depth[nodes]) >= 0).sum())
     if total < FEWEST:
-        return Check(name, Result.SKIPPED, about, note="too few to judge", unit="draft")
+        return Check(name, CheckResult.SKIPPED, about, note="too few to judge", unit="draft")
     (own, of_own), (other, of_other) = shares[0], shares[best]
     z = (other - own) / math.sqrt(of_own + of_other)
     if best == 0 or z < SIGMAS or other < AS_OFTEN * own or other < 0.1:
-        return Check(name, Result.PASSED, about, total, unit="draft")
+        return Check(name, CheckResult.PASSED, about, total, unit="draft")
     fits = follows.at(c.step[nodes], c.depth[nodes] + best) == c.token[nodes]
     where = f"{abs(best)} {'further on' if best > 0 else 'before'}"
     detail = (
@@ -172,7 +172,7 @@ def in_place(c: Columns, follows: Follows) -> Check:
     )
     return Check(
         name,
-        Result.FAILED,
+        CheckResult.FAILED,
         about,
         total,
         int(fits.sum()),
@@ -190,7 +190,7 @@ def placeholders(c: Columns, run: RunInfo | None, follows: Follows) -> Check:
     name, about = "placeholders", "no token that is in no text and nobody's choice is drafted over and over"
     free = ~np.array([params.limited for params in c.params], np.bool_)[c.step]  # a form has its own likings
     if free.sum() < FEWEST:
-        return Check(name, Result.SKIPPED, about, note="too few to judge", unit="node")
+        return Check(name, CheckResult.SKIPPED, about, note="too few to judge", unit="node")
     tokens, place, counts = np.unique(c.token, return_inverse=True, return_counts=True)
     counts = np.bincount(place, free, len(tokens)).astype(np.int64)
     accepted = np.bincount(place, c.accepted, len(tokens))

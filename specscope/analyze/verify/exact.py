@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Result, Unit
+from specscope.analyze.findings import Check, CheckResult, Unit
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.trace.coins import Stream, coins_at
@@ -56,12 +56,12 @@ def found(
     """A check over nodes, steps or parents, each right or wrong by itself; the first wrong one is shown."""
     count, wrong = int(tested.sum()), np.flatnonzero(bad & tested)
     if not count:
-        return Check(name, Result.SKIPPED, about, note=note or "nothing to test", unit=unit.name)
+        return Check(name, CheckResult.SKIPPED, about, note=note or "nothing to test", unit=unit.name)
     if not len(wrong):
-        return Check(name, Result.PASSED, about, count, note=note, unit=unit.name)
+        return Check(name, CheckResult.PASSED, about, count, note=note, unit=unit.name)
     first = int(wrong[0])
     where, text = unit.where(first), detail(first)
-    return Check(name, Result.FAILED, about, count, len(wrong), where, text, note, unit.name, wrong)
+    return Check(name, CheckResult.FAILED, about, count, len(wrong), where, text, note, unit.name, wrong)
 
 
 def accept_probability(c: Columns) -> Check:
@@ -89,7 +89,7 @@ def outcomes(c: Columns) -> Check:
     """Accepted where the coin is below a."""
     name, about = "outcomes", "accepted where coin < a, rejected elsewhere"
     if not c.has_coins:
-        return Check(name, Result.SKIPPED, about, note="the capture has no coins")
+        return Check(name, CheckResult.SKIPPED, about, note="the capture has no coins")
     near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
     bad = (c.accepted != (c.coin < c.accept_prob)) & ~near
     return found(
@@ -275,7 +275,7 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
     """Each coin from its key."""
     name, about = "coins", "every coin follows from the request's seed, the stream and the root's position"
     if not ours:
-        return Check(name, Result.SKIPPED, about, note="the coins are another engine's")
+        return Check(name, CheckResult.SKIPPED, about, note="the coins are another engine's")
     known: Indices = np.flatnonzero(c.known)
     count = np.diff(c.start)[known] + 1
     seeds = np.array([c.params[s].seed for s in known], np.uint64)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Result, Unit
+from specscope.analyze.findings import Check, CheckResult, Unit
 from specscope.analyze.significance import holm
 from specscope.analyze.verify import coins
 from specscope.analyze.verify.arrays import Indices
@@ -66,7 +66,7 @@ class Family:
 
     def skipped(self) -> Check:
         """As one that could not be judged."""
-        return Check(self.name, Result.SKIPPED, self.about, note=self.lacking, unit=self.counted)
+        return Check(self.name, CheckResult.SKIPPED, self.about, note=self.lacking, unit=self.counted)
 
     @property
     def counted(self) -> str:
@@ -82,7 +82,7 @@ class Family:
         detail = f"{here}off by {self.unit(found.bias)} on average, z = {found.z:.2f} over {found.count:,}"
         return Check(
             self.name,
-            Result.FAILED if failed else Result.PASSED,
+            CheckResult.FAILED if failed else CheckResult.PASSED,
             self.about,
             tested=sum(cell.sum.count for cell in cells),
             example=self.of.where(found.worst) if failed and found.worst >= 0 else None,

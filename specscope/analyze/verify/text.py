@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from specscope.analyze.findings import Check, Exit, Result
+from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.trial import IN_PART, Trial
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
-MARKS = {Result.PASSED: ("✓", "green"), Result.FAILED: ("✗", "bold red"), Result.SKIPPED: ("–", "dim")}
+MARKS = {CheckResult.PASSED: ("✓", "green"), CheckResult.FAILED: ("✗", "bold red"), CheckResult.SKIPPED: ("–", "dim")}
 NAME = 26
 
 
@@ -30,8 +30,8 @@ def render_trial(trial: Trial, console: Console) -> None:
 def verdict(trial: Trial) -> str:
     """The whole in a line: what was found, over how much, and what that does not cover."""
     checks = trial.checks
-    passed = sum(check.result is Result.PASSED for check in checks)
-    skipped = sum(check.result is Result.SKIPPED for check in checks)
+    passed = sum(check.result is CheckResult.PASSED for check in checks)
+    skipped = sum(check.result is CheckResult.SKIPPED for check in checks)
     rest = f"{plural(passed, 'check')} passed, {skipped} skipped"
     untested = f"; the sampler was not tested: {trial.sampler_untested}" if trial.sampler_untested else ""
     if trial.exit is Exit.INCONSISTENT:
@@ -44,10 +44,10 @@ def verdict(trial: Trial) -> str:
 
 def _check(check: Check, source: str, console: Console) -> None:
     mark, style = MARKS[check.result]
-    line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not Result.PASSED else "")
+    line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not CheckResult.PASSED else "")
     line.append(f" {_figures(check)}")
     console.print(line, soft_wrap=True)
-    if check.result is not Result.FAILED:
+    if check.result is not CheckResult.FAILED:
         return
     for text in (f"expected: {check.about}", check.detail, check.note):
         if text:
@@ -57,11 +57,11 @@ def _check(check: Check, source: str, console: Console) -> None:
 
 
 def _figures(check: Check) -> str:
-    if check.result is Result.SKIPPED:
+    if check.result is CheckResult.SKIPPED:
         return f"skipped: {check.note}"
     if check.statistic is not None:
         figures = f"z = {check.statistic:+.2f} over {plural(check.tested, check.unit)}"
-        return figures + (f"; {check.note}" if check.result is Result.PASSED else f", p = {check.p_value:.2g}")
+        return figures + (f"; {check.note}" if check.result is CheckResult.PASSED else f", p = {check.p_value:.2g}")
     if check.failed:
         return f"{check.failed:,} of {plural(check.tested, check.unit)}"
     return plural(check.tested, check.unit) + (f"; {check.note}" if check.note and check.name in IN_PART else "")

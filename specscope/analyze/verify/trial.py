@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Exit, Result
+from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.accounting import accounting_checks
 from specscope.analyze.verify.by_rule import left_out
 from specscope.analyze.verify.coins import of_requests, unequal
@@ -83,13 +83,13 @@ class Trial:
     @property
     def failed(self) -> list[Check]:
         """Those that speak against the run."""
-        return [check for check in self.checks if check.result is Result.FAILED]
+        return [check for check in self.checks if check.result is CheckResult.FAILED]
 
     @property
     def sampler_untested(self) -> str:
         """Why nothing tells whether what came out is distributed as it should be; "" where something does."""
         sums = [check for check in self.checks if check.name in DISTRIBUTION]
-        if any(check.result is not Result.SKIPPED for check in sums):
+        if any(check.result is not CheckResult.SKIPPED for check in sums):
             return ""
         c = self.evidence
         if len(c) and c.greedy.all():
@@ -99,7 +99,7 @@ class Trial:
     @property
     def exit(self) -> Exit:
         """What the command ends with."""
-        judged = self.steps and any(check.result is Result.PASSED for check in self.checks)
+        judged = self.steps and any(check.result is CheckResult.PASSED for check in self.checks)
         return Exit.of(wrong=bool(self.failed), unjudged=not judged)
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
 def _unnamed(check: Check, privacy: Privacy) -> Check:
     """A check of a run without token ids: what it could not look at it does not pass."""
     if check.name in BY_TOKENS:
-        return Check(check.name, Result.SKIPPED, check.about, note=privacy.lack, unit=check.unit)
-    if check.name in IN_PART and check.result is not Result.SKIPPED:
+        return Check(check.name, CheckResult.SKIPPED, check.about, note=privacy.lack, unit=check.unit)
+    if check.name in IN_PART and check.result is not CheckResult.SKIPPED:
         return replace(check, note=IN_PART[check.name])
     return check
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.speculate.acceptance import OTHERS, PRIOR, UNSEEN, Acceptance, code, model_level, text_level
+from specscope.speculate.acceptance import OTHERS, PRIOR, UNSEEN, CandidateHistory, code, model_level, text_level
 from specscope.speculate.drafters.base import Draft
 from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
 from specscope.trace.records import DraftNotes
@@ -29,7 +29,9 @@ class Candidates:
     outcomes: list[tuple[int, bool]] = field(default_factory=list)  # filled by `came`
 
     @staticmethod
-    def merge(text: Draft, model: Draft, acceptance: Acceptance, beforehand: Sequence[float] = PRIOR) -> Candidates:
+    def merge(
+        text: Draft, model: Draft, acceptance: CandidateHistory, beforehand: Sequence[float] = PRIOR
+    ) -> Candidates:
         """Both trees as one; what both have is one node. `beforehand`: what is known of each kind of candidate."""
         found = Candidates()
         places: dict[tuple[int, int], int] = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from specscope.speculate.acceptance import PRIOR, Acceptance
+from specscope.speculate.acceptance import PRIOR, CandidateHistory
 from specscope.speculate.budget import Budget, Doubles, share_out
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
 from specscope.speculate.drafters.candidates import Candidates
@@ -40,14 +40,14 @@ KEPT = 256  # requests that ended or lost their place, whose candidates are kept
 class _Request:
     """What is kept of a request."""
 
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: CandidateHistory = field(default_factory=CandidateHistory)
     candidates: Candidates | None = None  # of its last draft
     drafted: bool = False  # whether the model drafted in that step
 
-    def before(self, context: Context) -> Acceptance:
+    def before(self, context: Context) -> CandidateHistory:
         """What was counted before this step."""
         if len(context.tokens) == context.prompt_len:  # its first step, perhaps under a name that was another's
-            self.acceptance = Acceptance()
+            self.acceptance = CandidateHistory()
         self.acceptance.cut(context.position)
         return self.acceptance
 

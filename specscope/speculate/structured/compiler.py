@@ -41,7 +41,7 @@ def library() -> Any:  # noqa: ANN401
 
 
 @dataclass(frozen=True)
-class Tokens:
+class GrammarTokens:
     """A model's vocabulary as grammars see it."""
 
     digest: str
@@ -50,17 +50,17 @@ class Tokens:
     never: frozenset[int]  # those without bytes
 
     @staticmethod
-    def of(vocabulary: Vocabulary, size: int, eos: Iterable[int]) -> Tokens:
+    def of(vocabulary: Vocabulary, size: int, eos: Iterable[int]) -> GrammarTokens:
         """`size`: the width of the logits. Special tokens have no bytes: `.*` would allow <|im_start|> as text."""
         known, special = vocabulary.pieces, vocabulary.special | set(eos)
         pieces = tuple(b"" if token in special else known.get(token, b"") for token in range(size))
         stops = tuple(token for token in eos if token < size)
         digest = blake2b(repr((pieces, stops)).encode(), digest_size=16).hexdigest()
-        return Tokens(digest, pieces, stops, frozenset(token for token, piece in enumerate(pieces) if not piece))
+        return GrammarTokens(digest, pieces, stops, frozenset(token for token, piece in enumerate(pieces) if not piece))
 
 
 @lru_cache(4)
-def _info(tokens: Tokens) -> Any:  # noqa: ANN401
+def _info(tokens: GrammarTokens) -> Any:  # noqa: ANN401
     return token_info(library(), list(tokens.pieces), list(tokens.eos))
 
 
@@ -72,7 +72,7 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._knows = ""  # the vocabulary that it was told
 
-    def compile(self, tokens: Tokens, form: StructuredOutputs) -> tuple[str, str]:
+    def compile(self, tokens: GrammarTokens, form: StructuredOutputs) -> tuple[str, str]:
         """Its answer. Raises UserError where it was ended by its limits."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
@@ -115,14 +115,14 @@ class Grammars:
 
     def __init__(self, vocabulary: Vocabulary, size: int, eos: Iterable[int]) -> None:
         self._about = (vocabulary, size, tuple(eos))
-        self._tokens: Tokens | None = None
+        self._tokens: GrammarTokens | None = None
         self._pool: ThreadPoolExecutor | None = None
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> GrammarTokens:
         """The vocabulary, read when it is first asked for."""
         if self._tokens is None:
-            self._tokens = Tokens.of(*self._about)
+            self._tokens = GrammarTokens.of(*self._about)
         return self._tokens
 
     def check(self, form: StructuredOutputs) -> None:
@@ -177,7 +177,7 @@ def check_forms(forms: Iterable[StructuredOutputs | None]) -> None:
 
     Raises UserError.
     """
-    letters = Tokens("bytes", (*(bytes([byte]) for byte in range(256)), b""), (256,), frozenset({256}))
+    letters = GrammarTokens("bytes", (*(bytes([byte]) for byte in range(256)), b""), (256,), frozenset({256}))
     for form in dict.fromkeys(form for form in forms if form is not None):
         library()
         check_form(form)

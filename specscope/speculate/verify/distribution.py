@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Point:
+class OneHot:
     """All probability at one token: the target's distribution at temperature 0."""
 
     token: int
@@ -32,4 +32,4 @@ class Dense:
         return float(self.probs[token])
 
 
-Distribution = Point | Dense
+Distribution = OneHot | Dense

@@ -17,7 +17,7 @@ from specscope.trace.rules import LOOK_AHEAD, MATCH, STANDARD
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedStep:
     """The verdicts of a step, and what they were judged by: `memory` holds it until it is given to another step."""
 
     verdicts: list[Verdict]
@@ -46,7 +46,7 @@ class Verifier:
         notes = judged.notes() if self.notes else [None] * len(parts)
         return list(zip(judged.verdicts, notes, strict=True))
 
-    def judge(self, parts: Sequence[Part], memory: Memory, changes: Changes | None = None) -> Judged | None:
+    def judge(self, parts: Sequence[Part], memory: Memory, changes: Changes | None = None) -> JudgedStep | None:
         """Verdicts of one part or more: a request, its draft, the target's logits [n + 1, V] at the root and each node.
 
         `memory`: where the target's probabilities are put; `changes`: what a fork forces. None where there is no part.
@@ -55,7 +55,7 @@ class Verifier:
             return None
         batch = step_batch(parts, changes, self.backend, memory)
         verdicts, drawn_from = self._judge(batch)
-        return Judged(verdicts, batch, parts, drawn_from)
+        return JudgedStep(verdicts, batch, parts, drawn_from)
 
     def _judge(self, batch: VerifyBatch) -> tuple[list[Verdict], list[Left] | None]:
         """Verdicts, and what the final tokens were drawn from where that is at hand."""

@@ -36,7 +36,7 @@ HEADS = (
 
 
 @dataclass(frozen=True)
-class Curve:
+class OutputCurve:
     """A column a step: the tokens that came of it. Around the position where there are more steps than cells."""
 
     first: int = 0  # the step of the first column
@@ -44,10 +44,10 @@ class Curve:
     span: int = 0  # their cells
 
     @staticmethod
-    def over(steps: int, place: int, width: int) -> Curve:
+    def over(steps: int, place: int, width: int) -> OutputCurve:
         """For so many steps, of which that at `place` is looked at."""
         count = min(steps, width)
-        return Curve(max(0, min(place - width // 2, steps - width)), count, min(width, count * WIDEST))
+        return OutputCurve(max(0, min(place - width // 2, steps - width)), count, min(width, count * WIDEST))
 
     def step_at(self, x: int) -> int:
         """The step whose column has this cell."""
@@ -79,7 +79,7 @@ class TimelinePanel(ListPanel):
         self._source: Hashable = None  # the request, width and colours that the lines are of
         self._drawn: list[Line] = []
         self.places: Sequence[int] = ()  # of the listed steps among the request's
-        self._curve = Curve()
+        self._curve = OutputCurve()
 
     def key(self, look: Look) -> Hashable:
         """The request, where in it the position is, and how many steps it has."""
@@ -101,7 +101,7 @@ class TimelinePanel(ListPanel):
             text = lambda at: _words(look, steps[at])  # noqa: E731
             self.places = self.arranged(self.places, lambda at, column: _value(steps[at], column), text)
         place = look.part[0] if look.part is not None else -1
-        self._curve = Curve.over(len(request.steps), place, width)
+        self._curve = OutputCurve.over(len(request.steps), place, width)
         head: list[Line] = [self._curve.draw(request.steps, place), self.head(HEADS)]
         title = _title(look, len(request.steps), width - 2, self.said())
         at = self.places.index(place) + len(head) if place in self.places else -1

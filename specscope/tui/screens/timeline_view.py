@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.trace import timeline
-from specscope.trace.timeline import Row, Timeline
+from specscope.trace.timeline import SpanTimeline, TimelineRow
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
@@ -31,7 +31,7 @@ class SpansPanel(PickPanel):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.trace = ""  # one of other services alone; "" for the current request's
-        self.timeline = Timeline("")
+        self.timeline = SpanTimeline("")
         self._source: Hashable = None  # what the timeline was made of
         self._current: str | None = None
         self._row = ""  # the id of the picked row: its place changes as others come
@@ -84,7 +84,7 @@ class SpansPanel(PickPanel):
         at = head + self.picked
         return Sheet(lines, self._title(look, width), cursor=at, keep=self.kept(at, self._row), head=head)
 
-    def _read(self, look: Look) -> Timeline:
+    def _read(self, look: Look) -> SpanTimeline:
         traces = self.traces(look)
         if self.trace not in traces:
             self.trace = "" if look.request is not None or not traces else traces[-1]
@@ -92,7 +92,7 @@ class SpansPanel(PickPanel):
             return timeline.of_trace(look.history, self.trace)
         if look.request is not None:
             return timeline.of_request(look.history, look.request)
-        return Timeline("Spans", notes=(timeline.NOTHING, timeline.NO_OTHERS))
+        return SpanTimeline("Spans", notes=(timeline.NOTHING, timeline.NO_OTHERS))
 
     def _title(self, look: Look, width: int) -> Line:
         others, traces = self.timeline.others, timeline.other_traces(look.history)
@@ -127,7 +127,7 @@ def _note(note: str, width: int) -> list[Line]:
     return paragraph(note, width, "dim" if note in timeline.MISSING else "warn")
 
 
-def _value(row: Row, column: str) -> float | str:
+def _value(row: TimelineRow, column: str) -> float | str:
     """What a row is sorted by."""
     values: dict[str, float | str] = {"name": row.name, "service": row.service, "start": row.start_ns}
     return values.get(column, row.took_ns)
@@ -146,7 +146,7 @@ class SpanPanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Its facts and attributes."""
-        row: Row | None = self._spans.item
+        row: TimelineRow | None = self._spans.item
         if row is None:
             return Sheet([], [("Span", "strong")])
         return Sheet(row_facts(row, self._spans.timeline, width), [(row.name, "strong")])
@@ -196,7 +196,7 @@ class SpansScreen(Over):
 
     def action_go(self) -> None:
         """To the picked step; of any other row show or hide the attributes."""
-        row: Row | None = self.query_one(SpansPanel).item
+        row: TimelineRow | None = self.query_one(SpansPanel).item
         if row is not None and row.position is not None:
             self.run_worker(self._go(row.position))
             return

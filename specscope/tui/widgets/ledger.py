@@ -28,7 +28,7 @@ def _zero() -> array[int]:
 
 
 @dataclass
-class Counts:
+class RunningTotals:
     """Running totals after each item (an engine step, or a step of one request); index 0 is before the first."""
 
     drafts: array[int] = field(default_factory=_zero)
@@ -95,7 +95,7 @@ class RequestLedger:
     """One request, counted by its own steps."""
 
     first: int  # the position at which it was first seen
-    counts: Counts = field(default_factory=Counts)
+    counts: RunningTotals = field(default_factory=RunningTotals)
     ended: int | None = None  # the position at which it ended
     preempted: list[int] = field(default_factory=list)  # positions at which its KV was taken
 
@@ -121,7 +121,7 @@ class Ledger:
     def __init__(self, history: History) -> None:
         self.history = history
         self._seen: list[StepRecord] = []
-        self.counts = Counts()
+        self.counts = RunningTotals()
         self.requests: dict[str, RequestLedger] = {}
         self._start: list[int] = []  # wall clock of each engine step
         self._end: list[int] = []

@@ -32,7 +32,7 @@ PROMPT_CHARS = 400
 
 
 @dataclass(frozen=True)
-class Row:
+class RequestRow:
     """One request in figures."""
 
     name: str
@@ -44,7 +44,7 @@ class Row:
     prompt: str
 
 
-def row(look: Look, name: str) -> Row:
+def row(look: Look, name: str) -> RequestRow:
     """A request as it stood at the position looked at."""
     request, counts = look.history.requests[name], look.ledger.requests.get(name)
     place = look.ledger.place(name, look.position)
@@ -54,7 +54,7 @@ def row(look: Look, name: str) -> Row:
         tokens = info.prompt_tokens[: PROMPT_CHARS // 4].tolist()
         prompt = (info.title or info.prompt)[:PROMPT_CHARS] or look.vocabulary.text(tokens)
         kind = info.labels.get("kind", "")
-    return Row(
+    return RequestRow(
         name,
         _state(look, name),
         counts.counts.emitted[place] if counts else 0,
@@ -106,7 +106,7 @@ class RequestsPanel(ListPanel):
         every = [row(look, name) for name in look.history.requests]
         rows = self.arranged(every, _value, lambda item: f"{item.name} {item.state} {item.kind} {item.prompt}")
         self.names = [item.name for item in rows]
-        queued = [Row("·", "queued", 0, 0, "", "", clean(" ".join(text.split()))) for text in look.pending[0]]
+        queued = [RequestRow("·", "queued", 0, 0, "", "", clean(" ".join(text.split()))) for text in look.pending[0]]
         count = f"  {len(rows)} of {len(every)}" if self.order.words else f"  {len(rows)}"
         gap: Line = [("  ", "dim")] if self.order.words else []
         title: Line = [("Requests", "strong"), (count, "dim"), *gap, *self.said()]
@@ -130,7 +130,7 @@ class RequestsPanel(ListPanel):
             self.post_message(self.Picked(self.names[at]))
 
 
-def _value(item: Row, column: str) -> float | str:
+def _value(item: RequestRow, column: str) -> float | str:
     """What a row is sorted by; a request without drafts has the highest tau."""
     if column == "tau":
         return float(item.tau) if item.tau != NOTHING else float("inf")
@@ -138,7 +138,7 @@ def _value(item: Row, column: str) -> float | str:
     return value
 
 
-def _columns(rows: list[Row], width: int) -> list[tuple[str, int]]:
+def _columns(rows: list[RequestRow], width: int) -> list[tuple[str, int]]:
     """Width of each column that fits, the prompt taking what is left."""
     wanted = {
         "name": max(7, min(16, max(len(item.name) for item in rows))),
@@ -162,7 +162,7 @@ NUMBERS = ("tokens", "steps", "tau")
 HEADS = {"name": "request", "tau": "τ"}
 
 
-def _line(item: Row, columns: list[tuple[str, int]], current: bool) -> Line:
+def _line(item: RequestRow, columns: list[tuple[str, int]], current: bool) -> Line:
     later = item.state in ("later", "queued")
     ink: Ink = "faint" if later else "dim"
     line: list[tuple[str, Ink]] = [("▸ " if current else "  ", "accent")]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
-from specscope.trace.timeline import Row, Timeline
+from specscope.trace.timeline import SpanTimeline, TimelineRow
 from specscope.trace.wording import plural
 from specscope.tui.text import EIGHTHS, Ink, Line, cut, folded, left, paragraph, right
 
@@ -64,7 +64,9 @@ def _placed(labels: Sequence[str], cells: Sequence[int], width: int) -> str:
     return (line + " ms" if len(line) + 3 <= width else line).ljust(width)
 
 
-def row_line(row: Row, timeline: Timeline, layout: Layout, inks: Mapping[str, Ink], *, here: bool, flat: bool) -> Line:
+def row_line(
+    row: TimelineRow, timeline: SpanTimeline, layout: Layout, inks: Mapping[str, Ink], *, here: bool, flat: bool
+) -> Line:
     """One row. `here`: it is the step that is looked at; `flat`: the rows are not below their parents."""
     own = row.span is None
     ink: Ink = "bar" if own else inks[row.service]
@@ -77,7 +79,7 @@ def row_line(row: Row, timeline: Timeline, layout: Layout, inks: Mapping[str, In
     return [*line, (times + " ", "dim"), *_bar(row, timeline, layout.bars, ink)]
 
 
-def _bar(row: Row, timeline: Timeline, width: int, ink: Ink) -> Line:
+def _bar(row: TimelineRow, timeline: SpanTimeline, width: int, ink: Ink) -> Line:
     """As long as it took, to an eighth of a cell, from the cell of its start; of a lane a line, with a mark a step."""
 
     def cell(at_ns: int) -> int:
@@ -93,13 +95,13 @@ def _bar(row: Row, timeline: Timeline, width: int, ink: Ink) -> Line:
     return [(" " * first, "text"), (marks, ink)]
 
 
-def inks_of(timeline: Timeline) -> dict[str, Ink]:
+def inks_of(timeline: SpanTimeline) -> dict[str, Ink]:
     """A colour for each other service."""
     services = sorted({row.service for row in timeline.rows if row.span is not None})
     return {service: SERVICE_INKS[at % len(SERVICE_INKS)] for at, service in enumerate(services)}
 
 
-def row_facts(row: Row, timeline: Timeline, width: int) -> list[Line]:
+def row_facts(row: TimelineRow, timeline: SpanTimeline, width: int) -> list[Line]:
     """All that is known of a row."""
     seconds, rest = divmod(row.start_ns, 10**9)
     began = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest // 1000:06} UTC"

@@ -39,7 +39,7 @@ Cell = Callable[[Judged, int], str]
 
 
 @dataclass(frozen=True)
-class Column:
+class TreeColumn:
     """A column of numbers: how it is headed, how wide, and for which nodes it says something."""
 
     head: str
@@ -60,27 +60,27 @@ def coin_text(coin: float) -> str:
 
 
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
-P = Column("p", 5, lambda j, n: probability(float(j.verdict.p[n])))
-Q = Column("q", 5, lambda j, n: probability(float(j.step.tree.q[n])))
-DRAFT = Column("draft p", 7, lambda j, n: _known(j.draft_ps[n]))
+P = TreeColumn("p", 5, lambda j, n: probability(float(j.verdict.p[n])))
+Q = TreeColumn("q", 5, lambda j, n: probability(float(j.step.tree.q[n])))
+DRAFT = TreeColumn("draft p", 7, lambda j, n: _known(j.draft_ps[n]))
 # Of a greedy tree, for nodes below those that were tried: whether the target would have taken it there
-P_UNTRIED = Column("p", 5, lambda j, n: probability(float(j.verdict.p[n])) if j.raw_ps[n] is None else "")
-RAW = Column("raw p", 5, lambda j, n: _known(j.raw_ps[n]))
-RANK = Column("raw rank", 8, lambda j, n: _rank(above(j.step, n).raw_rank(int(j.step.tree.token[n]))))
-SOURCE = Column("from", 5, lambda j, n: "" if j.step.method is None else j.step.method.source_of(n))
+P_UNTRIED = TreeColumn("p", 5, lambda j, n: probability(float(j.verdict.p[n])) if j.raw_ps[n] is None else "")
+RAW = TreeColumn("raw p", 5, lambda j, n: _known(j.raw_ps[n]))
+RANK = TreeColumn("raw rank", 8, lambda j, n: _rank(above(j.step, n).raw_rank(int(j.step.tree.token[n]))))
+SOURCE = TreeColumn("from", 5, lambda j, n: "" if j.step.method is None else j.step.method.source_of(n))
 SOURCE_INKS: dict[str, Ink] = {"model": "dim", "text": "accent", "both": "strong"}
-P_TRIAL = Column("p tried", 7, lambda j, n: p_tried(j.verdict, n))
-Q_TRIAL = Column("q tried", 7, lambda j, n: q_tried(j.step, j.verdict, n))
-P_ALL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
-Q_ALL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
-COIN = Column("coin", 5, lambda j, n: coin_text(float(j.verdict.coin[n])) if j.verdict.judged[n] else "")
-ACCEPT = Column("a", 7, lambda j, n: _accept(j.verdict, n))
-RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
-LINE = Column("coin on a line", 22, lambda j, n: "")  # drawn, not written; as wide as there is room, to LONGEST
+P_TRIAL = TreeColumn("p tried", 7, lambda j, n: p_tried(j.verdict, n))
+Q_TRIAL = TreeColumn("q tried", 7, lambda j, n: q_tried(j.step, j.verdict, n))
+P_ALL = TreeColumn("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
+Q_ALL = TreeColumn("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
+COIN = TreeColumn("coin", 5, lambda j, n: coin_text(float(j.verdict.coin[n])) if j.verdict.judged[n] else "")
+ACCEPT = TreeColumn("a", 7, lambda j, n: _accept(j.verdict, n))
+RESIDUAL = TreeColumn("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
+LINE = TreeColumn("coin on a line", 22, lambda j, n: "")  # drawn, not written; as wide as there is room, to LONGEST
 LONGEST = 50
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
-FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
+FORMS: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
     (3, (RAW, RANK, P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL, LINE)),
     (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL, LINE)),
     (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, LINE)),
@@ -97,7 +97,7 @@ FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
     (1, ()),
 )
 # At temperature 0 no coin decides, and p is 0 or 1: the target's p before that tells how near it was.
-GREEDY: tuple[tuple[int, tuple[Column, ...]], ...] = (
+GREEDY: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
     (3, (RAW, RANK, DRAFT, P_UNTRIED)),
     *((indent, (RAW, RANK, DRAFT)) for indent in (3, 2, 1)),
     *((indent, (RAW, DRAFT)) for indent in (2, 1)),
@@ -159,7 +159,7 @@ def squeeze(lead: str, indent: int) -> str:
     return "".join(lead[i : i + 3][:indent] for i in range(0, len(lead), 3))
 
 
-def _same(step: RequestStep, verdict: Verdict) -> list[Column]:
+def _same(step: RequestStep, verdict: Verdict) -> list[TreeColumn]:
     """Of p and q as tried, those that are nowhere another number than p and q as drawn: they would say nothing."""
     nodes = range(len(step.tree))
     return [
@@ -169,8 +169,8 @@ def _same(step: RequestStep, verdict: Verdict) -> list[Column]:
 
 
 def _columns(
-    columns: tuple[Column, ...], step: RequestStep, same: Collection[Column], *, greedy: bool
-) -> tuple[Column, ...]:
+    columns: tuple[TreeColumn, ...], step: RequestStep, same: Collection[TreeColumn], *, greedy: bool
+) -> tuple[TreeColumn, ...]:
     """Those of the form that say something. Where q is a point mass, what the drafter thought of the token says more.
 
     Where there is no room for both, p and q as tried stand in the place of p and q only where they are others.
@@ -195,7 +195,9 @@ def _columns(
     return (*source, *(DRAFT if column is Q and model else column for column in given))
 
 
-def _form(rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int) -> tuple[int, tuple[Column, ...], int]:
+def _form(
+    rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int
+) -> tuple[int, tuple[TreeColumn, ...], int]:
     """The richest form that fits, with the coin's line in its width, and the room for branch, mark and token."""
     same = _same(step, verdict)
     greedy = verdict.is_greedy
@@ -249,21 +251,21 @@ def tree_lines(
     return head, lines, [row.node for row in rows]
 
 
-def _heading(column: Column) -> str:
+def _heading(column: TreeColumn) -> str:
     if column.head == LINE.head:
         return f"0{column.head:^{column.width - 2}}1"
     return right(left(column.head, DIGITS) if len(column.head) < DIGITS else column.head, column.width)
 
 
-def _cells(judged: Judged, node: int, columns: Sequence[Column]) -> str:
+def _cells(judged: Judged, node: int, columns: Sequence[TreeColumn]) -> str:
     return "".join(_cell(column.cell(judged, node), column) for column in columns)
 
 
-def _cell(text: str, column: Column) -> str:
+def _cell(text: str, column: TreeColumn) -> str:
     return " " * GAP + right(left(text, DIGITS) if len(text) < DIGITS else text, column.width)
 
 
-def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[Column]) -> str:
+def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[TreeColumn]) -> str:
     """The final token was drawn, not tried: its p and its coin, and what both models thought of it."""
     p, there = probability(verdict.final_p), end(step).of_token(verdict.token)
     texts = {P: p, P_ALL: p, COIN: coin_text(verdict.final_coin)}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
-from specscope.analyze.audit.options import Options, Source
+from specscope.analyze.audit.options import ModelSource, Options
 from specscope.trace.history import History
 from tests.engines import DRAFTERS, PROMPTS
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
@@ -77,11 +77,11 @@ class Bench:
         """The models that judge it."""
         draft = None
         if engine.config.model_part == "eagle":
-            draft = Source(engine.config.draft_model, "head")
+            draft = ModelSource(engine.config.draft_model, "head")
         if engine.config.model_part == "draft_model":
             layers = engine.config.draft_layers
-            draft = Source(self.target, "draft", {} if layers is None else {"num_hidden_layers": layers})
-        return Options(Source(self.target, "tiny"), draft, sample)
+            draft = ModelSource(self.target, "draft", {} if layers is None else {"num_hidden_layers": layers})
+        return Options(ModelSource(self.target, "tiny"), draft, sample)
 
     def audit(self, engine, history, **how):
         """By plain transformers."""

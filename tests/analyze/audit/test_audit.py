@@ -2,8 +2,8 @@
 
 import pytest
 
-from specscope.analyze.audit.options import Options, Source
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
@@ -39,10 +39,10 @@ def test_a_healthy_run_has_no_difference(bench, name, rule):
         if text_part(engine.config.drafter):
             tree = found.finding("drafter tree").check
             draws = sum(part.tree.is_sampled for part in parts)  # beside which there is nothing of the text
-            assert (tree.result, tree.tested) == (Result.PASSED, found.audited - draws)
+            assert (tree.result, tree.tested) == (CheckResult.PASSED, found.audited - draws)
         if model_part(engine.config.drafter) and drafted > sources.count(TEXT):
             p = found.finding("draft p").check
-            assert (p.result, p.tested) == (Result.PASSED, drafted - sources.count(TEXT))
+            assert (p.result, p.tested) == (CheckResult.PASSED, drafted - sources.count(TEXT))
 
 
 @pytest.mark.parametrize("name", ["ngram", "same model", "eagle dynamic"])
@@ -93,7 +93,7 @@ def test_another_target_differs_everywhere(bench, tiny):
     history = run(engine, RULES["temperature"])
     from specscope.analyze.audit.audit import audit
 
-    found = audit(history, "run.jsonl", Options(Source(str(tiny), "another")))
+    found = audit(history, "run.jsonl", Options(ModelSource(str(tiny), "another")))
     assert found.exit is Exit.INCONSISTENT
     assert found.finding("final p").check.failed > 0.9 * found.finding("final p").check.tested
     assert "final p" in found.finding("final p").sentence
@@ -110,7 +110,7 @@ def test_what_cannot_be_audited_is_said(bench):
     with pytest.raises(UserError, match="no decode step"):
         audit(History(engine.run_info, engine.vocabulary), "run.jsonl", options)
     with pytest.raises(UserError, match="cannot load nothing"):
-        audit(history, "run.jsonl", Options(Source("/nowhere", "nothing")))
+        audit(history, "run.jsonl", Options(ModelSource("/nowhere", "nothing")))
 
 
 def test_the_result_is_plain_data(bench):

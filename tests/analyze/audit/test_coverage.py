@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.contexts import contexts_of
-from specscope.analyze.audit.options import Options, Source
+from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.audit.verdict import verdict
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.history import History
 from tests.analyze.audit.runs import RULES, Bench, failed, run
@@ -35,7 +35,7 @@ def with_config(bench, folder, kind="eagle", **more):
     told = json.loads((folder / "config.json").read_text())
     told.get("transformer_layer_config", {}).update(more.pop("layer", {}))
     (folder / "config.json").write_text(json.dumps({**told, **more}))
-    return Source(str(folder), "head")
+    return ModelSource(str(folder), "head")
 
 
 def judged(bench, history, head, name="eagle"):
@@ -60,7 +60,7 @@ def test_a_flag_that_the_judge_does_not_know_is_named_and_the_target_is_judged(b
     assert found.unjudged == (f"The drafter was not judged: {said}.",)
     assert found.exit is Exit.NOT_JUDGED
     assert failed(found) == set()
-    assert found.finding("target p").check.result is Result.PASSED
+    assert found.finding("target p").check.result is CheckResult.PASSED
     assert found.finding("draft p") is None
     said_in_full = verdict(found.findings, found.audited, found.unjudged)
     assert said_in_full.startswith(
@@ -91,7 +91,7 @@ def test_what_is_off_or_changes_nothing_is_no_reason_to_skip(bench, drafted, tmp
     }
     found = judged(bench, drafted, with_config(bench, tmp_path / "head", **harmless))
     assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
-    assert found.finding("draft p").check.result is Result.PASSED
+    assert found.finding("draft p").check.result is CheckResult.PASSED
     assert "The drafter agrees at" in found.to_dict()["verdict"]
 
 
@@ -115,17 +115,17 @@ def test_a_model_that_is_no_head_is_told_in_words(bench, drafted, tmp_path):
 
 
 def test_a_head_that_cannot_be_loaded_leaves_the_target_judged(bench, drafted, tmp_path):
-    found = judged(bench, drafted, Source(str(tmp_path / "nothing"), "head"))
+    found = judged(bench, drafted, ModelSource(str(tmp_path / "nothing"), "head"))
     assert found.exit is Exit.NOT_JUDGED
     assert "The drafter was not judged: cannot read " in found.unjudged[0]
-    assert found.finding("target p").check.result is Result.PASSED
+    assert found.finding("target p").check.result is CheckResult.PASSED
 
 
 def test_a_head_of_another_size_leaves_the_target_judged(bench, drafted, tmp_path):
     from tests.heads import head_tensors, write_head
 
     folder = write_head(tmp_path / "wide", head_tensors(target=64), target_hidden_size=64)
-    found = judged(bench, drafted, Source(str(folder), "head"))
+    found = judged(bench, drafted, ModelSource(str(folder), "head"))
     assert found.exit is Exit.NOT_JUDGED
     assert "The drafter was not judged" in found.to_dict()["verdict"]
     assert failed(found) == set()
@@ -142,7 +142,7 @@ def test_a_drafter_that_is_not_at_hand_is_exit_2_and_one_that_differs_beats_it(b
         f"The target agrees at {found.nodes} nodes of {found.audited} steps. "
         "The drafter was not judged: the head x is not at hand: give --draft-model HEAD."
     )
-    wrong = audit(drafted, "run.jsonl", dataclasses.replace(missing, target=Source(str(tiny), "another")))
+    wrong = audit(drafted, "run.jsonl", dataclasses.replace(missing, target=ModelSource(str(tiny), "another")))
     assert wrong.exit is Exit.INCONSISTENT
     assert "The target does not agree: " in wrong.to_dict()["verdict"]
     assert "The drafter was not judged" in wrong.to_dict()["verdict"]
@@ -247,4 +247,4 @@ def test_a_label_of_that_name_is_the_users_own_in_a_run_of_ours(bench):
 
 def test_a_target_that_cannot_be_loaded_is_an_error(drafted):
     with pytest.raises(UserError, match="cannot load nothing"):
-        audit(drafted, "run.jsonl", Options(Source("/nowhere", "nothing")))
+        audit(drafted, "run.jsonl", Options(ModelSource("/nowhere", "nothing")))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specscope.analyze.audit.audit import audit
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
@@ -45,7 +45,7 @@ def test_outputs_that_are_swapped_between_requests_are_judged(bench, name):
     assert found.exit is Exit.INCONSISTENT
     assert found.finding("context").check.failed
     assert "cannot follow from what was committed before" in found.to_dict()["verdict"]
-    assert found.finding("target p").check.result is Result.PASSED  # the third request is as it was
+    assert found.finding("target p").check.result is CheckResult.PASSED  # the third request is as it was
     assert not any("Error" in sentence for sentence in found.unjudged)
 
 
@@ -74,7 +74,7 @@ def test_a_token_that_the_model_does_not_have_is_wrong(bench, name, token):
     context = found.finding("context").check
     assert found.exit is Exit.INCONSISTENT
     assert f"token {token} is none of the 300 that the model has" in context.detail or context.failed > 1
-    assert found.finding("final p").check.result is Result.PASSED
+    assert found.finding("final p").check.result is CheckResult.PASSED
     assert not any("Error" in sentence for sentence in found.unjudged)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specscope.analyze.audit.model.head import Head
-from specscope.analyze.audit.options import Source
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.audit.options import ModelSource
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.model.eagle_head import EagleHead
 from tests.analyze.audit.runs import RULES, Bench, failed, run
@@ -48,7 +48,7 @@ def test_a_healthy_run_agrees(bench, name):
     assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
     p = found.finding("draft p").check
     drafted = sum(len(part.tree) for record in history.steps for part in record.requests)
-    assert (p.result, p.tested) == (Result.PASSED, drafted)
+    assert (p.result, p.tested) == (CheckResult.PASSED, drafted)
     assert drafted > 100
 
 
@@ -67,7 +67,7 @@ def test_the_judge_computes_what_the_tensors_say(bench, name):
     """By the tests' own reading of the config, over one text."""
     engine, folder = bench.engine(name), bench.heads[name]
     model = engine.runner.loaded.model
-    head = Head(Source(folder, name), model)
+    head = Head(ModelSource(folder, name), model)
     reference = Reference(Path(folder), model.get_input_embeddings().weight)
     features = torch.randn(9, 3 * 48, generator=torch.Generator().manual_seed(3))
     tokens, places = torch.tensor([5, 77, 5, 290, 31, 8, 8, 120, 9]), torch.arange(9)
@@ -82,4 +82,4 @@ def test_the_judge_computes_what_the_tensors_say(bench, name):
 def test_an_eagle_1_head_has_no_such_norm(bench, tmp_path):
     folder = write_head(tmp_path / "h", head_tensors(version=1), norm_output=True)
     with pytest.raises(UserError, match="has `norm_output`, which an EAGLE-1 head has not"):
-        Head(Source(str(folder), "h"), bench.engine("norm_output").runner.loaded.model)
+        Head(ModelSource(str(folder), "h"), bench.engine("norm_output").runner.loaded.model)

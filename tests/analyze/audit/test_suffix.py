@@ -2,8 +2,8 @@
 
 import pytest
 
-from specscope.analyze.audit.shelf import Shelf
-from specscope.analyze.findings import Result
+from specscope.analyze.audit.shelf import EndedTexts
+from specscope.analyze.findings import CheckResult
 from specscope.speculate.drafters import candidates, ngram, suffix
 from specscope.speculate.drafters.candidates import Candidates
 from specscope.trace.method import MODEL, TEXT
@@ -30,7 +30,7 @@ def test_texts_of_earlier_requests_are_taken_from_the_capture(bench, monkeypatch
     told = [part.method.match_source for r in history.steps for part in r.requests if part.method is not None]
     assert any("other requests" in source for source in told)
     check = bench.audit(engine, history).finding("drafter tree").check
-    assert (check.result, check.failed) == (Result.PASSED, 0)
+    assert (check.result, check.failed) == (CheckResult.PASSED, 0)
     assert check.tested == sum(part.verdict is not None for r in history.steps for part in r.requests)
     assert "600 tokens of requests before" in check.about
 
@@ -50,7 +50,7 @@ def test_where_it_is_not_known_what_was_kept_is_said(bench, monkeypatch):
 def test_the_shelf_holds_the_last_that_ended(bench, monkeypatch):
     monkeypatch.setitem(SETTINGS, "shared", SHARED)
     history = run(bench.fresh("shared"), {}, tokens=6)
-    shelf = Shelf.of(history, 20)
+    shelf = EndedTexts.of(history, 20)
     end = history.steps[-1].step + 1
     kept = shelf.before(end, "nobody")
     assert kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import Answer
+from specscope.analyze.compare.result import Sameness
 
 from .runs import Made, side
 
@@ -21,7 +21,7 @@ def test_fifty_comparisons_of_one_configuration():
     for number in range(RUNS):
         a, b = (side(Made(seed=2 * number + at, _cache=cache)) for at in (0, 1))
         found = compare(a, b)
-        if found.answer is Answer.DIFFERENT:
+        if found.answer is Sameness.DIFFERENT:
             alarms.append((number, found.reasons))
     assert len(alarms) <= MOST, alarms
 
@@ -29,12 +29,12 @@ def test_fifty_comparisons_of_one_configuration():
 def test_a_few_comparisons_of_one_configuration():
     cache = {}
     answers = [compare(*(side(Made(seed=n + at, _cache=cache)) for at in (100, 200))).answer for n in range(6)]
-    assert answers.count(Answer.DIFFERENT) <= 2  # three or more of six come in 0.2 % of cases
+    assert answers.count(Sameness.DIFFERENT) <= 2  # three or more of six come in 0.2 % of cases
 
 
 def test_a_worse_drafter_is_seen_with_other_seeds():
     found = compare(side(seed=1), side(seed=2, blur=0.6))
     tau = next(one for one in found.figures if one.name == "tau")
-    assert found.answer is Answer.DIFFERENT
+    assert found.answer is Sameness.DIFFERENT
     assert tau.significant
     assert tau.high < 0

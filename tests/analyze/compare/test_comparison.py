@@ -11,7 +11,7 @@ import pytest
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import SUSPECT, Answer, Cause, Match
+from specscope.analyze.compare.result import SUSPECT, PairedBy, PartingCause, Sameness
 from specscope.trace.history import History
 from specscope.trace.records import RunInfo
 from tests.analyze.histories import RUN, info, record, step
@@ -36,9 +36,9 @@ def begins(one, request: int, number: int) -> int:
 
 def test_a_run_is_the_same_as_itself(recorded):
     found = compare(recorded, side(seed=1, evidence=True))
-    assert found.answer is Answer.SAME
+    assert found.answer is Sameness.SAME
     assert found.summary == "the same: 24 pairs made exactly the same decisions"
-    assert all(pair.match is Match.EXACT and pair.same and pair.first is None for pair in found.pairs)
+    assert all(pair.match is PairedBy.EXACT and pair.same and pair.first is None for pair in found.pairs)
     assert not found.differences
     assert not found.reasons
     assert found.nodes > 900
@@ -49,12 +49,16 @@ def test_a_run_is_the_same_as_itself(recorded):
 
 @pytest.mark.parametrize(
     ("fault", "cause", "evidence"),
-    [("coin", Cause.COIN, "coin"), ("p", Cause.TARGET, "target p"), ("verdict", Cause.VERDICT, "outcome")],
+    [
+        ("coin", PartingCause.COIN, "coin"),
+        ("p", PartingCause.TARGET, "target p"),
+        ("verdict", PartingCause.VERDICT, "outcome"),
+    ],
 )
 def test_a_fault_at_one_place_is_where_the_pair_parts(recorded, fault, cause, evidence):
     at = begins(recorded, 3, 4)
     found = compare(recorded, side(seed=1, evidence=True, plant={("r3", at): fault}))
-    assert found.answer is Answer.DIFFERENT
+    assert found.answer is Sameness.DIFFERENT
     assert found.partings == {cause: 1}
     (pair,) = (pair for pair in found.pairs if not pair.same)
     assert pair.id_a == pair.id_b == "r3"
@@ -82,56 +86,56 @@ def test_a_parting_shows_p_q_coin_and_margin_of_both(plain):
 
 def test_a_near_tie_is_called_rounding():
     found = compare(side(seed=1, dtype="bfloat16"), side(seed=1, dtype="bfloat16", noise=0.004))
-    assert found.partings.keys() == {Cause.ROUNDING}
-    assert found.answer is not Answer.DIFFERENT
+    assert found.partings.keys() == {PartingCause.ROUNDING}
+    assert found.answer is not Sameness.DIFFERENT
     for pair in found.pairs:
         if pair.parting is not None:
             assert any(one.near_tie for one in (*pair.parting.a.decisions, *pair.parting.b.decisions))
 
 
-@pytest.mark.parametrize(("fault", "cause"), [("draw", Cause.DRAFTS), ("near draw", Cause.ROUNDING)])
+@pytest.mark.parametrize(("fault", "cause"), [("draw", PartingCause.DRAFTS), ("near draw", PartingCause.ROUNDING)])
 def test_another_draw_of_the_drafter_is_rounding_only_at_a_border(plain, fault, cause):
     found = compare(plain, side(seed=1, plant={("r3", begins(plain, 3, 4)): fault}))
     assert set(found.partings) == {cause}
-    assert found.answer is not Answer.DIFFERENT
+    assert found.answer is not Sameness.DIFFERENT
 
 
 def test_the_same_change_is_no_rounding_in_float32():
     found = compare(side(seed=1), side(seed=1, noise=0.004))
-    assert found.answer is Answer.DIFFERENT
-    assert Cause.TARGET in found.partings
+    assert found.answer is Sameness.DIFFERENT
+    assert PartingCause.TARGET in found.partings
     assert next(field for field in found.fields if field.name == "target p").suspect
 
 
 def test_greedy_near_ties_are_told_by_the_raw_probabilities():
     how = {"seed": 1, "temperature": 0.0, "dtype": "bfloat16"}
     found = compare(side(evidence=True, **how), side(evidence=True, noise=0.02, **how))
-    assert found.partings.keys() == {Cause.ROUNDING}
-    assert found.answer is not Answer.DIFFERENT
+    assert found.partings.keys() == {PartingCause.ROUNDING}
+    assert found.answer is not Sameness.DIFFERENT
     bare = compare(side(**how), side(noise=0.02, **how))  # the raw ones are not recorded
-    assert bare.partings.keys() == {Cause.CHOICE}
-    assert bare.answer is Answer.UNKNOWN
+    assert bare.partings.keys() == {PartingCause.CHOICE}
+    assert bare.answer is Sameness.UNKNOWN
     assert any("raw probabilities" in line for line in bare.missing)
 
 
 def test_a_greedy_choice_far_from_a_tie_is_the_targets():
     how = {"seed": 1, "temperature": 0.0, "evidence": True}
     found = compare(side(**how), side(model=2, **how))
-    assert found.answer is Answer.DIFFERENT
-    assert found.partings[Cause.TARGET] == 24
+    assert found.answer is Sameness.DIFFERENT
+    assert found.partings[PartingCause.TARGET] == 24
 
 
 def test_another_target_is_seen_where_no_token_was_tried_by_both():
     found = compare(side(seed=1, evidence=True), side(seed=1, evidence=True, model=2))
-    assert found.partings == {Cause.TARGET: 24}
+    assert found.partings == {PartingCause.TARGET: 24}
     assert next(field for field in found.fields if field.name == "target entropy").suspect
 
 
 def test_other_seeds_part_for_no_other_reason(plain):
     found = compare(plain, side(seed=2))
-    assert all(pair.match is Match.SEED for pair in found.pairs)
-    assert found.partings == {Cause.SEED: 24}
-    assert found.answer is not Answer.DIFFERENT
+    assert all(pair.match is PairedBy.SEED for pair in found.pairs)
+    assert found.partings == {PartingCause.SEED: 24}
+    assert found.answer is not Sameness.DIFFERENT
     assert [one.name for one in found.differences if "schedule" not in one.note and one.name == "seed"] == ["seed"]
 
 
@@ -143,7 +147,7 @@ def test_a_drafter_that_lost_its_q_is_named_in_one_line(plain):
     tau = next(one for one in found.figures if one.name == "tau")
     assert tau.significant
     assert tau.high < 0
-    assert not set(found.partings) & {Cause.TARGET, Cause.VERDICT, Cause.COIN}
+    assert not set(found.partings) & {PartingCause.TARGET, PartingCause.VERDICT, PartingCause.COIN}
     assert any("calibration is not compared" in line for line in found.missing)
 
 
@@ -152,7 +156,7 @@ def test_a_worse_drafter_differs_in_q_and_not_in_p():
     by_name = {field.name: field for field in found.fields}
     assert by_name["target p"].differ == by_name["verdict"].differ == by_name["coin"].differ == 0
     assert by_name["drafter q"].differ > 0
-    assert set(found.partings) & set(SUSPECT) <= {Cause.DRAFTER}
+    assert set(found.partings) & set(SUSPECT) <= {PartingCause.DRAFTER}
     assert found.summary.startswith("different: acceptance length is lower in B")
 
 
@@ -201,7 +205,7 @@ def test_how_much_of_p_must_differ_to_be_suspect(dtype, cut, share, by, suspect)
     field = next(one for one in found.fields if one.name == ("target p, cut" if cut else "target p"))
     assert field.differ == len(moved)
     assert field.suspect is suspect
-    assert (found.answer is Answer.DIFFERENT) is suspect
+    assert (found.answer is Sameness.DIFFERENT) is suspect
 
 
 def test_template_variables_that_differ_are_named_first(plain):
@@ -221,7 +225,7 @@ def test_parameters_that_differ_are_the_cause(plain):
         request.info = dataclasses.replace(request.info, params=params)
     found = compare(plain, side(seed=2))
     changed = compare(plain, other)
-    assert all(pair.match is Match.PROMPT for pair in changed.pairs)
+    assert all(pair.match is PairedBy.PROMPT for pair in changed.pairs)
     assert "temperature" in {one.name for one in changed.differences}
     assert "temperature" not in {one.name for one in found.differences}
 
@@ -276,9 +280,9 @@ def test_several_captures_on_a_side_are_one(plain):
     assert len(a.requests) == 48
     assert len(a) == len(b) == sum(one.acceptance.steps for one in halves)
     found = compare(a, b)
-    assert found.answer is Answer.SAME
+    assert found.answer is Sameness.SAME
     assert len(found.pairs) == 48
-    assert all(pair.match is Match.EXACT for pair in found.pairs)
+    assert all(pair.match is PairedBy.EXACT for pair in found.pairs)
     assert found.a.sources == ("a0", "a1")
     for request in range(48):
         one, other = found.pairs[request].a, found.pairs[request].b
@@ -293,7 +297,7 @@ def test_without_prompts_requests_are_paired_by_order(plain):
     for request in bare.requests:
         request.info = dataclasses.replace(request.info, prompt="", prompt_tokens=np.zeros(0, np.int32))
     found = compare(plain, bare)
-    assert all(pair.match is Match.ORDER for pair in found.pairs)
+    assert all(pair.match is PairedBy.ORDER for pair in found.pairs)
     assert all(pair.same for pair in found.pairs)
     assert any("paired by their order" in line for line in found.missing)
 
@@ -308,7 +312,7 @@ def test_other_prompts_make_no_pair_and_distributions_are_compared(plain):
     assert found.nodes == found.steps == 0
     tau = next(one for one in found.figures if one.name == "tau")
     assert tau.low < tau.difference < tau.high
-    assert found.answer is not Answer.DIFFERENT
+    assert found.answer is not Sameness.DIFFERENT
 
 
 def test_a_side_without_coins_or_p_is_compared_by_the_rest(plain):
@@ -320,7 +324,7 @@ def test_a_side_without_coins_or_p_is_compared_by_the_rest(plain):
     said = "\n".join(found.missing)
     assert "B records no coins" in said
     assert "B records no p" in said
-    assert found.answer is Answer.SAME, found.reasons
+    assert found.answer is Sameness.SAME, found.reasons
     assert not {field.name for field in found.fields if field.suspect}
 
 
@@ -355,7 +359,7 @@ def test_text_that_loops_is_named_before_anything_else_is_blamed():
     assert (figures["output in loops"].a, figures["output in loops"].b) == (0.0, 0.8)
     assert (figures["tau without loops"].a, figures["tau without loops"].b) == (1.0, 1.0)
     assert figures["tau without loops"].weight == (240.0, 240.0)
-    assert found.answer is Answer.DIFFERENT
+    assert found.answer is Sameness.DIFFERENT
     assert found.reasons[0].startswith("output in loops 0.0% → 80.0%, +80.0")
     assert "tau without loops 1.000 → 1.000" in found.reasons[0]
     assert not any(reason.startswith("output in loops") for reason in found.reasons[1:])
@@ -363,7 +367,7 @@ def test_text_that_loops_is_named_before_anything_else_is_blamed():
 
 def test_a_difference_in_loops_is_named_where_too_few_requests_show_it():
     found = compare(looping(2, 0), looping(2, 1))
-    assert found.answer is not Answer.DIFFERENT
+    assert found.answer is not Sameness.DIFFERENT
     assert found.reasons[0].startswith("output in loops 0.0% → 66.7%")
 
 
@@ -383,18 +387,18 @@ def test_json_holds_all_of_it(plain):
 
 def test_one_request_alone_is_told_by_its_decisions_and_not_by_its_figures():
     found = compare(side(seed=1, requests=1), side(seed=2, requests=1))
-    assert found.answer is Answer.UNKNOWN
+    assert found.answer is Sameness.UNKNOWN
     assert "1 request with drafts" in found.summary
     assert all(one.low is None for one in found.figures)
-    assert compare(side(seed=1, requests=1), side(seed=1, requests=1)).answer is Answer.SAME
+    assert compare(side(seed=1, requests=1), side(seed=1, requests=1)).answer is Sameness.SAME
 
 
 def test_a_request_that_ended_sooner_parts_at_its_end(plain):
     other = make(Made(seed=1, tokens=30))
     found = compare(plain, from_history(other, "short"))
-    assert found.partings == {Cause.END: 24}
+    assert found.partings == {PartingCause.END: 24}
     assert all(pair.parting.b.token is None and pair.parting.position == 30 for pair in found.pairs)
-    assert found.answer is not Answer.DIFFERENT
+    assert found.answer is not Sameness.DIFFERENT
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -412,23 +416,23 @@ def test_a_final_draw_from_what_a_cut_left_is_the_cuts(plain, cut):
     found = compare(*sides)
     (pair,) = (pair for pair in found.pairs if not pair.same)
     assert pair.parting.position >= at
-    assert pair.parting.cause is (Cause.CUT if cut else Cause.VERDICT)
-    assert (found.answer is Answer.DIFFERENT) is not cut
+    assert pair.parting.cause is (PartingCause.CUT if cut else PartingCause.VERDICT)
+    assert (found.answer is Sameness.DIFFERENT) is not cut
 
 
 def test_another_rule_or_drafter_explains_more_than_a_near_tie_does():
     """In bfloat16 most draws are near ties: rounding was blamed for what was configured."""
     how = {"seed": 1, "dtype": "bfloat16"}
     plain, other = side(**how), side(**how, noise=0.004)
-    assert compare(plain, other).partings.keys() == {Cause.ROUNDING}
+    assert compare(plain, other).partings.keys() == {PartingCause.ROUNDING}
     other.names = ["block" if name == "standard" else name for name in other.names]
-    assert compare(plain, other).partings.keys() == {Cause.RULE}
+    assert compare(plain, other).partings.keys() == {PartingCause.RULE}
     run = dataclasses.replace(plain.captures[0].run, drafter="another")
     found = compare(plain, side(Made(**how, blur=0.6, run=run)))
-    assert found.partings.keys() >= {Cause.DRAFTS, Cause.DRAFTER}
+    assert found.partings.keys() >= {PartingCause.DRAFTS, PartingCause.DRAFTER}
     assert not any("the drafter's q" in reason and "as configured" not in reason for reason in found.reasons)
     for pair in found.pairs:
-        if pair.parting is not None and pair.parting.cause is Cause.ROUNDING:
+        if pair.parting is not None and pair.parting.cause is PartingCause.ROUNDING:
             halves = (pair.parting.a, pair.parting.b)
             tried = [[(one.token, one.q) for one in half.decisions if one.node is not None] for half in halves]
             assert pair.parting.a.position == pair.parting.b.position
@@ -439,4 +443,4 @@ def test_a_greedy_output_hangs_on_no_rule_and_no_drafter():
     how = {"seed": 1, "temperature": 0.0, "dtype": "bfloat16", "evidence": True}
     run = dataclasses.replace(side(requests=1).captures[0].run, drafter="another")
     found = compare(side(**how), side(Made(noise=0.02, run=run, blur=0.6, **how)))
-    assert found.partings.keys() == {Cause.ROUNDING}
+    assert found.partings.keys() == {PartingCause.ROUNDING}

@@ -13,13 +13,13 @@ from specscope.analyze.compare import tables
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.failif import named, parse
 from specscope.analyze.compare.page import render_html
-from specscope.analyze.compare.result import Answer, Comparison
+from specscope.analyze.compare.result import Comparison, Sameness
 from specscope.analyze.compare.verdict import exit_code
 from specscope.trace.params import SamplingParams
 
 from .runs import Made, side
 
-NONE_MARKED = (Answer.SAME, Answer.CONFIGURED)
+NONE_MARKED = (Sameness.SAME, Sameness.CONFIGURED)
 FAULTS = ("coin", "p", "deep p", "verdict", "draw", "near draw")
 CACHE: dict = {}  # of the model's distributions
 runs = st.fixed_dictionaries(
@@ -57,8 +57,8 @@ def check(found: Comparison) -> None:
     rows = marked(found)
     if found.answer in NONE_MARKED:
         assert not rows
-    assert bool(rows) == (found.answer is Answer.DIFFERENT) == bool(exit_code(found.answer, (), hit=False))
-    if found.answer is Answer.SAME:
+    assert bool(rows) == (found.answer is Sameness.DIFFERENT) == bool(exit_code(found.answer, (), hit=False))
+    if found.answer is Sameness.SAME:
         assert not any(field.suspect or field.unsure or field.explained for field in found.fields)
         assert not any(one.significant for one in found.figures)
     tau = found.tau
@@ -110,7 +110,7 @@ def test_tau_is_judged_by_its_own_interval():
         if found.tau.nonzero and found.tau.p_value > 0.025 / len(found.figures):  # where it had none before
             shown = found
     assert shown is not None
-    assert shown.answer is Answer.DIFFERENT
+    assert shown.answer is Sameness.DIFFERENT
     assert shown.headline.startswith(f"tau {shown.tau.a:.2f} → {shown.tau.b:.2f}, ")
     assert "no change is shown" not in shown.headline
     page = render_html(shown)
@@ -129,12 +129,12 @@ def probable(one, *, moved: float = 0.0, from_depth: int = 2):
 def test_a_drafter_that_differs_where_no_verdict_does_is_different():
     """`no difference beyond error`, exit code 0, where the drafter's probability differed at 358 of 359 nodes."""
     plain, again = (probable(side(seed=1)) for _ in range(2))
-    assert compare(plain, again).answer is Answer.SAME
+    assert compare(plain, again).answer is Sameness.SAME
     found = compare(plain, probable(side(seed=1), moved=0.01))
     field = next(one for one in found.fields if one.name == "draft p")
     assert field.suspect
     assert field.differ > 100
-    assert found.answer is Answer.DIFFERENT
+    assert found.answer is Sameness.DIFFERENT
     assert any(reason.startswith("draft p differs at") for reason in found.reasons)
 
 
@@ -142,14 +142,14 @@ def test_a_value_that_is_no_number_is_no_rounding():
     plain, other = side(seed=1), side(seed=1)
     other.nodes["p"][np.flatnonzero(other.tried)[::100]] = np.nan
     found = compare(plain, other)
-    assert found.answer is Answer.DIFFERENT
+    assert found.answer is Sameness.DIFFERENT
     assert next(one for one in found.fields if one.name == "target p").suspect
 
 
 def test_a_drafters_rounding_grows_with_the_depth():
     plain = probable(side(seed=1, dtype="bfloat16"))
     found = compare(plain, probable(side(seed=1, dtype="bfloat16"), moved=0.15))
-    assert found.answer is Answer.SAME, found.reasons
+    assert found.answer is Sameness.SAME, found.reasons
 
 
 def test_another_draft_model_explains_the_drafters_probabilities():
@@ -159,7 +159,7 @@ def test_another_draft_model_explains_the_drafters_probabilities():
     field = next(one for one in found.fields if one.name == "draft p")
     assert not field.suspect
     assert field.explained == ("draft model",)
-    assert found.answer is Answer.CONFIGURED
+    assert found.answer is Sameness.CONFIGURED
     assert found.summary.startswith("different as configured")
     assert any("as configured: draft model" in line for line in found.reasons)
     row = next(row for row in tables.contexts(found).rows if row[0] == "draft p")
@@ -170,7 +170,7 @@ def test_another_draft_model_explains_the_drafters_probabilities():
 def test_a_configuration_that_has_no_part_in_it_explains_nothing():
     run = dataclasses.replace(side(seed=1, requests=1).captures[0].run, versions={"torch": "9"}, device="another")
     found = compare(probable(side(seed=1)), probable(side(Made(seed=1, run=run)), moved=0.2))
-    assert found.answer is Answer.DIFFERENT
+    assert found.answer is Sameness.DIFFERENT
 
 
 def test_parameters_that_were_asked_for_explain_the_target():
@@ -186,11 +186,11 @@ def test_where_some_pairs_have_the_same_parameters_these_are_compared():
     sides = [side(seed=1), side(seed=1)]
     for request in sides[1].requests[:12]:
         request.info = dataclasses.replace(request.info, params=SamplingParams(temperature=0.9, max_tokens=40))
-    assert compare(*sides).answer is not Answer.DIFFERENT
+    assert compare(*sides).answer is not Sameness.DIFFERENT
     rows = sides[1].rows(sides[1].requests[20])
     mine = (sides[1].node_step >= rows.start) & (sides[1].node_step < rows.stop)
     sides[1].nodes["p"][mine] *= np.float32(0.5)
-    assert compare(*sides).answer is Answer.DIFFERENT
+    assert compare(*sides).answer is Sameness.DIFFERENT
 
 
 @pytest.mark.parametrize("margin", [None, 0.2])
@@ -206,7 +206,7 @@ def test_other_drafts_at_the_same_context_are_far_or_not_known(margin):
     field = next(one for one in found.fields if one.name == "draft tree")
     assert field.differ == 20
     assert (field.suspect, field.unsure) == (margin is not None, margin is None)
-    assert found.answer is (Answer.DIFFERENT if margin is not None else Answer.UNKNOWN)
+    assert found.answer is (Sameness.DIFFERENT if margin is not None else Sameness.UNKNOWN)
     assert "draft tree" in (found.reasons[0] if margin is not None else found.summary)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import SUSPECT, Answer
+from specscope.analyze.compare.result import SUSPECT, Sameness
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh
@@ -44,7 +44,7 @@ def test_the_batch_changes_nothing(engines, name, temperature):
     engine = engines[name]
     a = ran(engine, temperature=temperature)
     found = compare(a, ran(engine, batch=1, temperature=temperature))
-    assert found.answer is Answer.SAME, (found.summary, found.reasons)
+    assert found.answer is Sameness.SAME, (found.summary, found.reasons)
     assert found.nodes > 50
     fields = {field.name: field for field in found.fields}
     assert fields["requests in step"].differ > 0
@@ -56,7 +56,7 @@ def test_the_batch_changes_nothing(engines, name, temperature):
 def test_a_prefix_cache_changes_nothing_but_what_is_computed(engines, name):
     engine = engines[name]
     found = compare(ran(engine), ran(engine, cached=True))
-    assert found.answer is Answer.SAME, (found.summary, found.reasons)
+    assert found.answer is Sameness.SAME, (found.summary, found.reasons)
     fields = {field.name: field for field in found.fields}
     assert fields["prefill tokens"].differ > 0
     assert fields["draft p"].compared > 50
@@ -68,7 +68,7 @@ def test_a_preemption_changes_nothing_but_what_is_cached(engines):
     a, b = ran(engine, tokens=60), ran(engine, tokens=60, blocks=SMALL)
     assert sum(request.preempted for request in b.requests) > 0
     found = compare(a, b)
-    assert found.answer is Answer.SAME, (found.summary, found.reasons)
+    assert found.answer is Sameness.SAME, (found.summary, found.reasons)
     cached = next(field for field in found.fields if field.name == "cached tokens")
     assert {where.value for where in cached.where if where.group == "after" and where.differ} >= {"preemption"}
     assert next(one for one in found.differences if one.name == "preemptions").a == "0"
@@ -79,12 +79,12 @@ def test_drafts_at_the_positions_of_their_children_are_different(engines, name, 
     """The outputs are the same, and acceptance hardly is another: the drafter's own probabilities tell."""
     engine = engines[name]
     a = ran(engine, temperature=0.0)
-    assert compare(a, ran(engine, temperature=0.0)).answer is Answer.SAME
+    assert compare(a, ran(engine, temperature=0.0)).answer is Sameness.SAME
     FAULTS["nodes one position further"].install(monkeypatch, engine)
     found = compare(a, ran(engine, temperature=0.0))
     marked = {field.name for field in found.fields if field.suspect}
     assert "draft p" in marked
-    assert found.answer is Answer.DIFFERENT
+    assert found.answer is Sameness.DIFFERENT
     assert not marked & {"target p", "target p, raw", "coin", "verdict"}
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.analyze.compare.failif import Limit, Way, judge, parse
+from specscope.analyze.compare.failif import FailLimit, Way, judge, parse
 from specscope.analyze.compare.result import FIGURES, Estimate
 from specscope.errors import UserError
 
@@ -62,7 +62,7 @@ def test_bad_conditions_are_refused(text):
 
 def test_several_are_joined_by_or():
     limits = parse("tau drops > 2% or depth 1 differs > 0.05")
-    assert limits == [Limit("tau", Way.DROPS, 0.02, True), Limit("depth 1 rate", Way.DIFFERS, 0.05, False)]
+    assert limits == [FailLimit("tau", Way.DROPS, 0.02, True), FailLimit("depth 1 rate", Way.DIFFERS, 0.05, False)]
 
 
 def figure(low: float, high: float, a: float = 3.0, name: str = "tau") -> Estimate:

@@ -13,8 +13,8 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.naming import diagnose, merged
-from specscope.analyze.diagnose.rates import Rate, Sum, z_between
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.diagnose.rates import Rate, ScoreSum, z_between
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.history import History
@@ -60,7 +60,7 @@ def test_rates_know_their_error():
     assert 13 < z_between(other, rate) < 16
     assert Rate().variance == math.inf
     assert z_between(Rate(), rate) == 0
-    total = Sum()
+    total = ScoreSum()
     for value in (1, -1, 1, 1):
         total.add(value, 1)
     assert total.z == 1
@@ -171,7 +171,7 @@ def test_what_fed_the_head_names_features_that_are_zero_or_repeated(tmp_path):
         assert found.suspects[0].cause is one.cause
         assert "fed the head" in found.suspects[0].for_[0]
     healthy = Case.of(history(record(short("eagle tree"), tmp_path / "healthy.jsonl")))
-    assert healthy.checks["features fed"].result is Result.PASSED
+    assert healthy.checks["features fed"].result is CheckResult.PASSED
     assert healthy.checks["features fed"].unit == "row"
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import Answer
+from specscope.analyze.compare.result import Sameness
 from specscope.analyze.diagnose.naming import diagnose
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge
 from tests.analyze.judges.edits import changed, sample, with_verdict
 
@@ -27,7 +27,7 @@ def contradictions(history, audited: Audit | None = None):
     failed = {check.name for check in trial.failed}
     differing = set()
     if audited is not None:
-        differing = {one.check.name for one in audited.findings if one.check.result is Result.FAILED}
+        differing = {one.check.name for one in audited.findings if one.check.result is CheckResult.FAILED}
     lines = [f"{line}" for line in found.left_out if "could not be asked" in line]
     # What verify convicts, diagnose reports: by a fault from which it follows, or as unexplained
     for name in failed | differing:
@@ -120,8 +120,8 @@ def test_no_difference_means_that_nothing_is_marked(history):
     marked = [field.name for field in found.fields if field.suspect]
     starred = [figure.name for figure in found.figures if figure.significant]
     starred += [figure.name for each in found.groups.values() for figure in each if figure.significant]
-    if found.answer is Answer.SAME:
+    if found.answer is Sameness.SAME:
         assert not marked
         assert not starred
     if marked or starred:
-        assert found.answer is Answer.DIFFERENT
+        assert found.answer is Sameness.DIFFERENT

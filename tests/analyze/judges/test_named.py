@@ -14,7 +14,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
 from specscope.analyze.diagnose.naming import Failure, diagnose, settled
 from specscope.analyze.diagnose.text import render_diagnosis
-from specscope.analyze.findings import Check, Exit, Result
+from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.trial import judge
 from specscope.trace.records import Outcome
 from tests.analyze.histories import history as made
@@ -174,7 +174,7 @@ def test_a_rule_that_is_named_and_not_used():
 
 
 def failure(name, failed, tested):
-    return Failure("audit", Check(name, Result.FAILED, "", tested, failed, unit="node"), f"{name} differs")
+    return Failure("audit", Check(name, CheckResult.FAILED, "", tested, failed, unit="node"), f"{name} differs")
 
 
 def test_the_cause_that_explains_more_comes_first():

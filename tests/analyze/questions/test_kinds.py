@@ -9,7 +9,7 @@ import pytest
 
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.kinds import RejectionKinds
-from specscope.analyze.questions.missed import Place
+from specscope.analyze.questions.missed import ChoicePlace
 from specscope.trace.records import Preceded
 
 from .made import decode, noted, run_of
@@ -39,10 +39,10 @@ def test_a_kind_is_the_place_of_the_token_the_depth_and_what_preceded():
     answers = kinds(rejected(7), rejected(7, 1), rejected(50, 2), whole(3), rejected(7, 4)).all()
     told = {(kind.place, kind.depth, kind.preceded): kind.rejections.count for kind in answers}
     assert told == {
-        (Place.RANKED, 1, Preceded.PREFILL): 1,
-        (Place.RANKED, 1, Preceded.NOTHING): 1,
-        (Place.LOWER, 1, Preceded.NOTHING): 1,
-        (Place.RANKED, 1, Preceded.FULL): 1,
+        (ChoicePlace.RANKED, 1, Preceded.PREFILL): 1,
+        (ChoicePlace.RANKED, 1, Preceded.NOTHING): 1,
+        (ChoicePlace.LOWER, 1, Preceded.NOTHING): 1,
+        (ChoicePlace.RANKED, 1, Preceded.FULL): 1,
     }
     assert {kind.rejections.total for kind in answers} == {4}
 
@@ -52,7 +52,7 @@ def test_the_cost_is_what_steps_that_got_past_the_depth_kept_more():
     one = decode([5, 9], path=[0], rejected=[1], final=T, index=2)
     answers = kinds(rejected(7), whole(1), one, rejected(7, 3), rejected(7, 4)).all()
     first = answers[0]
-    assert (first.place, first.depth, first.compared) == (Place.RANKED, 1, 2)
+    assert (first.place, first.depth, first.compared) == (ChoicePlace.RANKED, 1, 2)
     by_depth = {depth: [kind for kind in answers if kind.depth == depth] for depth in (1, 2)}
     assert sum(kind.cost for kind in by_depth[1]) == pytest.approx(3 * 1.5)
     assert sum(kind.cost for kind in by_depth[2]) == pytest.approx(1)  # the one that got there kept 2, this one 1
@@ -92,4 +92,4 @@ def test_a_kind_is_about_the_token_that_was_wanted_and_not_the_one_that_came():
                     draft_top_p=DRAFT[1], choice_rank=[2])  # fmt: skip
     parents = dataclasses.replace(parents, choice=np.array([6], np.int32))
     (kind,) = kinds(decode([5, 9], rejected=[0], final=T, parents=parents)).all()
-    assert kind.place is Place.TOP
+    assert kind.place is ChoicePlace.TOP

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.missed import Place, missed
+from specscope.analyze.questions.missed import ChoicePlace, missed
 from specscope.trace.draft_vocabulary import pack
 
 from .made import decode, noted, run_of
@@ -26,59 +26,62 @@ def at_root(draft=DRAFT, top=TOP, rank=0, nodes=1):
 
 
 def ends_in(part, **run):
-    (place,) = [one for one in places(part, **run) if one is not Place.ACCEPTED]
+    (place,) = [one for one in places(part, **run) if one is not ChoicePlace.ACCEPTED]
     return place
 
 
 def test_accepted_and_beyond_a_leaf():
     found = places(decode([1, 2], path=[0, 1], final=T))
-    assert {place: one.decisions.count for place, one in found.items()} == {Place.ACCEPTED: 2, Place.BEYOND: 1}
-    assert found[Place.ACCEPTED].decisions.total == 3
-    assert found[Place.ACCEPTED].per_draft == 2
+    assert {place: one.decisions.count for place, one in found.items()} == {
+        ChoicePlace.ACCEPTED: 2,
+        ChoicePlace.BEYOND: 1,
+    }
+    assert found[ChoicePlace.ACCEPTED].decisions.total == 3
+    assert found[ChoicePlace.ACCEPTED].per_draft == 2
 
 
 def test_a_branch_that_begins_with_the_same_tokens():
     """Two chains 1 2 3 and 1 2 T: the first is walked, its 3 rejected, and T stood on the other."""
     part = decode([1, 1, 2, 2, 3, T], [-1, -1, 0, 1, 2, 3], path=[0, 2], rejected=[4], final=T)
     found = places(part)
-    assert found[Place.BRANCH].decisions.count == 1
-    assert str(found[Place.BRANCH].examples.first) == "a@0/5"
+    assert found[ChoicePlace.BRANCH].decisions.count == 1
+    assert str(found[ChoicePlace.BRANCH].examples.first) == "a@0/5"
     deeper = decode([1, 1, 2, T], [-1, -1, 0, 1], path=[0, 2], final=T)
-    assert ends_in(deeper) is Place.BEYOND  # 1 T is there, 1 2 T is not
+    assert ends_in(deeper) is ChoicePlace.BEYOND  # 1 T is there, 1 2 T is not
     leaf = decode([1, 1, T], [-1, -1, 1], path=[0], final=T)
-    assert ends_in(leaf) is Place.BRANCH  # the path ended at a leaf, and went on elsewhere
+    assert ends_in(leaf) is ChoicePlace.BRANCH  # the path ended at a leaf, and went on elsewhere
     other = decode([1, 2, T], [-1, -1, 1], path=[0], final=T)
-    assert ends_in(other) is Place.BEYOND  # another branch, but after another token
+    assert ends_in(other) is ChoicePlace.BEYOND  # another branch, but after another token
 
 
 def test_the_tokens_of_one_step_are_not_looked_for_in_another():
     found = places(decode([1, 9], path=[0], rejected=[1], final=T), decode([1, T], path=[0, 1], final=3))
-    assert Place.BRANCH not in found
-    assert found[Place.UNKNOWN].decisions.count == 1
+    assert ChoicePlace.BRANCH not in found
+    assert found[ChoicePlace.UNKNOWN].decisions.count == 1
 
 
 def test_a_child_that_was_not_accepted():
-    assert ends_in(decode([T, 2], rejected=[0, 1], final=T, rule="block")) is Place.CHILD
+    assert ends_in(decode([T, 2], rejected=[0, 1], final=T, rule="block")) is ChoicePlace.CHILD
 
 
 def test_dropped_by_re_ranking():
     part = decode([1, 2], path=[0], rejected=[1], final=T, own=[0.5, 0.5], dropped=[(T, 0)])
-    assert ends_in(part) is Place.DROPPED
+    assert ends_in(part) is ChoicePlace.DROPPED
     elsewhere = decode([1, 2], path=[0], rejected=[1], final=T, own=[0.5, 0.5], dropped=[(T, -1), (T, 2)])
-    assert ends_in(elsewhere) is Place.UNKNOWN
+    assert ends_in(elsewhere) is ChoicePlace.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("notes", "place"),
     [
-        (at_root(([[5, T, 7, 8]], DRAFT[1])), Place.TOP),
-        (at_root(rank=32), Place.RANKED),
-        (at_root(rank=33), Place.LOWER),
-        (at_root(rank=0), Place.OUTSIDE),  # the target's first choice, and the drafter has no rank for it
-        (at_root(top=([[1, T, 2, 3]], TOP[1])), Place.LOWER),  # not the first choice: its rank is not known
-        (at_root((np.zeros((1, 0)), np.zeros((1, 0)))), Place.UNKNOWN),
-        (at_root(([[T, 0, 0, 0]], [[0, 0, 0, 0]])), Place.UNKNOWN),  # no distribution here
-        (None, Place.UNKNOWN),
+        (at_root(([[5, T, 7, 8]], DRAFT[1])), ChoicePlace.TOP),
+        (at_root(rank=32), ChoicePlace.RANKED),
+        (at_root(rank=33), ChoicePlace.LOWER),
+        (at_root(rank=0), ChoicePlace.OUTSIDE),  # the target's first choice, and the drafter has no rank for it
+        (at_root(top=([[1, T, 2, 3]], TOP[1])), ChoicePlace.LOWER),  # not the first choice: its rank is not known
+        (at_root((np.zeros((1, 0)), np.zeros((1, 0)))), ChoicePlace.UNKNOWN),
+        (at_root(([[T, 0, 0, 0]], [[0, 0, 0, 0]])), ChoicePlace.UNKNOWN),  # no distribution here
+        (None, ChoicePlace.UNKNOWN),
     ],
 )
 def test_what_the_drafter_thought_of_it(notes, place):
@@ -88,19 +91,19 @@ def test_what_the_drafter_thought_of_it(notes, place):
 def test_outside_a_reduced_vocabulary_is_known_from_the_run():
     part = decode([9], rejected=[0], final=T)
     known = {"draft_vocab": 3, "draft_tokens": pack([1, 9, 10])}
-    assert ends_in(part, **known) is Place.OUTSIDE
-    assert ends_in(part, draft_vocab=3, draft_tokens=pack([1, 9, T])) is Place.UNKNOWN
+    assert ends_in(part, **known) is ChoicePlace.OUTSIDE
+    assert ends_in(part, draft_vocab=3, draft_tokens=pack([1, 9, T])) is ChoicePlace.UNKNOWN
 
 
 def test_the_clearest_is_where_the_drafter_thought_most_of_it():
     low = at_root(([[5, 6, 7, T]], DRAFT[1]))
     high = at_root(([[T, 6, 7, 8]], DRAFT[1]))
     found = places(*(decode([9], rejected=[0], final=T, parents=one) for one in (low, high, low)))
-    assert str(found[Place.TOP].examples.first) == "a@0"
-    assert str(found[Place.TOP].examples.clearest) == "a@1"
-    assert found[Place.TOP].draft_p == pytest.approx(0.2)
+    assert str(found[ChoicePlace.TOP].examples.first) == "a@0"
+    assert str(found[ChoicePlace.TOP].examples.clearest) == "a@1"
+    assert found[ChoicePlace.TOP].draft_p == pytest.approx(0.2)
 
 
 def test_forced_drafts_are_left_out():
     found = places(decode([9], rejected=[0], final=T), decode([9], path=[0], final=T, forced=[0]))
-    assert {place: one.decisions.count for place, one in found.items()} == {Place.UNKNOWN: 1}
+    assert {place: one.decisions.count for place, one in found.items()} == {ChoicePlace.UNKNOWN: 1}

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history import History
 from specscope.trace.records import Outcome
@@ -56,7 +56,7 @@ def check(history, name):
 
 def passed(history, name):
     """Whether a check looked at something and found nothing."""
-    return check(history, name).result is Result.PASSED
+    return check(history, name).result is CheckResult.PASSED
 
 
 def node(part, outcome=None, where=lambda part, i: True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specscope import SamplingParams
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.trace.history import History
 from specscope.trace.records import FinishReason, Preceded
 from tests.analyze.verify.edits import check, edited, failed, passed, replaced
@@ -63,7 +63,7 @@ STEPS = [
 def test_one_edit_of_a_step_is_convicted(runs, name, run, change):
     assert passed(runs[run], name)
     found = check(edited(runs[run], change), name)
-    assert found.result is Result.FAILED
+    assert found.result is CheckResult.FAILED
     assert found.detail
     assert found.example
 
@@ -73,7 +73,7 @@ def test_a_request_twice_in_a_batch(runs):
         return dataclasses.replace(record, requests=(*record.requests, *record.requests[:1]))
 
     assert passed(runs["sampled"], "requests in a batch")
-    assert check(rebuilt(runs["sampled"], twice), "requests in a batch").result is Result.FAILED
+    assert check(rebuilt(runs["sampled"], twice), "requests in a batch").result is CheckResult.FAILED
 
 
 def test_a_prompt_token_that_is_not_fed(runs):
@@ -84,7 +84,7 @@ def test_a_prompt_token_that_is_not_fed(runs):
         return dataclasses.replace(record, requests=tuple(parts))
 
     assert passed(runs["sampled"], "prompt fed")
-    assert check(rebuilt(runs["sampled"], less), "prompt fed").result is Result.FAILED
+    assert check(rebuilt(runs["sampled"], less), "prompt fed").result is CheckResult.FAILED
 
 
 def test_one_block_for_two_requests(runs):
@@ -96,7 +96,7 @@ def test_one_block_for_two_requests(runs):
 
     assert passed(runs["sampled"], "blocks written")
     found = check(rebuilt(runs["sampled"], shared), "blocks written")
-    assert found.result is Result.FAILED
+    assert found.result is CheckResult.FAILED
     assert "is written by" in found.detail
 
 
@@ -137,7 +137,7 @@ def test_an_output_that_lost_a_token(runs):
     history = runs["sampled"]
     assert passed(history, "outputs")
     found = check(end_with(history, output=np.arange(3, dtype=np.int32)), "outputs")
-    assert found.result is Result.FAILED
+    assert found.result is CheckResult.FAILED
     assert "the output has 3" in found.detail
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from tests.analyze.verify.edits import edited, put, replaced
 from tests.heads import DRAFT_VOCAB
@@ -16,7 +16,7 @@ def check(history):
 
 def test_a_token_outside_the_draft_vocabulary_is_found(runs):
     good = check(runs["deterministic"])  # of an EAGLE head with a reduced vocabulary
-    assert good.result is Result.PASSED
+    assert good.result is CheckResult.PASSED
     assert good.tested > 100
     assert good.note == f"{DRAFT_VOCAB} tokens of the target"
 
@@ -28,7 +28,7 @@ def test_a_token_outside_the_draft_vocabulary_is_found(runs):
 
     known = set(draft_tokens(runs["deterministic"].run).tolist())
     bad = check(edited(runs["deterministic"], outside))
-    assert bad.result is Result.FAILED
+    assert bad.result is CheckResult.FAILED
     assert "is not among them" in bad.detail
 
 
@@ -37,7 +37,7 @@ def test_it_is_skipped_with_its_reason(runs):
     history = runs["deterministic"]
     before, history.run = history.run, dataclasses.replace(history.run, draft_tokens="", evidence="")
     try:
-        assert check(history).result is Result.SKIPPED
+        assert check(history).result is CheckResult.SKIPPED
         assert check(history).note == "the capture does not tell what the drafter knows"
     finally:
         history.run = before
@@ -61,5 +61,5 @@ def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):
         return next(one for one in judge(history, source="run").checks if one.name == "drafts as planned")
 
     ours = runs["sampled"].run
-    assert planned(ours).result is Result.FAILED
-    assert planned(dataclasses.replace(ours, versions={"vllm": "0.32.0"})).result is Result.PASSED
+    assert planned(ours).result is CheckResult.FAILED
+    assert planned(dataclasses.replace(ours, versions={"vllm": "0.32.0"})).result is CheckResult.PASSED

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import Drawn
 from tests.analyze.verify.edits import check, edited, elder, failed, node, passed, put, replaced
@@ -183,7 +183,7 @@ def test_one_edit_is_convicted(runs, name, run, change):
     assert passed(runs[run], name)
     history = edited(runs[run], change)
     found = check(history, name)
-    assert found.result is Result.FAILED
+    assert found.result is CheckResult.FAILED
     assert found.failed >= 1
     assert found.detail
     assert f"#{found.example}'" in found.example.command("run.jsonl")
@@ -237,4 +237,4 @@ def test_with_replacement_q_stays(runs):
 def test_coins_of_another_engine_are_not_recomputed(runs):
     history = edited(runs["sampled"], another_coin)
     history.run = dataclasses.replace(history.run, versions={"vllm": "0.33"})
-    assert check(history, "coins").result is Result.SKIPPED
+    assert check(history, "coins").result is CheckResult.SKIPPED

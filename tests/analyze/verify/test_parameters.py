@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.speculate.sampling import LogitRows
 from specscope.trace.history import History
 from tests.analyze.verify.conftest import run
@@ -43,7 +43,7 @@ def test_each_rule_is_seen_and_passes(engines, name, engine):
     assert failed(history) == []
     assert passed(history, name)
     found = check(under(history, **OTHER[name]), name)
-    assert found.result is Result.FAILED
+    assert found.result is CheckResult.FAILED
     assert "at depth" in found.detail
 
 
@@ -58,7 +58,7 @@ def test_q_of_another_temperature(engines, said):
     history = run(engines["draft tree"], temperature=0.05)
     assert failed(history) == []
     assert passed(history, "draft's temperature")
-    assert check(under(history, temperature=said), "draft's temperature").result is Result.FAILED
+    assert check(under(history, temperature=said), "draft's temperature").result is CheckResult.FAILED
 
 
 def test_what_cannot_be_said_is_skipped(runs):
@@ -84,7 +84,7 @@ def test_penalties_that_forget_the_path_are_convicted(engines, monkeypatch):
     monkeypatch.setattr("specscope.speculate.verify.inputs._rows", forgets)
     history = run(engines["draft tree"], max_tokens=120, temperature=0.7, frequency_penalty=1.5)
     found = check(history, "temperature and penalties")
-    assert found.result is Result.FAILED
+    assert found.result is CheckResult.FAILED
     assert "at depth 2" in found.detail
 
 
@@ -103,5 +103,5 @@ def test_rules_that_stop_at_the_root_are_convicted(engines, monkeypatch):
     monkeypatch.setattr("specscope.speculate.sampling._softmax_", first_row)
     history = run(engines["eagle dynamic"], temperature=0.8, top_k=3)
     found = check(history, "top-k")
-    assert found.result is Result.FAILED
+    assert found.result is CheckResult.FAILED
     assert "at depth 1" not in found.detail

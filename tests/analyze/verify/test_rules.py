@@ -8,7 +8,7 @@ from specscope.analyze.compare import result as compared
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.diagnose.run import examine
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.speculate.verify import traversal
 from specscope.trace.changes import Changes
 from specscope.trace.records import FinalKind, Outcome
@@ -49,8 +49,8 @@ def test_a_healthy_run_passes_every_check(judged):
     assert failed(history) == []
     assert {part.rule for record in history.steps for part in record.requests if part.verdict} == {rule}
     for name in ("accept probability", "p at later trials", "residual mass", "trial order", "emitted surprisal"):
-        assert check(history, name).result is Result.PASSED, name
-    assert (check(history, "outcomes").result is Result.PASSED) is (rule != MATCH)
+        assert check(history, name).result is CheckResult.PASSED, name
+    assert (check(history, "outcomes").result is CheckResult.PASSED) is (rule != MATCH)
 
 
 def accept_probability(part):
@@ -143,8 +143,8 @@ def test_compare_names_the_rule(judged, deep):
     standard = run(engine_of(deep, STANDARD, TREES[rule]), max_tokens=60, **HOT)
     found = compare(from_history(standard, "a"), from_history(history, "b"))
     causes = {pair.parting.cause for pair in found.pairs if pair.parting is not None}
-    assert causes <= {compared.Cause.RULE, compared.Cause.ROUNDING}
-    assert compared.Cause.RULE in causes
+    assert causes <= {compared.PartingCause.RULE, compared.PartingCause.ROUNDING}
+    assert compared.PartingCause.RULE in causes
 
 
 @pytest.mark.every(3)

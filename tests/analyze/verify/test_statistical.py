@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.statistical import BY_OUTCOME
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history import History
@@ -116,13 +116,13 @@ def test_few_draws_are_not_judged():
     history = Synthetic(1).run(1, 4)
     assert failed(history) == []
     found = check(history, "recovered draws")
-    assert found.result is Result.SKIPPED
+    assert found.result is CheckResult.SKIPPED
     assert found.note == "too few to judge"
 
 
 def test_a_pass_says_what_it_would_have_seen():
     short, long = (check(Synthetic(3).run(1, steps), "acceptance") for steps in (60, 960))
-    assert short.result is long.result is Result.PASSED
+    assert short.result is long.result is CheckResult.PASSED
     assert "with 95 % power" in long.note
     assert 3 < short.least_bias / long.least_bias < 6  # sixteen times as many: a quarter, or a little less
 
@@ -135,7 +135,7 @@ def test_the_power_that_is_promised_is_there():
     least = check(Synthetic(0, "2x2", DETERMINISTIC).run(1, 400), "acceptance").least_bias
     large = [one for one in found if one.bias >= least]
     assert large
-    assert all(one.result is Result.FAILED for one in large)
+    assert all(one.result is CheckResult.FAILED for one in large)
 
 
 def test_an_old_capture_is_judged_by_what_it_has():
@@ -143,7 +143,7 @@ def test_an_old_capture_is_judged_by_what_it_has():
     assert failed(history) == []
     assert passed(history, "acceptance")
     assert "parents" in check(history, "recovered draws").note
-    assert check(Synthetic(2, fault="coins low", notes=False).run(2, 200), "acceptance").result is Result.FAILED
+    assert check(Synthetic(2, fault="coins low", notes=False).run(2, 200), "acceptance").result is CheckResult.FAILED
 
 
 def test_coins_that_are_known_already_are_no_chance(engines):

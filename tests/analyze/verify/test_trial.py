@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 
-from specscope.analyze.findings import Exit, Result
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.text import render_trial
 from specscope.analyze.verify.trial import judge
 from specscope.trace.capture import CaptureWriter
@@ -54,7 +54,7 @@ def test_the_sample_captures_are_consistent(name):
     trial = judge(read_capture(TRACES / f"{name}.jsonl").history, source=name)
     assert trial.exit is Exit.CONSISTENT
     assert trial.failed == []
-    assert sum(check.result is Result.PASSED for check in trial.checks) > 20
+    assert sum(check.result is CheckResult.PASSED for check in trial.checks) > 20
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specscope import Engine, SamplingParams
 from specscope.engine.config import COMBINED, EngineConfig
 from specscope.errors import UserError
-from specscope.speculate.acceptance import Acceptance
+from specscope.speculate.acceptance import CandidateHistory
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.candidates import WORTH, Candidates
 from specscope.speculate.drafters.combined import model_of
@@ -43,7 +43,7 @@ def paths(tree):
 
 
 def test_what_both_propose_is_one_node():
-    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, CandidateHistory())
     draft, behind = found.draft(found.best(min(found.worthy(), 9)), TEXT_TREE, MODEL_TREE)
     source = dict(zip(paths(draft.tree), draft.method.source.tolist(), strict=True))
     assert source[(5,)] == source[(5, 6)] == BOTH
@@ -57,7 +57,7 @@ def test_what_both_propose_is_one_node():
 
 
 def test_what_is_left_out_is_told():
-    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, CandidateHistory())
     draft, _ = found.draft(found.best(min(found.worthy(), 2)), TEXT_TREE, MODEL_TREE)
     assert paths(draft.tree) == [(5,), (5, 6)]
     notes = draft.notes
@@ -86,7 +86,7 @@ def _tree(nodes):
 @given(trees, trees, st.integers(1, 12))
 def test_the_best_candidates_are_a_tree_and_the_likeliest(a, b, count):
     one, other = text(*_tree(a)), model(*_tree(b))
-    found = Candidates.merge(one, other, Acceptance())
+    found = Candidates.merge(one, other, CandidateHistory())
     assert {tuple(p) for p in paths(DraftTree.build(found.token, found.parent))} == {
         *paths(one.tree),
         *paths(other.tree),
@@ -103,7 +103,7 @@ def test_the_best_candidates_are_a_tree_and_the_likeliest(a, b, count):
 
 
 def test_outcomes_are_told_by_the_tokens_that_came_verified_or_not():
-    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, CandidateHistory())
     where = {path: node for node, path in enumerate(paths(DraftTree.build(found.token, found.parent)))}
     found.came([5, 9])
     kinds = [found.kind[where[path]] for path in ((5,), (5, 6), (8,), (5, 9))]
@@ -111,13 +111,13 @@ def test_outcomes_are_told_by_the_tokens_that_came_verified_or_not():
 
 
 def test_where_no_token_came_nothing_is_told_of_candidates():
-    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, CandidateHistory())
     found.came([])
     assert found.outcomes == []
 
 
 def test_a_source_that_fails_is_left_out_after_a_while():
-    known = Acceptance()
+    known = CandidateHistory()
     for position in range(200):
         found = Candidates.merge(TEXT_TREE, NO_DRAFT, known)
         found.came([99])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.adaptive import SIBLINGS, Learned, Outcome, Sizer
+from specscope.speculate.adaptive import SIBLINGS, BudgetOutcome, Learned, Sizer
 from specscope.speculate.budget import EDGES, FREE, Budget, Curve
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Context
@@ -177,7 +177,9 @@ class Sampled:
             seconds = self.costs.step_seconds(1 + len(draft.tree), 1) + self.costs.first_seconds(1)
             seconds += (len(draft.levels) - 1) * self.costs.pass_seconds(self.plan.top)
         made = 1 + sum(quality ** draft.tree.depth[node] for node in firsts(draft.tree))
-        found = Outcome("r", False, whole, draft.levels, draft.tree, NO_SCORES, np.array(path, np.int64), 1 + len(path))
+        found = BudgetOutcome(
+            "r", False, whole, draft.levels, draft.tree, NO_SCORES, np.array(path, np.int64), 1 + len(path)
+        )
         self.sizer.learn([replace(found, sure=draft.sure)])
         self.steps += 1
         return made, seconds

@@ -3,12 +3,12 @@
 import torch
 
 from specscope.speculate.draws import draw_margin
-from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.distribution import Dense, OneHot
 
 
 def without(p, token):
     """(The token zeroed and the rest renormalised, the mass before it was); unchanged where nothing else has mass."""
-    if isinstance(p, Point):
+    if isinstance(p, OneHot):
         return p, 1.0 - p.prob(token)
     left = p.probs.clone()
     left[token] = 0
@@ -17,7 +17,7 @@ def without(p, token):
 
 def residual(p, q):
     """(norm(max(p - q, 0)), the mass before it was); p itself where p <= q everywhere by rounding, never NaN."""
-    if isinstance(p, Point):
+    if isinstance(p, OneHot):
         return p, max(1.0 - q.prob(p.token), 0.0)
     return renormalised(p, (p.probs - q.probs).clamp_(min=0))
 
@@ -29,7 +29,7 @@ def renormalised(p, left):
 
 def draw(p, coin):
     """(The token at which the cumulative sum passes `coin`, in float64, the draw's margin)."""
-    if isinstance(p, Point):
+    if isinstance(p, OneHot):
         return p.token, 1.0
     total = p.probs.double().cumsum(0)
     whole = float(total[-1])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.debug.forked import Forked
-from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.trace.records import ROUNDING, RequestStep
 from specscope.trace.tree import DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ def test_another_token_needs_the_margin_and_no_less(row, coin):
 
 
 def test_what_is_certain_has_no_margin():
-    assert book.draw(Point(3), 0.5) == (3, 1.0)
+    assert book.draw(OneHot(3), 0.5) == (3, 1.0)
     assert book.draw(dense([0.0, 1.0, 0.0]), 1e-9) == (1, 1.0)
     assert book.draw(dense([0.5, 0.5]), 0.499)[1] == pytest.approx(0.001)
     assert book.draw(dense([0.5, 0.5]), 1e-9)[1] == pytest.approx(0.5)  # below the first token there is none
@@ -89,7 +89,7 @@ def test_near_ties_follow_the_dtype():
 
 def test_greedy_decisions_are_no_ties_of_coins():
     tree = DraftTree.build([0, 1], [-1, -1])
-    verdict = verify(tree, [Point(1)] * 3, {}, np.array([0.5, 1e-9, 1 - 1e-9]))
+    verdict = verify(tree, [OneHot(1)] * 3, {}, np.array([0.5, 1e-9, 1 - 1e-9]))
     assert verdict.margin.tolist() == [1.0, 1.0]
     assert verdict.near_ties("bfloat16") == []
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.speculate.verify.left import DrafterRow, Residual
 from specscope.trace.coins import Stream, coins
 from specscope.trace.records import FinalKind, Outcome
@@ -102,7 +102,7 @@ def test_mistake_residual_forgotten_is_caught(monkeypatch):
 
 def test_greedy_accepts_the_targets_tokens_and_recovers_with_its_choice():
     tree = DraftTree.build([7, 3, 9, 4], [ROOT, ROOT, 1, 2])
-    p = [Point(3), Point(0), Point(9), Point(5), Point(8)]
+    p = [OneHot(3), OneHot(0), OneHot(9), OneHot(5), OneHot(8)]
     verdict = verify(tree, p, {}, np.full(5, 0.5))
     assert verdict.path.tolist() == [1, 2]
     assert (verdict.token, verdict.kind) == (5, FinalKind.RECOVERED)
@@ -111,13 +111,13 @@ def test_greedy_accepts_the_targets_tokens_and_recovers_with_its_choice():
 
 
 def test_kinds_of_final_tokens():
-    nothing = verify(DraftTree.empty(), [Point(3)], {}, np.array([0.5]))
+    nothing = verify(DraftTree.empty(), [OneHot(3)], {}, np.array([0.5]))
     assert (nothing.token, nothing.kind, nothing.accepted) == (3, FinalKind.TARGET, 0)
-    whole = verify(DraftTree.build([3], [ROOT]), [Point(3), Point(4)], {}, np.full(2, 0.5))
+    whole = verify(DraftTree.build([3], [ROOT]), [OneHot(3), OneHot(4)], {}, np.full(2, 0.5))
     assert (whole.token, whole.kind) == (4, FinalKind.BONUS)
     # An accepted leaf that is not the deepest: its bonus comes from its own row.
     tree = DraftTree.build([1, 3, 5], [ROOT, ROOT, 0])
-    shallow = verify(tree, [Point(3), Point(9), Point(4), Point(9)], {}, np.full(4, 0.5))
+    shallow = verify(tree, [OneHot(3), OneHot(9), OneHot(4), OneHot(9)], {}, np.full(4, 0.5))
     assert (shallow.token, shallow.kind, shallow.path.tolist()) == (4, FinalKind.BONUS, [1])
     assert shallow.outcome.tolist() == [Outcome.REJECTED, Outcome.ACCEPTED, Outcome.UNTRIED]
 

@@ -12,7 +12,7 @@ from specscope.speculate import sampling
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory, TargetRows
 from specscope.speculate.verify import device, host
-from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput, step_batch
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
@@ -39,7 +39,7 @@ def random_input(rng, drawn, greedy, forced):
             q[above] = Dense(torch.tensor(row / row.sum(), dtype=torch.float32))
     tree = DraftTree.build(token, parent, drawn=drawn)
     if greedy:
-        p = [Point(int(rng.choice([*token, *range(VOCAB)]))) for _ in range(n + 1)]
+        p = [OneHot(int(rng.choice([*token, *range(VOCAB)]))) for _ in range(n + 1)]
     else:
         p = [Dense(torch.tensor(row, dtype=torch.float32)) for row in rng.dirichlet(np.full(VOCAB, 0.5), n + 1)]
     given_nodes = {i: bool(rng.integers(2)) for i in range(n) if rng.random() < forced}
@@ -48,7 +48,7 @@ def random_input(rng, drawn, greedy, forced):
 
 
 def batch_of(asked, where):
-    choices = [row.token for _, p in asked for row in p if isinstance(row, Point)]
+    choices = [row.token for _, p in asked for row in p if isinstance(row, OneHot)]
     rows = [row.probs for _, p in asked for row in p if isinstance(row, Dense)]
     p = torch.stack(rows) if rows else torch.zeros(0, VOCAB)
     batch = VerifyBatch.build(
@@ -103,7 +103,7 @@ def test_a_forced_rejection_leaves_of_its_token_what_the_rule_leaves(backend):
 def test_a_choice_that_is_forced_rejected_has_nothing_left_and_is_recovered(backend):
     tree = DraftTree.build([4], [ROOT])
     one = VerifyInput(tree, {}, np.full(2, 0.5), True, {0: False}, None)
-    (got,) = backend.verify(batch_of([(one, [Point(4), Point(5)])], DEVICE if backend is device else "cpu"))
+    (got,) = backend.verify(batch_of([(one, [OneHot(4), OneHot(5)])], DEVICE if backend is device else "cpu"))
     assert (got.token, got.kind, got.residual_mass.tolist()) == (4, FinalKind.RECOVERED, [0.0])
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
-from specscope.analyze.audit.options import Source
+from specscope.analyze.audit.options import ModelSource
 from specscope.errors import not_loaded
 
 PIECE = 256  # rows of a pass
@@ -25,7 +25,7 @@ Rows = tuple[list[int], Tensor]  # row numbers, and the logits there, float32 [r
 class Causal:
     """A causal language model as transformers runs it."""
 
-    def __init__(self, source: Source, dtype: str, device: str) -> None:
+    def __init__(self, source: ModelSource, dtype: str, device: str) -> None:
         """Loads it. Raises UserError."""
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.options import Source
+from specscope.analyze.audit.options import ModelSource
 from specscope.errors import not_loaded
 from specscope.trace.params import SamplingParams
 from specscope.trace.tokens import read_vocabulary
@@ -23,10 +23,10 @@ from specscope.trace.tokens import read_vocabulary
 WHITESPACE = 8  # between JSON's tokens, as the engine has it
 
 
-class Forms:
+class RequestForms:
     """Of the requests of one capture."""
 
-    def __init__(self, source: Source, size: int, eos: Sequence[int]) -> None:
+    def __init__(self, source: ModelSource, size: int, eos: Sequence[int]) -> None:
         """`size`: the width of the logits."""
         self.source, self.size, self.eos = source, size, [token for token in eos if token < size]
         self._compiled: dict[Any, Any] = {}

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.judge import Ask
-from specscope.analyze.audit.options import Source
+from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError, first_line
 from specscope.trace.files import read_object
 from specscope.trace.head_folder import weight_files
@@ -41,7 +41,7 @@ KV = tuple[Tensor, Tensor, Tensor]  # keys, rotated, and values of one layer, [r
 class Head:
     """A head's weights, and its decoder layers over them."""
 
-    def __init__(self, source: Source, target: Any) -> None:  # noqa: ANN401
+    def __init__(self, source: ModelSource, target: Any) -> None:  # noqa: ANN401
         """`target`: the transformers model whose embedding, and for EAGLE-1 whose head, it uses.
 
         Raises UserError, also for a head whose arithmetic this judge does not know.
@@ -278,7 +278,7 @@ class Head:
         yield below, logits[[place[id(step), int(step.part.tree.depth[node])] for step, node in below]]
 
 
-def _slot(step: Judged) -> int:
+def _slot(step: AuditedStep) -> int:
     """Of the pair whose token is the step's root."""
     return step.rows[ROOT] - 1
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from specscope.analyze.audit.contexts import Contexts, Judged
-from specscope.analyze.audit.model.form import Forms
+from specscope.analyze.audit.contexts import AuditedStep, Contexts
+from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import Tally, conditional, span, within
 from specscope.trace.limits import UNREAD, untold_limits
@@ -19,13 +19,13 @@ from specscope.trace.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.tree import Drawn
 
 FORM = "structured_outputs"
-Ask = tuple[Judged, int]  # a step, and the parent whose children's probabilities are asked for
+Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabilities are asked for
 
 
 class _Judge:
     """Of one request. `slack`: how far rounding may move a logit against the others. `params`: what shapes them."""
 
-    def __init__(self, contexts: Contexts, slack: float, forms: Forms | None, params: SamplingParams) -> None:
+    def __init__(self, contexts: Contexts, slack: float, forms: RequestForms | None, params: SamplingParams) -> None:
         self.contexts = contexts
         self.params = params
         self.rules = Rules(params, contexts.text[: contexts.prompt_len], forms)
@@ -52,7 +52,9 @@ class _Judge:
 class TargetJudge(_Judge):
     """The target's part."""
 
-    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally], forms: Forms | None = None) -> None:
+    def __init__(
+        self, contexts: Contexts, slack: float, tallies: dict[str, Tally], forms: RequestForms | None = None
+    ) -> None:
         super().__init__(contexts, slack, forms, contexts.params)
         self.tallies = tallies
         shaped = contexts.shaped
@@ -88,7 +90,7 @@ class TargetJudge(_Judge):
         for at, step, parent, notes in noted:
             self._raw(step, parent, raw[at], notes)
 
-    def _greedy(self, step: Judged, parent: int, shaped: Tensor) -> None:
+    def _greedy(self, step: AuditedStep, parent: int, shaped: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
         assert verdict is not None
         best = shaped.topk(2)
@@ -102,7 +104,7 @@ class TargetJudge(_Judge):
     def _choice(
         self,
         name: str,
-        step: Judged,
+        step: AuditedStep,
         node: int | None,
         token: int,
         choice: int,
@@ -123,7 +125,7 @@ class TargetJudge(_Judge):
             text = f"p of {tally.show(token)} is {recorded:g}; the model chooses {tally.show(choice)}, by {behind:.3g}"
         tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
-    def _sampled(self, step: Judged, parent: int, shaped: Tensor, p: Tensor) -> None:
+    def _sampled(self, step: AuditedStep, parent: int, shaped: Tensor, p: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
         assert verdict is not None
         children, taken = tree.children(parent), []
@@ -142,7 +144,9 @@ class TargetJudge(_Judge):
         if parent == step.leaf and known and len(tree) not in verdict.forced:
             self._final(step, shaped, p, [(tree.token[c], a) for c, a in zip(children, taken, strict=True)])
 
-    def _final(self, step: Judged, shaped: Tensor, p: Tensor, taken: list[tuple[int, tuple[float, float]]]) -> None:
+    def _final(
+        self, step: AuditedStep, shaped: Tensor, p: Tensor, taken: list[tuple[int, tuple[float, float]]]
+    ) -> None:
         """The final token's p, in what its rejected siblings left; of sampled siblings that takes their whole q."""
         verdict = step.part.verdict
         assert verdict is not None
@@ -154,13 +158,19 @@ class TargetJudge(_Judge):
         self._p("final p", step, None, recorded, judged, conditional(allowed, list(rejected.values())))
 
     def _p(
-        self, name: str, step: Judged, node: int | None, recorded: float, judged: float, allowed: tuple[float, float]
+        self,
+        name: str,
+        step: AuditedStep,
+        node: int | None,
+        recorded: float,
+        judged: float,
+        allowed: tuple[float, float],
     ) -> None:
         differs = not within(recorded, allowed)
         text = f"p {recorded:.4g}, the model says {judged:.4g}"
         self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
-    def _raw(self, step: Judged, parent: int, raw: Tensor, notes: ParentNotes) -> None:
+    def _raw(self, step: AuditedStep, parent: int, raw: Tensor, notes: ParentNotes) -> None:
         """Raw p of each child and of the target's likeliest tokens, where the parent was tried."""
         place = np.flatnonzero(notes.node == parent)
         children = step.part.tree.children(parent)
@@ -196,7 +206,12 @@ class DrafterJudge(_Judge):
     """The drafter's part, where it is a model: its tokens, and how likely it held them."""
 
     def __init__(
-        self, contexts: Contexts, slack: float, tallies: dict[str, Tally], top: int = 0, forms: Forms | None = None
+        self,
+        contexts: Contexts,
+        slack: float,
+        tallies: dict[str, Tally],
+        top: int = 0,
+        forms: RequestForms | None = None,
     ) -> None:
         """`top`: beside a text, how many of the likeliest tokens the model drafts at a node."""
         super().__init__(contexts, slack, forms, contexts.drafter_params)
@@ -231,14 +246,14 @@ class DrafterJudge(_Judge):
                 self._likeliest(step, parent, shaped[at], thought[at])
             self._top(step, parent, logits[at])
 
-    def _drawn(self, step: Judged, parent: int, shaped: Tensor, q: Tensor) -> None:
+    def _drawn(self, step: AuditedStep, parent: int, shaped: Tensor, q: Tensor) -> None:
         """Siblings drawn from q. What is recorded is q before any of them was taken out."""
         tree = step.part.tree
         for child in tree.children(parent):
             token, recorded = int(tree.token[child]), float(tree.q[child])
             self._add("draft p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
 
-    def _likeliest(self, step: Judged, parent: int, shaped: Tensor, thought: Tensor) -> None:
+    def _likeliest(self, step: AuditedStep, parent: int, shaped: Tensor, thought: Tensor) -> None:
         """Siblings are the likeliest tokens, the best first; which of two at a near tie may be either."""
         tree, notes = step.part.tree, step.part.notes
         children = drafted_by_model(step.part, parent)
@@ -265,7 +280,7 @@ class DrafterJudge(_Judge):
                 text=text if differs else "",
             )
 
-    def _top(self, step: Judged, parent: int, logits: Tensor) -> None:
+    def _top(self, step: AuditedStep, parent: int, logits: Tensor) -> None:
         notes = step.part.parents
         if notes is None or not notes.draft_top.shape[1]:
             return
@@ -281,7 +296,7 @@ class DrafterJudge(_Judge):
         self._add("drafter top tokens", step, child, recorded, judged, span(judged, self.raw_slack))
 
     def _add(
-        self, name: str, step: Judged, node: int, recorded: float, judged: float, allowed: tuple[float, float]
+        self, name: str, step: AuditedStep, node: int, recorded: float, judged: float, allowed: tuple[float, float]
     ) -> None:
         differs = not within(recorded, allowed)
         text = f"{recorded:.4g}, the drafter run afresh says {judged:.4g}"

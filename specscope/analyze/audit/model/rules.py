@@ -21,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specscope.analyze.audit.model.form import Forms
+from specscope.analyze.audit.model.form import RequestForms
 from specscope.trace.params import SamplingParams
 
 
@@ -31,7 +31,7 @@ class Rules:
 
     params: SamplingParams
     prompt: Sequence[int]
-    forms: Forms | None = None  # where outputs are limited
+    forms: RequestForms | None = None  # where outputs are limited
 
     @property
     def counts_output(self) -> bool:

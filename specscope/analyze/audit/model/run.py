@@ -14,10 +14,10 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.causal import Causal
-from specscope.analyze.audit.model.form import Forms
+from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
-from specscope.analyze.audit.options import Source
+from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.audit.tally import Tally
 from specscope.errors import UserError, first_line
 from specscope.trace.records import ROUNDING, RunInfo
@@ -64,14 +64,14 @@ def failure(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Features:
+class HeadInput:
     """What an EAGLE head is judged over: the target's features along each request's text."""
 
     head: Head
     features: list[Tensor]  # of each plan
     short: list[Contexts]  # what rounding is measured on, with features in the capture's dtype
     rounded: list[Tensor | None]
-    forms: Forms
+    forms: RequestForms
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,26 @@ class OfTarget:
     """What judging the target came to."""
 
     slack: float  # how far rounding goes
-    features: Features | None  # what an EAGLE head is judged over; None where there is none
+    features: HeadInput | None  # what an EAGLE head is judged over; None where there is none
     why_no_head: str  # why that is so, where one was to be judged
 
 
 def judge_target(
-    source: Source,
+    source: ModelSource,
     run: RunInfo,
     device: str,
     plans: Sequence[Contexts],
     tallies: dict[str, Tally],
     done: Step,
     lost: Lost,
-    head: Source | None = None,
+    head: ModelSource | None = None,
 ) -> OfTarget:
     """Judge the target at every plan's rows. Steps with tokens that it does not have are left to the plans' `unknown`.
 
     Raises UserError where the target cannot judge at all.
     """
     causal = Causal(source, run.dtype, device)
-    forms = Forms(source, causal.vocab, run.eos_tokens)
+    forms = RequestForms(source, causal.vocab, run.eos_tokens)
     for contexts in plans:
         contexts.keep_within(causal.vocab)
     below, why = _head(head, causal)
@@ -119,10 +119,10 @@ def judge_target(
                     judge.take(rows, logits.cpu())
         features.append(torch.cat(found) if found else torch.zeros(0))
         done(len(contexts.steps))
-    return OfTarget(slack, None if below is None else Features(below, features, short, rounded, forms), why)
+    return OfTarget(slack, None if below is None else HeadInput(below, features, short, rounded, forms), why)
 
 
-def _head(source: Source | None, causal: Causal) -> tuple[Head | None, str]:
+def _head(source: ModelSource | None, causal: Causal) -> tuple[Head | None, str]:
     """A head over a target, or why it cannot judge."""
     if source is None:
         return None, ""
@@ -133,7 +133,7 @@ def _head(source: Source | None, causal: Causal) -> tuple[Head | None, str]:
 
 
 def judge_draft_model(
-    source: Source,
+    source: ModelSource,
     run: RunInfo,
     device: str,
     plans: Sequence[Contexts],
@@ -147,7 +147,7 @@ def judge_draft_model(
     Raises UserError.
     """
     causal = Causal(source, run.dtype, device)
-    forms = Forms(source, causal.vocab, run.eos_tokens)
+    forms = RequestForms(source, causal.vocab, run.eos_tokens)
     plans = [replace(one, steps=list(one.steps), unknown=[]) for one in plans]
     for contexts in plans:
         contexts.keep_within(causal.vocab)
@@ -165,7 +165,7 @@ def judge_draft_model(
 
 
 def judge_head(
-    over: Features,
+    over: HeadInput,
     run: RunInfo,
     plans: Sequence[Contexts],
     tallies: dict[str, Tally],
@@ -208,7 +208,7 @@ def calibrate(causal: Causal, dtype: str, short: Sequence[Contexts]) -> float:
     return _slack(dtype, largest)
 
 
-def calibrate_head(over: Features, dtype: str, plans: Sequence[Contexts]) -> float:
+def calibrate_head(over: HeadInput, dtype: str, plans: Sequence[Contexts]) -> float:
     """The same of a head: in the capture's dtype over features of that dtype, and in float32 over those judged by."""
     whole = {contexts.request: along for contexts, along in zip(plans, over.features, strict=True)}
     low = over.head.to(getattr(torch, dtype))

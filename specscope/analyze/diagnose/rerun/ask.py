@@ -19,7 +19,7 @@ from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rows import of_head, of_model
 from specscope.analyze.diagnose.rerun.rules import rule_mistakes
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.trace.method import model_part
 from specscope.trace.tree import ROOT, DraftTree
 
@@ -35,7 +35,7 @@ AS_DRAFTER: dict[Cause | None, Cause] = {
     Cause.KV_RECOMPUTED: Cause.DRAFTER_ROTARY,
 }
 TARGETS, DRAFTERS = "the target's probabilities", "the drafter's probabilities"
-M = TypeVar("M", targets.Mistake, heads.Mistake)
+M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
 Asked = tuple[str, Cause | None, Match]  # a mistake, and how well it agrees
 Parts = Sequence[Sequence[Step]]  # the first steps of some requests
 
@@ -60,13 +60,13 @@ def target_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
 def _is_ruled(audit: Audit) -> bool:
     """Whether p is wrong and what it is made of is right."""
     raw, p = audit.finding("target raw p"), audit.finding("target p")
-    return raw is not None and raw.check.result is Result.PASSED and p is not None and p.check.failed > 0
+    return raw is not None and raw.check.result is CheckResult.PASSED and p is not None and p.check.failed > 0
 
 
 def _is_drawn(audit: Audit) -> bool:
     """Whether q is wrong and the drafter's raw probabilities are right."""
     raw, q = audit.finding("drafter top tokens"), audit.finding("draft p")
-    return raw is not None and raw.check.result is Result.PASSED and q is not None and q.check.failed > 0
+    return raw is not None and raw.check.result is CheckResult.PASSED and q is not None and q.check.failed > 0
 
 
 def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
@@ -82,7 +82,7 @@ def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
         again = heads.HeadRerun(models)
         right, *mistakes = heads.MISTAKES
         cuts = [
-            [heads.Mistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
+            [heads.HeadMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
             for some in (case.drafting, [begin[-1] for begin in begins])
         ]
         mistakes += cuts[0]
@@ -94,7 +94,7 @@ def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     if found := origins(case, audit, rows, drafter=True):
         return found
     cut, cut_there = (
-        [targets.Mistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
+        [targets.TreeMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
         for some in (case.drafting, [begin[-1] for begin in begins])
     )
     first, *rest = (replace(one, keep=_fed(one.keep)) for one in (targets.RIGHT, *targets.MISTAKES, *cut))
@@ -140,7 +140,7 @@ def _all(case: Case, parts: Parts, right: M, mistakes: Iterable[M], ask: Callabl
     return asked
 
 
-def _fed_head(again: heads.HeadRerun, parts: Parts, mistake: heads.Mistake, case: Case) -> Asked:
+def _fed_head(again: heads.HeadRerun, parts: Parts, mistake: heads.HeadMistake, case: Case) -> Asked:
     found = Match()
     for steps in parts:
         if steps:
@@ -175,14 +175,16 @@ def _first_run(path: Sequence[int], tree: DraftTree) -> list[int]:
 
 
 OF_ITS_KV = (
-    targets.Mistake("the first nodes that it ran kept, not the path's", Cause.DRAFTER_KV_NOT_MOVED, keep=_first_run),
+    targets.TreeMistake(
+        "the first nodes that it ran kept, not the path's", Cause.DRAFTER_KV_NOT_MOVED, keep=_first_run
+    ),
 )
 
 
 def _decode(
     model: Causal,
     parts: Parts,
-    mistake: targets.Mistake,
+    mistake: targets.TreeMistake,
     case: Case,
     *,
     drafter: bool,

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.contexts import Contexts, Judged, contexts_of
+from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
-from specscope.analyze.diagnose.rates import Sum
+from specscope.analyze.diagnose.rates import ScoreSum
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import Reference
 from specscope.trace.method import model_part
@@ -42,7 +42,7 @@ class Draws:
 
     total: int = 0
     other: int = 0  # where the coin draws another token
-    lean: Sum = field(default_factory=Sum)  # log q of the drawn tokens, less what the residual says
+    lean: ScoreSum = field(default_factory=ScoreSum)  # log q of the drawn tokens, less what the residual says
     example: Reference | None = None
 
 
@@ -107,7 +107,7 @@ def _contexts(case: Case, name: str) -> Contexts | None:
     return contexts_of(request, places, numbers, case.history.run)
 
 
-def _recovered(step: Judged) -> bool:
+def _recovered(step: AuditedStep) -> bool:
     """Whether its final token was drawn after sampled drafts were rejected."""
     verdict, tree = step.part.verdict, step.part.tree
     if verdict is None or verdict.kind is not FinalKind.RECOVERED or len(verdict.forced):
@@ -117,7 +117,7 @@ def _recovered(step: Judged) -> bool:
 
 
 def _rows(
-    model: Causal, contexts: Contexts, leaves: dict[int, Judged], head: Head | None, params: SamplingParams
+    model: Causal, contexts: Contexts, leaves: dict[int, AuditedStep], head: Head | None, params: SamplingParams
 ) -> tuple[dict[int, Tensor], Tensor | None]:
     """The distribution at each leaf, after all rules; the features along the text with them."""
     found, along = {}, []
@@ -128,7 +128,7 @@ def _rows(
     return found, torch.cat(along) if along else None
 
 
-def _head_rows(head: Head, contexts: Contexts, features: Tensor, leaves: dict[int, Judged]) -> dict[int, Tensor]:
+def _head_rows(head: Head, contexts: Contexts, features: Tensor, leaves: dict[int, AuditedStep]) -> dict[int, Tensor]:
     wanted = {id(step) for step in leaves.values()}
     asked = [
         (step, node)
@@ -151,7 +151,7 @@ def _ruled(contexts: Contexts, row: int, logits: Tensor, params: SamplingParams)
     return rules.scores(rules.shaped(logits[None].cpu(), outputs)).softmax(-1)[0].double()
 
 
-def _again(found: Draws, step: Judged, p: Tensor, q: Tensor, rounding: float) -> None:
+def _again(found: Draws, step: AuditedStep, p: Tensor, q: Tensor, rounding: float) -> None:
     """Draw once more, and see how the token lies in what was left."""
     verdict, tree = step.part.verdict, step.part.tree
     assert verdict is not None

@@ -42,7 +42,7 @@ def of_layers(along: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Mistake:
+class HeadMistake:
     """How a head is fed."""
 
     name: str
@@ -176,54 +176,54 @@ def _first_output(text: Sequence[int], along: Along, steps: Sequence[Step]) -> S
 
 STALE, MISSING, LAYERS = Cause.FEATURES_STALE, Cause.FEATURES_MISSING, Cause.FEATURES_LAYERS
 MISTAKES = (
-    Mistake("as it should be", None),
-    Mistake("the features of the position before", STALE, _shifted(-1)),
-    Mistake("the features of two positions before", STALE, _shifted(-2)),
-    Mistake("the features of the position after", STALE, _shifted(1)),
-    Mistake("the root's features for all tokens of a step", STALE, _roots_again),
-    Mistake("the features of the tree's first nodes for the accepted ones", STALE, _first_nodes),
-    Mistake("the features of the tree's last nodes for the accepted ones", STALE, _last_nodes),
-    Mistake("the features of the prompt's last token for all of it", STALE, _prompts_last),
-    Mistake("no features at all", MISSING, _only(lambda steps, length: set(range(length)))),
-    Mistake("no features of accepted tokens", MISSING, _only(_accepted)),
-    Mistake("no features of the prompt", MISSING, _only(_prompt)),
-    Mistake("each layer one lower", LAYERS, _layers(lambda layers: tuple(layer - 1 for layer in layers))),
-    Mistake("each layer one higher", LAYERS, _layers(lambda layers: tuple(layer + 1 for layer in layers))),
-    Mistake("the layers in reverse order", LAYERS, _layers(lambda layers: layers[::-1])),
-    Mistake("the layers one place on", LAYERS, _layers(lambda layers: (*layers[1:], layers[0]))),
-    Mistake("the layers one place back", LAYERS, _layers(lambda layers: (layers[-1], *layers[:-1]))),
-    Mistake("the lowest layer thrice", LAYERS, _layers(lambda layers: (layers[0],) * len(layers))),
-    Mistake("the highest layer thrice", LAYERS, _layers(lambda layers: (layers[-1],) * len(layers))),
-    Mistake(
+    HeadMistake("as it should be", None),
+    HeadMistake("the features of the position before", STALE, _shifted(-1)),
+    HeadMistake("the features of two positions before", STALE, _shifted(-2)),
+    HeadMistake("the features of the position after", STALE, _shifted(1)),
+    HeadMistake("the root's features for all tokens of a step", STALE, _roots_again),
+    HeadMistake("the features of the tree's first nodes for the accepted ones", STALE, _first_nodes),
+    HeadMistake("the features of the tree's last nodes for the accepted ones", STALE, _last_nodes),
+    HeadMistake("the features of the prompt's last token for all of it", STALE, _prompts_last),
+    HeadMistake("no features at all", MISSING, _only(lambda steps, length: set(range(length)))),
+    HeadMistake("no features of accepted tokens", MISSING, _only(_accepted)),
+    HeadMistake("no features of the prompt", MISSING, _only(_prompt)),
+    HeadMistake("each layer one lower", LAYERS, _layers(lambda layers: tuple(layer - 1 for layer in layers))),
+    HeadMistake("each layer one higher", LAYERS, _layers(lambda layers: tuple(layer + 1 for layer in layers))),
+    HeadMistake("the layers in reverse order", LAYERS, _layers(lambda layers: layers[::-1])),
+    HeadMistake("the layers one place on", LAYERS, _layers(lambda layers: (*layers[1:], layers[0]))),
+    HeadMistake("the layers one place back", LAYERS, _layers(lambda layers: (layers[-1], *layers[:-1]))),
+    HeadMistake("the lowest layer thrice", LAYERS, _layers(lambda layers: (layers[0],) * len(layers))),
+    HeadMistake("the highest layer thrice", LAYERS, _layers(lambda layers: (layers[-1],) * len(layers))),
+    HeadMistake(
         "the prompt's last token fed behind each prefill chunk, not its next one",
         Cause.DRAFTER_CHUNKS,
         fed=_prompts_last_token,
     ),
-    Mistake("the target's choice fed behind each prefill chunk", Cause.DRAFTER_CHUNKS, fed=_sampled_token),
-    Mistake("the first output token fed behind each prefill chunk", Cause.DRAFTER_CHUNKS, fed=_first_output),
-    Mistake("everything behind the prompt one position too far", Cause.DRAFTER_ROTARY, decoding=1),
-    Mistake("drafted nodes one position too far", Cause.DRAFTER_ROTARY, further=1),
-    Mistake("drafted nodes one position too near", Cause.DRAFTER_ROTARY, further=-1),
-    Mistake("no rotary positions", Cause.DRAFTER_ROTARY, scale=0.0),
-    Mistake("rotary positions halved", Cause.DRAFTER_ROTARY, scale=0.5),
-    Mistake("rotary positions doubled", Cause.DRAFTER_ROTARY, scale=2.0),
-    Mistake("the vocabulary's map in reverse order", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.flip(0)),
-    Mistake("the vocabulary's map one row on", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(1)),
-    Mistake("the vocabulary's map one row back", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(-1)),
-    Mistake(
+    HeadMistake("the target's choice fed behind each prefill chunk", Cause.DRAFTER_CHUNKS, fed=_sampled_token),
+    HeadMistake("the first output token fed behind each prefill chunk", Cause.DRAFTER_CHUNKS, fed=_first_output),
+    HeadMistake("everything behind the prompt one position too far", Cause.DRAFTER_ROTARY, decoding=1),
+    HeadMistake("drafted nodes one position too far", Cause.DRAFTER_ROTARY, further=1),
+    HeadMistake("drafted nodes one position too near", Cause.DRAFTER_ROTARY, further=-1),
+    HeadMistake("no rotary positions", Cause.DRAFTER_ROTARY, scale=0.0),
+    HeadMistake("rotary positions halved", Cause.DRAFTER_ROTARY, scale=0.5),
+    HeadMistake("rotary positions doubled", Cause.DRAFTER_ROTARY, scale=2.0),
+    HeadMistake("the vocabulary's map in reverse order", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.flip(0)),
+    HeadMistake("the vocabulary's map one row on", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(1)),
+    HeadMistake("the vocabulary's map one row back", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(-1)),
+    HeadMistake(
         "the vocabulary's offset added twice",
         Cause.VOCABULARY_MAP,
         tokens=lambda d2t: (2 * d2t - torch.arange(len(d2t))).clamp(max=int(d2t.max())),
     ),
-    Mistake("no map of the vocabulary", Cause.VOCABULARY_MAP, tokens=lambda d2t: torch.arange(len(d2t))),
+    HeadMistake("no map of the vocabulary", Cause.VOCABULARY_MAP, tokens=lambda d2t: torch.arange(len(d2t))),
     *(
-        Mistake(f"a rotary base {factor:g} times as large", Cause.DRAFTER_ROTARY, base=factor)
+        HeadMistake(f"a rotary base {factor:g} times as large", Cause.DRAFTER_ROTARY, base=factor)
         for factor in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     ),
 )
 
 
-class Moved(Head):
+class MovedHead(Head):
     """A head whose drafted nodes lie further on than they should."""
 
     further = 0
@@ -263,7 +263,7 @@ class HeadRerun:
     def __init__(self, models: Models) -> None:
         assert models.options.draft is not None
         self.target = models.target
-        self.head = Moved(models.options.draft, self.target.model)
+        self.head = MovedHead(models.options.draft, self.target.model)
         self.head.to(torch.float32)
         self.tokens = self.head.tokens
         self._along: dict[tuple[str, int], tuple[Contexts, Along]] = {}
@@ -271,7 +271,7 @@ class HeadRerun:
     def ask(
         self,
         steps: Sequence[Step],
-        mistake: Mistake,
+        mistake: HeadMistake,
         allowed: float,
         *,
         rows: frozenset[int] | None = None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specscope.analyze.audit.audit import Audit, step_numbers
-from specscope.analyze.audit.contexts import Contexts, Judged, contexts_of
+from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.diagnose.case import Case, Step
@@ -22,7 +22,7 @@ class Asked:
     """A step with the model's logits behind the root and each node that has children or ends the accepted path."""
 
     step: Step
-    judged: Judged
+    judged: AuditedStep
     contexts: Contexts
     logits: dict[int, Tensor]  # [V] by node
 

@@ -38,7 +38,7 @@ Output = Callable[[Step, Sequence[int], Sequence[int], int], Sequence[int]]  # o
 
 
 @dataclass(frozen=True)
-class Mistake:
+class RuleMistake:
     """How probabilities are made of logits."""
 
     name: str
@@ -77,51 +77,51 @@ def _last_of_each_step(step: Step, prompt: Sequence[int], output: Sequence[int],
 
 
 OFF_PATH, OTHER = Cause.RULES_OFF_PATH, Cause.P_OTHER_ROW
-RIGHT = Mistake("as it should be")
+RIGHT = RuleMistake("as it should be")
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 SHARED = (  # mistakes in p and in q alike
-    Mistake("the temperature applied twice", params=_temperature(lambda t: t * t)),
-    Mistake("temperature 1", params=_temperature(lambda t: 1.0)),
-    Mistake("the inverse of the temperature", params=_temperature(lambda t: 1 / t)),
-    Mistake("top-k, top-p and min-p before the temperature", cut_first=True),
-    Mistake("no top-p", params=_with(top_p=1.0)),
-    Mistake("no top-k", params=_with(top_k=0)),
-    Mistake("no min-p", params=_with(min_p=0.0)),
-    Mistake("no logit bias", params=lambda params: replace(params, logit_bias={})),
-    Mistake("no repetition penalty", params=_with(repetition_penalty=1.0)),
-    Mistake("no presence penalty", params=_with(presence_penalty=0.0)),
-    Mistake("no frequency penalty", params=_with(frequency_penalty=0.0)),
-    Mistake("no penalties", params=_with(**NO_PENALTIES)),
-    Mistake(
+    RuleMistake("the temperature applied twice", params=_temperature(lambda t: t * t)),
+    RuleMistake("temperature 1", params=_temperature(lambda t: 1.0)),
+    RuleMistake("the inverse of the temperature", params=_temperature(lambda t: 1 / t)),
+    RuleMistake("top-k, top-p and min-p before the temperature", cut_first=True),
+    RuleMistake("no top-p", params=_with(top_p=1.0)),
+    RuleMistake("no top-k", params=_with(top_k=0)),
+    RuleMistake("no min-p", params=_with(min_p=0.0)),
+    RuleMistake("no logit bias", params=lambda params: replace(params, logit_bias={})),
+    RuleMistake("no repetition penalty", params=_with(repetition_penalty=1.0)),
+    RuleMistake("no presence penalty", params=_with(presence_penalty=0.0)),
+    RuleMistake("no frequency penalty", params=_with(frequency_penalty=0.0)),
+    RuleMistake("no penalties", params=_with(**NO_PENALTIES)),
+    RuleMistake(
         "no penalties and no logit bias",
         params=lambda params: replace(params, logit_bias={}, **NO_PENALTIES),  # type: ignore[arg-type]
     ),
 )
 OF_P = (
-    Mistake("p of the node's grandparent", OTHER, row=_above),
-    Mistake("p of the root for all nodes", OTHER, row=lambda asked, node: ROOT),
+    RuleMistake("p of the node's grandparent", OTHER, row=_above),
+    RuleMistake("p of the root for all nodes", OTHER, row=lambda asked, node: ROOT),
     *SHARED,
-    Mistake(
+    RuleMistake(
         "penalties that count the prompt as output", output=lambda step, prompt, output, drafted: [*prompt, *output]
     ),
-    Mistake(
+    RuleMistake(
         "penalties that count each token of the output once",
         output=lambda step, prompt, output, drafted: [*set(output)],
     ),
-    Mistake("penalties that count only the last token of each step", output=_last_of_each_step),
-    Mistake(
+    RuleMistake("penalties that count only the last token of each step", output=_last_of_each_step),
+    RuleMistake(
         "penalties that do not count the drafted tokens on the path",
         OFF_PATH,
         output=lambda step, prompt, output, drafted: output[: len(output) - drafted],
     ),
-    Mistake("no top-p below the root", OFF_PATH, params=_with(top_p=1.0), below=True),
-    Mistake("no top-k below the root", OFF_PATH, params=_with(top_k=0), below=True),
-    Mistake("no min-p below the root", OFF_PATH, params=_with(min_p=0.0), below=True),
-    Mistake("temperature 1 below the root", OFF_PATH, params=_temperature(lambda t: 1.0), below=True),
+    RuleMistake("no top-p below the root", OFF_PATH, params=_with(top_p=1.0), below=True),
+    RuleMistake("no top-k below the root", OFF_PATH, params=_with(top_k=0), below=True),
+    RuleMistake("no min-p below the root", OFF_PATH, params=_with(min_p=0.0), below=True),
+    RuleMistake("temperature 1 below the root", OFF_PATH, params=_temperature(lambda t: 1.0), below=True),
 )
 OF_Q = (
-    Mistake("q of the node's grandparent", Cause.Q_OTHER_ROW, row=_above),
-    Mistake("q of the root for all nodes", Cause.Q_OTHER_ROW, row=lambda asked, node: ROOT),
+    RuleMistake("q of the node's grandparent", Cause.Q_OTHER_ROW, row=_above),
+    RuleMistake("q of the root for all nodes", Cause.Q_OTHER_ROW, row=lambda asked, node: ROOT),
     *(replace(mistake, cause=Cause.Q_TEMPERATURE) for mistake in SHARED[:3]),
     *(replace(mistake, cause=Cause.RULES_WRONG) for mistake in SHARED[3:]),
 )
@@ -133,12 +133,12 @@ def _always(value: float) -> Change:
 
 
 AT_EACH = tuple(
-    Mistake(f"temperature {value:.2g}", Cause.Q_TEMPERATURE, params=_always(value)) for value in TEMPERATURES
+    RuleMistake(f"temperature {value:.2g}", Cause.Q_TEMPERATURE, params=_always(value)) for value in TEMPERATURES
 )
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedTokens:
     """What was recorded of drafted tokens, and what the model's rows make of it."""
 
     what: str  # p, q
@@ -156,7 +156,7 @@ class Judged:
                     elif tree.drawn[child] != Drawn.DETERMINISTIC:
                         yield asked, parent, child, float(tree.q[child])
 
-    def fits(self, mistake: Mistake) -> dict[Node, bool]:
+    def fits(self, mistake: RuleMistake) -> dict[Node, bool]:
         """Of each drafted token whether what was recorded is what the mistake makes it."""
         found: dict[Node, bool] = {}
         rows: dict[tuple[int, int], Tensor] = {}
@@ -181,7 +181,7 @@ def rule_mistakes(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False
     others = [step for step in free if (step.request, step.part.index) not in wrong]
     steps = [*(step for step in free if (step.request, step.part.index) in wrong), *_some(others)]
     asked = rows(case, steps)
-    judged = Judged(what, asked, slack(case.dtype))
+    judged = JudgedTokens(what, asked, slack(case.dtype))
     right = judged.fits(RIGHT)
     bad = {key for key, fits in right.items() if not fits}
     if not bad:
@@ -209,7 +209,9 @@ def _some(steps: Sequence[Step]) -> Sequence[Step]:
     return steps[:: max(1, len(steps) // STEPS)][:STEPS]
 
 
-def _best(judged: Judged, right: dict[Node, bool], bad: set[Node], mistakes: Sequence[Mistake]) -> list[Suspect]:
+def _best(
+    judged: JudgedTokens, right: dict[Node, bool], bad: set[Node], mistakes: Sequence[RuleMistake]
+) -> list[Suspect]:
     """The mistake that explains most of the nodes that differ, and spoils fewest of the others."""
     suspects, best = list[Suspect](), 0.0
     for mistake in mistakes:
@@ -230,13 +232,13 @@ def _best(judged: Judged, right: dict[Node, bool], bad: set[Node], mistakes: Seq
     return suspects
 
 
-def _temperatures(judged: Judged, right: dict[Node, bool], bad: set[Node]) -> list[Suspect]:
+def _temperatures(judged: JudgedTokens, right: dict[Node, bool], bad: set[Node]) -> list[Suspect]:
     """One temperature that gives the recorded q."""
     wide = replace(judged, allowed=max(judged.allowed, 0.02))  # the grid is 4 % wide
     return _best(wide, right, bad, AT_EACH)
 
 
-def _another_row(case: Case, judged: Judged, bad: set[Node], rows: Rows) -> Suspect | None:
+def _another_row(case: Case, judged: JudgedTokens, bad: set[Node], rows: Rows) -> Suspect | None:
     """Whether what was recorded is what another row gives: of another request, another node, or the step before."""
     places = list(dict.fromkeys((request, step) for request, step, _ in bad))
     beside = rows(case, around(case, places))
@@ -265,7 +267,7 @@ def _another_row(case: Case, judged: Judged, bad: set[Node], rows: Rows) -> Susp
     return Suspect(cause, RERUN + 0.1 * most / known, lines, example=example, rerun=True)
 
 
-def _finals_elsewhere(judged: Judged, beside: Sequence[Asked], counts: dict[str, int]) -> int:
+def _finals_elsewhere(judged: JudgedTokens, beside: Sequence[Asked], counts: dict[str, int]) -> int:
     """Greedy final tokens that are not the choice of their own row: whose choice they are; how many there were."""
     known = 0
     for asked in judged.asked:
@@ -306,7 +308,9 @@ def _alike(p: float, recorded: float, allowed: float) -> bool:
     return p > 0 and abs(math.log(p / recorded)) < ALIKE
 
 
-def _where(asked: Asked, parent: int, child: int, recorded: float, beside: Sequence[Asked], judged: Judged) -> str:
+def _where(
+    asked: Asked, parent: int, child: int, recorded: float, beside: Sequence[Asked], judged: JudgedTokens
+) -> str:
     """Whose row gives the recorded probability of a node; "" for none."""
     step, token = asked.step, int(asked.step.tree.token[child])
     candidates = [(asked, node, "another node of the same tree") for node in asked.logits if node != parent]
@@ -330,7 +334,7 @@ def params_of(asked: Asked, what: str) -> SamplingParams:
     return asked.contexts.drafter_params if what == "q" else asked.contexts.params
 
 
-def _first(judged: Judged, bad: set[Node]) -> Reference | None:
+def _first(judged: JudgedTokens, bad: set[Node]) -> Reference | None:
     """Where the first of them is."""
     for asked, _, child, _ in judged.nodes():
         if (asked.step.request, asked.step.part.index, child) in bad:
@@ -338,7 +342,7 @@ def _first(judged: Judged, bad: set[Node]) -> Reference | None:
     return None
 
 
-def probabilities(asked: Asked, node: int, mistake: Mistake, *, below: bool, what: str = "p") -> Tensor:
+def probabilities(asked: Asked, node: int, mistake: RuleMistake, *, below: bool, what: str = "p") -> Tensor:
     """[V] what is sampled from behind a node."""
     contexts, given = asked.contexts, params_of(asked, what)
     params = given if mistake.below and not below else mistake.params(given)

@@ -18,7 +18,7 @@ from specscope.analyze.diagnose.diagnosis import RERUN, Suspect
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import target as targets
 from specscope.analyze.diagnose.rerun.match import Match, among, compare_rows, slack
-from specscope.analyze.findings import Result
+from specscope.analyze.findings import CheckResult
 from specscope.trace.wording import plural
 
 REQUESTS = 8  # whose first step that differs is looked at
@@ -27,7 +27,7 @@ ENOUGH = 3  # parents
 NEARLY = 0.98  # of them must come out
 HALF = 0.5  # of those that differ, where no other cause explains half as many
 BACK = 3  # steps before it in which the mistake may have been at work
-M = TypeVar("M", targets.Mistake, heads.Mistake)
+M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
 Begin = list[Step]  # a request's steps up to the first that differs, which is the last of these
 Asked = tuple[str, Cause | None, Match]
 
@@ -37,7 +37,7 @@ def onsets(case: Case, audit: Audit, names: Sequence[str]) -> list[Begin]:
     first: dict[str, int] = {}
     for name in names:
         finding = audit.finding(name)
-        if finding is None or finding.check.result is not Result.FAILED:
+        if finding is None or finding.check.result is not CheckResult.FAILED:
             continue
         for item, differs in zip(finding.items, finding.differs, strict=True):
             if differs:
@@ -57,7 +57,7 @@ def _is_unbroken(steps: Begin) -> bool:
 
 
 def of_model(
-    model: Causal, begins: Sequence[Begin], mistakes: Iterable[targets.Mistake], case: Case, *, drafter: bool
+    model: Causal, begins: Sequence[Begin], mistakes: Iterable[targets.TreeMistake], case: Case, *, drafter: bool
 ) -> list[Asked]:
     """What is right first, then each mistake in the step itself, or in the one before, of a causal language model."""
     from transformers import DynamicCache
@@ -69,7 +69,7 @@ def of_model(
             pass
         before.append(cache)
 
-    def ask(mistake: targets.Mistake, begin: int, back: int) -> Match:
+    def ask(mistake: targets.TreeMistake, begin: int, back: int) -> Match:
         steps, found, cache = begins[begin], Match(), copy.deepcopy(before[begin])
         last = len(steps) - 1
         for place in range(max(last - BACK, 0), last + 1):
@@ -84,11 +84,11 @@ def of_model(
 
 
 def of_head(
-    again: heads.HeadRerun, begins: Sequence[Begin], case: Case, mistakes: Iterable[heads.Mistake]
+    again: heads.HeadRerun, begins: Sequence[Begin], case: Case, mistakes: Iterable[heads.HeadMistake]
 ) -> list[Asked]:
     """The same of an EAGLE head: the mistake holds for the rows that were fed in that step."""
 
-    def ask(mistake: heads.Mistake, begin: int, back: int) -> Match:
+    def ask(mistake: heads.HeadMistake, begin: int, back: int) -> Match:
         steps = begins[begin]
         notes = steps[-1 - back].part.notes
         rows = frozenset() if notes is None else frozenset(notes.fed_position.tolist())

@@ -27,7 +27,7 @@ Text = Callable[[Step, int, int], Sequence[int]]  # positions of the text's toke
 
 
 @dataclass(frozen=True)
-class Mistake:
+class TreeMistake:
     """How a tree is fed and kept."""
 
     name: str
@@ -96,35 +96,37 @@ def _other_parents(by: int) -> Mask:
 
 
 MASK, PLACE = Cause.MASK_SIBLINGS, Cause.POSITION_BY_INDEX
-RIGHT = Mistake("as it should be", None)
+RIGHT = TreeMistake("as it should be", None)
 MISTAKES = (
-    Mistake("a mask that shows elder siblings of all ancestors", MASK, mask=_elder),
-    Mistake("a mask that shows a node's elder siblings", MASK, mask=_own_elder),
-    Mistake("a mask that shows all nodes before", MASK, mask=lambda tree: np.tri(len(tree), dtype=np.bool_)),
-    Mistake("a mask that shows a node's whole level", MASK, mask=_level),
-    Mistake("a mask that shows all levels above", MASK, mask=_above),
-    Mistake("a mask that shows all nodes", MASK, mask=lambda tree: np.ones((len(tree), len(tree)), np.bool_)),
-    Mistake("a mask whose parents are one node too early", MASK, mask=_other_parents(-1)),
-    Mistake("a mask whose parents are one node too late", MASK, mask=_other_parents(1)),
-    Mistake("a mask that hides the nodes from one another", MASK, mask=lambda tree: np.eye(len(tree), dtype=np.bool_)),
-    Mistake("positions by index", PLACE, places=lambda tree: 1 + np.arange(len(tree))),
-    Mistake("every node at the first level's position", PLACE, places=lambda tree: np.ones(len(tree), np.int32)),
-    Mistake("every node one position too far", PLACE, places=lambda tree: tree.depth + 1),
-    Mistake("every node at its parent's position", PLACE, places=lambda tree: tree.depth - 1),
-    Mistake(
+    TreeMistake("a mask that shows elder siblings of all ancestors", MASK, mask=_elder),
+    TreeMistake("a mask that shows a node's elder siblings", MASK, mask=_own_elder),
+    TreeMistake("a mask that shows all nodes before", MASK, mask=lambda tree: np.tri(len(tree), dtype=np.bool_)),
+    TreeMistake("a mask that shows a node's whole level", MASK, mask=_level),
+    TreeMistake("a mask that shows all levels above", MASK, mask=_above),
+    TreeMistake("a mask that shows all nodes", MASK, mask=lambda tree: np.ones((len(tree), len(tree)), np.bool_)),
+    TreeMistake("a mask whose parents are one node too early", MASK, mask=_other_parents(-1)),
+    TreeMistake("a mask whose parents are one node too late", MASK, mask=_other_parents(1)),
+    TreeMistake(
+        "a mask that hides the nodes from one another", MASK, mask=lambda tree: np.eye(len(tree), dtype=np.bool_)
+    ),
+    TreeMistake("positions by index", PLACE, places=lambda tree: 1 + np.arange(len(tree))),
+    TreeMistake("every node at the first level's position", PLACE, places=lambda tree: np.ones(len(tree), np.int32)),
+    TreeMistake("every node one position too far", PLACE, places=lambda tree: tree.depth + 1),
+    TreeMistake("every node at its parent's position", PLACE, places=lambda tree: tree.depth - 1),
+    TreeMistake(
         "every token one position too far while decoding",
         PLACE,
         text=lambda step, begin, end: range(begin + _decoding(step), end + _decoding(step)),
         further=_decoding,
     ),
-    Mistake(
+    TreeMistake(
         "every token one position too far behind the first draft",
         PLACE,
         text=lambda step, begin, end: range(begin + _decoding_for_long(step), end + _decoding_for_long(step)),
         further=_decoding_for_long,
     ),
-    Mistake("later prefill chunks at positions from 0", Cause.KV_RECOMPUTED, text=_from_its_chunk),
-    Mistake("the first slots kept, not the path's", Cause.KV_NOT_MOVED, keep=lambda path, tree: range(len(path))),
+    TreeMistake("later prefill chunks at positions from 0", Cause.KV_RECOMPUTED, text=_from_its_chunk),
+    TreeMistake("the first slots kept, not the path's", Cause.KV_NOT_MOVED, keep=lambda path, tree: range(len(path))),
 )
 
 
@@ -132,7 +134,7 @@ MISTAKES = (
 def decoded(
     model: Causal,
     steps: Sequence[Step],
-    mistake: Mistake,
+    mistake: TreeMistake,
     *,
     states: bool = False,
     cache: Any = None,  # noqa: ANN401
