@@ -175,9 +175,9 @@ def train_p_eagle(**how: Any) -> None:  # noqa: ANN401
     EAGLE-3 head: give it with --start.
     """
     _check(how)
-    from specscope.train.p_eagle import PEagleTraining, Recipe
+    from specscope.train.p_eagle import PEagleRecipe, PEagleTraining
 
-    _run(PEagleTraining, Recipe(**_taken(how, (*RECIPE, "depths", "keep_ratio"))), how)
+    _run(PEagleTraining, PEagleRecipe(**_taken(how, (*RECIPE, "depths", "keep_ratio"))), how)
 
 
 def _check(how: dict[str, Any]) -> None:

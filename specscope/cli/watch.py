@@ -176,7 +176,7 @@ def _print(watching: Watch, seconds: float | None) -> int:
     """As lines, until the sources end, or a signal or the time does; the exit code."""
     from specscope.terminal import text_console
 
-    console, rows = text_console(), Rows()
+    console, rows = text_console(), IntervalRows()
     until = None if seconds is None else time.monotonic() + seconds
     with interruptible() as interrupt:
         watching.start()
@@ -203,7 +203,7 @@ def _last_words(watching: Watch, losses: list[str]) -> None:
         warn(line)
 
 
-class Rows:
+class IntervalRows:
     """The lines of a table that grows, and its sums: no record is kept."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from specscope.trace.checked import Text, checked, checked_fields, decoded, shor
 from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.documents import documents
 from specscope.trace.files import read_lines
-from specscope.trace.kinds import SHAREGPT, Reader, is_array, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import SHAREGPT, ReadAs, is_array, kind_of, looks_like_json, start_of
 from specscope.trace.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
 from specscope.trace.records import TEMPLATE
 
@@ -84,7 +84,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PromptRows:
     """What a file holds."""
 
     rows: Sequence[Row]
@@ -96,11 +96,11 @@ class Rows:
         return self.rows[0].layout
 
 
-def read_rows(path: str, what: str) -> Rows:
+def read_rows(path: str, what: str) -> PromptRows:
     """The rows of a file, or of standard input for `-`. Raises UserError, with the number of the line."""
     start = start_of(path)
     kind = kind_of(start)
-    if kind is not None and kind.reader is not Reader.PROMPTS:
+    if kind is not None and kind.reader is not ReadAs.PROMPTS:
         raise kind.refusal(path, "a file of prompts")
     lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path, what)
     rows, left_out = [], 0
@@ -118,7 +118,7 @@ def read_rows(path: str, what: str) -> Rows:
     if not rows:
         why = f" ({left_out} conversations are too short or too long)" if left_out else ""
         raise UserError(f"{path} has no prompts{why}")
-    return Rows(rows, left_out)
+    return PromptRows(rows, left_out)
 
 
 def _lines(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
@@ -128,7 +128,7 @@ def _lines(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
     if first is None:
         return
     number, line = first
-    if (kind := kind_of(line.encode())) is not None and kind.reader is not Reader.PROMPTS:
+    if (kind := kind_of(line.encode())) is not None and kind.reader is not ReadAs.PROMPTS:
         raise kind.refusal(path, "a file of prompts")  # of a pipe, which cannot be looked at before
     if not looks_like_json(line):
         yield first
@@ -192,7 +192,7 @@ def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
         tokens = checked(values["output_tokens"], OutputTokens, '"output_tokens"')
         prompt = checked(values["prompt"], Prompt, '"prompt"')
         return Row("vLLM's custom layout", prompt, {"max_tokens": tokens}, _categories(values))
-    if not {"prompt", "messages"} & set(values) and (kind := kind_of(value)) and kind.reader is not Reader.PROMPTS:
+    if not {"prompt", "messages"} & set(values) and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
         raise UserError(f"this is {kind.words}, not a prompt")
     return _own(values)
 

@@ -16,7 +16,7 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.stops import Stop, StopReason
 from specscope.serve.engine_thread import EngineThread
-from specscope.trace.history import KEPT, History, Recent
+from specscope.trace.history import KEPT, History, RecentSteps
 from specscope.trace.privacy import Privacy, strip
 from specscope.trace.records import StepRecord
 from specscope.trace.vocabulary import Vocabulary
@@ -116,7 +116,7 @@ class ServedDebugger:
     def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
         self.thread, self.privacy = thread, privacy
         self.gate, self.lock = self, threading.RLock()
-        self.recent = Recent(KEPT)
+        self.recent = RecentSteps(KEPT)
         self.asked = False  # whether the command that runs shall end
         self.driven = False  # whether a command runs: it appends to its history itself
         self._closed = True

@@ -58,7 +58,7 @@ def end_weight(end: RequestEnd) -> int:
     return 2000 + 2 * len(end.error) + 4 * len(end.output)
 
 
-class Recent:
+class RecentSteps:
     """The newest records, within a number and within bytes: for a debugger that may come later."""
 
     def __init__(self, limit: int, limit_bytes: int = RECENT_BYTES) -> None:

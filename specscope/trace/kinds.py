@@ -20,7 +20,7 @@ LOOK = 2**16  # bytes of a file that are looked at
 DEEPEST = 3  # keys of a path: data.spans.traceID
 
 
-class Reader(Enum):
+class ReadAs(Enum):
     """Which verbs read a file: what to do with it, in words."""
 
     CAPTURES = "specscope replay {file} shows it, specscope debug --over {file} debugs it"
@@ -34,65 +34,65 @@ class Reader(Enum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """One kind of file."""
 
     words: str  # after "FILE is"
-    reader: Reader
+    reader: ReadAs
 
     def refusal(self, name: str, wanted: str, place: str = "") -> UserError:
         """For a verb that wants something else. `place`: what was given, where that is a place in the file."""
         use = self.reader.value.format(file=shell_word(place or name) if os.path.exists(name) else "FILE")
-        other = "" if self.reader is Reader.NONE else f", not {wanted}"
+        other = "" if self.reader is ReadAs.NONE else f", not {wanted}"
         return UserError(f"{printable(name)} is {self.words}{other}: {use}")
 
 
-CAPTURE = Kind("a capture", Reader.CAPTURES)
-BENCH = Kind("a result of a serving bench (bench serve)", Reader.BENCHES)
-PROMPT_FILE = Kind("a file of prompts", Reader.PROMPTS)
-SHAREGPT = Kind("ShareGPT's data set", Reader.PROMPTS)
-WRAPPED_LOG = Kind("a log in JSON, a line in each", Reader.WATCH)
-VLLM_LOG = Kind("a log of vLLM", Reader.WATCH)
-ANSWER = Kind("an answer of a server", Reader.WATCH)
-TEXTS = Kind("a file of texts to train on", Reader.TRAIN)
-STREAM = Kind("an answer of a server, as a stream", Reader.WATCH)
-PAGE = Kind("a page of metrics", Reader.WATCH)
+CAPTURE = FileKind("a capture", ReadAs.CAPTURES)
+BENCH = FileKind("a result of a serving bench (bench serve)", ReadAs.BENCHES)
+PROMPT_FILE = FileKind("a file of prompts", ReadAs.PROMPTS)
+SHAREGPT = FileKind("ShareGPT's data set", ReadAs.PROMPTS)
+WRAPPED_LOG = FileKind("a log in JSON, a line in each", ReadAs.WATCH)
+VLLM_LOG = FileKind("a log of vLLM", ReadAs.WATCH)
+ANSWER = FileKind("an answer of a server", ReadAs.WATCH)
+TEXTS = FileKind("a file of texts to train on", ReadAs.TRAIN)
+STREAM = FileKind("an answer of a server, as a stream", ReadAs.WATCH)
+PAGE = FileKind("a page of metrics", ReadAs.WATCH)
 
 # By paths of keys: a kind is what has all of one of its sets. The first that fits is meant.
-_BY_KEYS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+_BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (CAPTURE, ("resourceSpans", "resource_spans")),
-    (Kind("a trace as Jaeger's API gives it", Reader.NONE), ("result.resourceSpans",)),
-    (Kind("a trace as Jaeger's page saves it", Reader.NONE), ("data.traceID", "data.spans")),
+    (FileKind("a trace as Jaeger's API gives it", ReadAs.NONE), ("result.resourceSpans",)),
+    (FileKind("a trace as Jaeger's page saves it", ReadAs.NONE), ("data.traceID", "data.spans")),
     (BENCH, ("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date")),
-    (Kind("a result of SGLang's bench_serving", Reader.NONE), ("accept_length request_throughput",)),
-    (Kind("an answer of llama.cpp", Reader.NONE), ("timings.predicted_n", "generation_settings timings")),
-    (Kind("a list of llama.cpp's slots", Reader.NONE), ("is_processing n_ctx",)),
+    (FileKind("a result of SGLang's bench_serving", ReadAs.NONE), ("accept_length request_throughput",)),
+    (FileKind("an answer of llama.cpp", ReadAs.NONE), ("timings.predicted_n", "generation_settings timings")),
+    (FileKind("a list of llama.cpp's slots", ReadAs.NONE), ("is_processing n_ctx",)),
     (SHAREGPT, ("conversations", "conversation")),
-    (Kind("SPEED-Bench's data set", Reader.PROMPTS), ("turns multiturn", "messages question_id")),
-    (Kind("Spec-Bench's or MT-bench's data set", Reader.PROMPTS), ("turns", "prompt prompt_id")),
-    (Kind("an answer of SGLang", Reader.WATCH), ("meta_info", "sglext choices")),
-    (Kind("figures of a request of vLLM", Reader.WATCH), ("spec_decode_metrics", "num_draft_tokens")),
+    (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), ("turns multiturn", "messages question_id")),
+    (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), ("turns", "prompt prompt_id")),
+    (FileKind("an answer of SGLang", ReadAs.WATCH), ("meta_info", "sglext choices")),
+    (FileKind("figures of a request of vLLM", ReadAs.WATCH), ("spec_decode_metrics", "num_draft_tokens")),
     (ANSWER, ("choices object", "choices usage", "metrics.speculative_decoding")),
-    (Kind("a log of llama.cpp", Reader.NONE), ("type time level msg",)),
+    (FileKind("a log of llama.cpp", ReadAs.NONE), ("type time level msg",)),
     (WRAPPED_LOG, ("log stream", "message level", "message levelname")),
     (PROMPT_FILE, ("prompt", "messages")),
-    (Kind("a speculative configuration", Reader.TREES), ("num_speculative_tokens", "speculative_num_steps")),
-    (Kind("a model's config.json", Reader.NONE), ("architectures", "model_type")),
-    (Kind("a file of step costs", Reader.COSTS), ("step.rows",)),
+    (FileKind("a speculative configuration", ReadAs.TREES), ("num_speculative_tokens", "speculative_num_steps")),
+    (FileKind("a model's config.json", ReadAs.NONE), ("architectures", "model_type")),
+    (FileKind("a file of step costs", ReadAs.COSTS), ("step.rows",)),
     (TEXTS, ("text",)),
 )
 # By how the text of the first lines is written
 _BY_TEXT = (
-    (Kind("llm.get_metrics() of vLLM", Reader.WATCH), r'"name":\s*"vllm:'),
-    (Kind("what a specscope verb printed with --json", Reader.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
-    (Kind("a log of llama.cpp", Reader.NONE), r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
-    (Kind("a log of SGLang", Reader.NONE), r"\bDecode batch.*#running-req: "),
+    (FileKind("llm.get_metrics() of vLLM", ReadAs.WATCH), r'"name":\s*"vllm:'),
+    (FileKind("what a specscope verb printed with --json", ReadAs.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
+    (FileKind("a log of llama.cpp", ReadAs.NONE), r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
+    (FileKind("a log of SGLang", ReadAs.NONE), r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
-    (Kind("a page of metrics of llama.cpp", Reader.NONE), r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
+    (FileKind("a page of metrics of llama.cpp", ReadAs.NONE), r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
     (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
-    (Kind("an answer of llama.cpp, as a stream", Reader.NONE), r'\Adata: ?\{(?s:.*)"timings": ?\{'),
+    (FileKind("an answer of llama.cpp, as a stream", ReadAs.NONE), r'\Adata: ?\{(?s:.*)"timings": ?\{'),
     (STREAM, r"\A\s*(?:(?:event|id)?:[^\n]*\n\s*)*data: ?\{"),
-    (Kind("an HTML page", Reader.NONE), r"\A\s*<(?:!doctype )?html"),
+    (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),
 )
 _TEXTS = [(kind, re.compile(pattern, re.MULTILINE | re.IGNORECASE)) for kind, pattern in _BY_TEXT]
 _BY_BYTES: Mapping[bytes, str] = {
@@ -118,11 +118,11 @@ def is_array(text: str) -> bool:
     return looks_like_json(text) and "[" in text.lstrip("\ufeff \t\r\n")[:1]
 
 
-def kind_of(start: bytes) -> Kind | None:
+def kind_of(start: bytes) -> FileKind | None:
     """What a file that begins so is; None where that is not known."""
     for magic, words in _BY_BYTES.items():
         if start.startswith(magic):
-            return Kind(words, Reader.NONE)
+            return FileKind(words, ReadAs.NONE)
     start = start[:LOOK]
     text = start.decode("utf-8", "replace").lstrip("\ufeff")
     if looks_like_json(text):

@@ -14,7 +14,7 @@ from specscope.train.training import CommonRecipe, Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(CommonRecipe):
+class PEagleRecipe(CommonRecipe):
     """Everything that decides a training run besides the data."""
 
     depths: int = 4  # tokens that one pass drafts
@@ -25,7 +25,7 @@ class PEagleTraining(Training):
     """A P-EAGLE head in training. An EAGLE-3 head is a good start: only mask rows are new to it."""
 
     kind, verb = "P-EAGLE", "p-eagle"
-    recipe: Recipe
+    recipe: PEagleRecipe
 
     @property
     def depths(self) -> int:

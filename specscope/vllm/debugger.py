@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
-from specscope.trace.history import History, Recent
+from specscope.trace.history import History, RecentSteps
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.wording import plural
 from specscope.vllm.call import Forced, SamplerCall, on_host
@@ -105,7 +105,7 @@ class Debugger:
         self.gate, self.history = Gate(), History(limit=KEPT)
         self.limit = Limit(None)
         self._decision: HeldDecision | None = None
-        self._untaken = Recent(KEPT)
+        self._untaken = RecentSteps(KEPT)
 
     def judged(
         self,

@@ -22,7 +22,7 @@ from specscope.errors import UserError, first_line
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.faults import Faults
-from specscope.trace.kinds import PAGE, STREAM, WRAPPED_LOG, Reader, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import PAGE, STREAM, WRAPPED_LOG, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.vocabulary import printable
 from specscope.watch.fetch import fetched
 from specscope.watch.log import MARK, LogReader
@@ -149,7 +149,7 @@ class File:
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """What each line, or the whole, tells."""
         kind = kind_of(start_of(self._path)) if self._regular else None
-        if kind is not None and kind.reader is not Reader.WATCH:
+        if kind is not None and kind.reader is not ReadAs.WATCH:
             raise kind.refusal(self._path, WATCHED)
         first, number = "", -1
         try:
@@ -171,7 +171,7 @@ class File:
 
     def _content(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         kind = kind_of(first.encode())
-        if kind is not None and kind.reader is not Reader.WATCH:  # of a pipe, which cannot be looked at before
+        if kind is not None and kind.reader is not ReadAs.WATCH:  # of a pipe, which cannot be looked at before
             raise kind.refusal(self.name, WATCHED)
         if kind is WRAPPED_LOG:
             yield from self._log(map(unwrapped, _chain(first, lines)))

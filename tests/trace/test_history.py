@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specscope.trace.history import History, Recent, weight
+from specscope.trace.history import History, RecentSteps, weight
 from specscope.trace.logprobs import Logprobs
 from tests.trace.samples import records
 
@@ -26,11 +26,11 @@ def test_log_probabilities_weigh_what_they_are():
 @pytest.mark.parametrize("room", [1, 7])
 def test_the_newest_records_within_bytes(room):
     made = steps(30)
-    recent = Recent(1000, room * weight(made[0]) + 1)
+    recent = RecentSteps(1000, room * weight(made[0]) + 1)
     for record in made:
         recent.append(record)
     assert [record.step for record in recent] == list(range(30 - room, 30))
-    few = Recent(2, 10**12)
+    few = RecentSteps(2, 10**12)
     for record in made:
         few.append(record)
     assert [record.step for record in few] == [28, 29]

@@ -20,11 +20,11 @@ from specscope.train import eagle3
 from specscope.train.eagle3 import Eagle3Training
 from specscope.train.heads import mask_token_of
 from specscope.train.one_pass import Anchors, every_anchor, forward, sampled_anchors
-from specscope.train.p_eagle import PEagleTraining, Recipe
+from specscope.train.p_eagle import PEagleRecipe, PEagleTraining
 from specscope.train.scores import DECAY, Padded
 from tests.heads import Reference
 
-RECIPE = Recipe(draft_vocab=120, depths=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
+RECIPE = PEagleRecipe(draft_vocab=120, depths=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from specscope.cli.watch import Rows
+from specscope.cli.watch import IntervalRows
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.outputs import OutputOptions, Outputs
@@ -70,7 +70,11 @@ def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
 def test_a_table_keeps_sums_and_no_records(tmp_path):
     line = text("log.txt").splitlines()[1] + "\n"
     (tmp_path / "long.log").write_text(line * 300)
-    watch, rows, printed = Watch([File(str(tmp_path / "long.log"), follow=False)], outputs()), Rows(), io.StringIO()
+    watch, rows, printed = (
+        Watch([File(str(tmp_path / "long.log"), follow=False)], outputs()),
+        IntervalRows(),
+        io.StringIO(),
+    )
     console, before = Console(file=printed, width=200), alive()
     watch.start()
     ended(watch)

@@ -43,7 +43,7 @@ ALL_RANKS = 10**6  # of a node whose children of every rank are known
 
 
 @dataclass(frozen=True)
-class Candidates:
+class RecordedCandidates:
     """The candidates of S steps, padded to C, in the drafter's order: best first, parents before children.
 
     `parent` is C for the root's children and for padding, whose depth is 0. `known`: how many ranks of children are
@@ -101,7 +101,7 @@ class Candidates:
         return int(self.rank[self.looked].max(initial=0)) + 1
 
 
-def evidence(histories: Sequence[History]) -> Candidates:
+def evidence(histories: Sequence[History]) -> RecordedCandidates:
     """All that captures of one run configuration tell. Raises UserError where they tell nothing."""
     steps: list[tuple[RequestHistory, int, int]] = []
     undrafted: list[int] = []
@@ -298,7 +298,7 @@ class _Texts:
         return self._text[self._starts[place] : self._starts[place] + MAX_DEPTH]
 
 
-def _pad(steps: Sequence[_Candidates], **rest: Any) -> Candidates:  # noqa: ANN401
+def _pad(steps: Sequence[_Candidates], **rest: Any) -> RecordedCandidates:  # noqa: ANN401
     """Steps as arrays, each in the drafter's order: by score, of equal ones the one that was made first."""
     rows, width = len(steps), max(len(step.parent) for step in steps)
     parent = np.full((rows, width), width, np.int32)
@@ -316,6 +316,6 @@ def _pad(steps: Sequence[_Candidates], **rest: Any) -> Candidates:  # noqa: ANN4
         kept[row, :count] = [i < step.nodes for i in order]
         looked[row, :count] = [i < step.looked for i in order]
         known[row, :count], known[row, width] = [step.known[i] for i in order], step.known[-1]
-    return Candidates(
+    return RecordedCandidates(
         parent=parent, depth=depth, rank=rank, reach=reach, q=q, kept=kept, known=known, looked=looked, **rest
     )

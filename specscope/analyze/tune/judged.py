@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.tune.evidence import Candidates
+from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.tree import Bools, Doubles, Ints, TreeShape
 
@@ -44,7 +44,7 @@ class Rates:
     depth as well where enough is recorded; deeper than the record it is the deepest level's.
     """
 
-    def __init__(self, evidence: Candidates) -> None:
+    def __init__(self, evidence: RecordedCandidates) -> None:
         reach = np.nan_to_num(evidence.reach)
         above = np.concatenate([reach, np.ones((len(reach), 1))], axis=1)
         depth = np.concatenate([evidence.depth, np.zeros((len(reach), 1), np.int32)], axis=1)
@@ -71,7 +71,7 @@ class Rates:
 class Judge:
     """Judges trees by one run's evidence."""
 
-    def __init__(self, evidence: Candidates) -> None:
+    def __init__(self, evidence: RecordedCandidates) -> None:
         self.evidence = evidence
         self.rates = Rates(evidence)
         self._reach, self._guessed = self._fill()

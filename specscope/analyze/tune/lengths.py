@@ -21,7 +21,7 @@ import numpy as np
 
 from specscope.analyze.compare.bootstrap import FEWEST, LEVEL, resampled
 from specscope.analyze.significance import t_quantile
-from specscope.analyze.tune.evidence import Candidates
+from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.trace.tree import Doubles
 
 
@@ -39,7 +39,7 @@ class Length:
         return 0.0 if self.low is None or self.high is None else (self.high - self.low) / 2 / self.value
 
 
-def lengths(evidence: Candidates, accepted: Sequence[Doubles]) -> list[Length]:
+def lengths(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> list[Length]:
     """Of several trees, from what each would have accepted in each step [S]."""
     size = evidence.requests
     count = np.bincount(evidence.request, minlength=size).astype(float)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specscope.analyze.tune.candidates import Space
-from specscope.analyze.tune.evidence import Candidates, evidence
+from specscope.analyze.tune.evidence import RecordedCandidates, evidence
 from specscope.analyze.tune.tuning import Tuning, trees
 from specscope.errors import UserError
 from specscope.trace.costs import StepCosts
@@ -25,7 +25,7 @@ class Recorded:
     sources: tuple[str, ...]
     histories: tuple[History, ...]
     run: RunInfo
-    evidence: Candidates
+    evidence: RecordedCandidates
 
     @property
     def acceptance(self) -> Acceptance:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specscope.analyze.tune.candidates import Candidate, Space, asked, candidates
-from specscope.analyze.tune.evidence import Candidates
+from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.analyze.tune.judged import Judge
 from specscope.analyze.tune.lengths import Length, lengths
 from specscope.errors import UserError
@@ -108,7 +108,7 @@ class Tuning:
 
 
 def trees(
-    evidence: Candidates, named: Mapping[str, TreePlan], space: Space, costs: StepCosts | None
+    evidence: RecordedCandidates, named: Mapping[str, TreePlan], space: Space, costs: StepCosts | None
 ) -> tuple[list[TreeRow], TreeRow | None]:
     """Every tree's row, and the fastest of them where there are costs.
 
@@ -150,7 +150,7 @@ def _speed(row: TreeRow) -> float:
     return 0.0 if row.speed is None else row.speed.value
 
 
-def _row(one: Candidate, length: Length, evidence: Candidates, costs: StepCosts | None) -> TreeRow:
+def _row(one: Candidate, length: Length, evidence: RecordedCandidates, costs: StepCosts | None) -> TreeRow:
     row = TreeRow(
         tree=str(one.plan),
         family=one.family,
@@ -166,7 +166,7 @@ def _row(one: Candidate, length: Length, evidence: Candidates, costs: StepCosts 
     return replace(row, step=seconds, speed=_tokens_per_s(length, seconds, evidence, costs))
 
 
-def _tokens_per_s(length: Length, seconds: float, evidence: Candidates, costs: StepCosts) -> Length:
+def _tokens_per_s(length: Length, seconds: float, evidence: RecordedCandidates, costs: StepCosts) -> Length:
     """While a full batch decodes: batch * length / seconds, but steps without drafts cost and give as plain ones.
 
     The interval holds the error of the acceptance length and that of the measured costs.
@@ -197,7 +197,7 @@ def _plain(costs: StepCosts) -> TreeRow:
     )
 
 
-def expected(row: TreeRow, plan: TreePlan | None, evidence: Candidates, costs: StepCosts) -> float:
+def expected(row: TreeRow, plan: TreePlan | None, evidence: RecordedCandidates, costs: StepCosts) -> float:
     """A row's tokens/s at other costs. `plan`: its tree; None for no drafting."""
     if plan is None:
         return costs.batch / costs.plain.seconds

@@ -21,7 +21,7 @@ FINAL_MARK = "»"
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedNodes:
     """A judged step, with what is read once for all of its nodes."""
 
     step: RequestStep
@@ -30,12 +30,12 @@ class Judged:
     draft_ps: list[float | None]
 
     @staticmethod
-    def of(step: RequestStep, verdict: Verdict) -> Judged:
+    def of(step: RequestStep, verdict: Verdict) -> JudgedNodes:
         """Of a step and its verdict."""
-        return Judged(step, verdict, raw_ps(step), draft_ps(step))
+        return JudgedNodes(step, verdict, raw_ps(step), draft_ps(step))
 
 
-Cell = Callable[[Judged, int], str]
+Cell = Callable[[JudgedNodes, int], str]
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def tree_lines(
 
     `ties`: the decisions to mark as near ties (Verdict.near_ties).
     """
-    rows, judged = _nodes(step, verdict, vocabulary), Judged.of(step, verdict)
+    rows, judged = _nodes(step, verdict, vocabulary), JudgedNodes.of(step, verdict)
     rows = [replace(row, token=f"{row.token} {NEAR_TIE}") if row.node in ties else row for row in rows]
     indent, columns, room = _form(rows, step, verdict, width)
     head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
@@ -257,7 +257,7 @@ def _heading(column: TreeColumn) -> str:
     return right(left(column.head, DIGITS) if len(column.head) < DIGITS else column.head, column.width)
 
 
-def _cells(judged: Judged, node: int, columns: Sequence[TreeColumn]) -> str:
+def _cells(judged: JudgedNodes, node: int, columns: Sequence[TreeColumn]) -> str:
     return "".join(_cell(column.cell(judged, node), column) for column in columns)
 
 
