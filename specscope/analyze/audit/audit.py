@@ -19,6 +19,7 @@ from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history import History
+from specscope.trace.limits import untold_limits
 from specscope.trace.method import model_part, text_part
 from specscope.trace.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.records import RunInfo
@@ -296,9 +297,11 @@ def _limited(plans: Sequence[Contexts]) -> list[str]:
     if not limited:
         return []
     names = ", ".join(dict.fromkeys(name for one in limited for name in one.limits))
+    both = any(untold_limits(one.drafter_params) for one in limited)
+    what = "the target's p and the drafter's were" if both else "the target's p was"
     return [
-        f"{plural(len(limited), 'request')}: the target's p was not compared, as {names} limit the tokens in a way "
-        "that the capture does not tell"
+        f"{plural(len(limited), 'request')}: {what} not compared, as {names} limit the tokens in a way that the "
+        "capture does not tell"
     ]
 
 

@@ -245,6 +245,22 @@ def test_a_label_of_that_name_is_the_users_own_in_a_run_of_ours(bench):
     assert found.finding("target p").check.tested
 
 
+@pytest.mark.parametrize("name", ["eagle", "draft tree"])
+def test_a_bias_that_was_left_out_is_held_against_nobody(bench, name):
+    """It shaped p, and q of our own drafters: only what is before all rules is judged."""
+    engine = bench.engine(name)
+    history = run(engine, {"temperature": 1.0, "logit_bias": {70: 6.0}}, tokens=10, prompts=PROMPTS[:2])
+    for request in history.requests.values():
+        kept = dataclasses.replace(request.info.params, logit_bias={}, left_out=("logit_bias",))
+        request.info = dataclasses.replace(request.info, params=kept)
+    found = audit(history, "run.jsonl", bench.options(engine))
+    assert not failed(found)
+    assert {"target p", "draft p"}.isdisjoint(one.check.name for one in found.findings if one.check.tested)
+    assert found.finding("target raw p").check.tested
+    said = "2 requests: the target's p and the drafter's were not compared, as logit_bias limit the tokens"
+    assert any(note.startswith(said) for note in found.notes)
+
+
 def test_a_target_that_cannot_be_loaded_is_an_error(drafted):
     with pytest.raises(UserError, match="cannot load nothing"):
         audit(drafted, "run.jsonl", Options(ModelSource("/nowhere", "nothing")))
