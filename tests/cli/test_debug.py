@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_SECONDS
+
 PLANTED = Path(__file__).parents[2] / "traces" / "planted.jsonl"
 
 
@@ -18,7 +20,7 @@ def debug(*words, text=None):
         input=text,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
 
@@ -116,7 +118,7 @@ def test_ctrl_c_stops_a_live_run_between_two_steps(tiny):
     time.sleep(0.15)
     process.send_signal(signal.SIGINT)
     process.stdin.write("info requests\nreverse-next\nnext\n")
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0, error
     assert "interrupted" in out or "nothing is left" in out
     assert "r0" in out

@@ -15,6 +15,7 @@ import specscope
 from specscope.cli.help import GROUPS, examples
 from specscope.cli.main import cli
 from tests.test_bad_input import run_here
+from tests.waiting import HANG_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
@@ -87,7 +88,7 @@ def completed(*words):
         "COMP_CWORD": str(len(words)),
     }
     command = [sys.executable, "-m", "specscope"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60).stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_SECONDS).stdout.split()
 
 
 def test_completion():
@@ -102,5 +103,5 @@ def test_the_script_that_the_readme_names_is_clicks():
     assert 'eval "$(_SPECSCOPE_COMPLETE=bash_source specscope)"' in PAGE.read_text()
     environment = {**os.environ, "_SPECSCOPE_COMPLETE": "bash_source"}
     command = [sys.executable, "-m", "specscope"]
-    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60).stdout
+    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_SECONDS).stdout
     assert "complete -o nosort -F _specscope_completion specscope" in out

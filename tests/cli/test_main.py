@@ -15,14 +15,16 @@ from specscope.trace.reading import read_capture
 from tests.searching import of_file, tells
 from tests.trace.samples import records
 from tests.trace.test_capture import write
-from tests.waiting import until
+from tests.waiting import HANG_SECONDS, until
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
 
 def specscope(*words, stdin="", **environment):
     command = [sys.executable, "-m", "specscope", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env={**ENV, **environment}, input=stdin, timeout=120)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**ENV, **environment}, input=stdin, timeout=HANG_SECONDS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,7 @@ def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
     child = subprocess.Popen([*command, "--ignore-eos", *map(str, model)], env=ENV, stderr=subprocess.PIPE, text=True)
     until(lambda: path.exists() and path.stat().st_size >= 20_000)
     child.send_signal(signal.SIGINT)
-    stderr = child.communicate(timeout=60)[1]
+    stderr = child.communicate(timeout=HANG_SECONDS)[1]
     assert child.returncode == 130
     assert "Traceback" not in stderr
     assert "interrupted; captured" in stderr
@@ -253,7 +255,7 @@ TREE_FORMS = ("5 (a chain)", "3x5", "[(0,), (1,), (0, 0)]", "top:3x5", "dynamic:
 @pytest.mark.parametrize("words", [["run", "a prompt", "--tree"], ["run", "--drafter", "ngram", "--tree"], ["tree"]])
 def test_a_tree_that_cannot_be_read_names_every_form_without_torch(words):
     command = [sys.executable, "-X", "importtime", "-m", "specscope", *words, "banana"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=HANG_SECONDS)
     assert done.returncode == 2
     assert "cannot read the tree 'banana'" in done.stderr
     assert all(form in done.stderr for form in TREE_FORMS)
@@ -277,7 +279,7 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(name, prompts, de
     words, message = BAD[name]
     full = [str(swap.get(word, word)) for word in words if word != "TINY"]
     command = [sys.executable, "-X", "importtime", "-m", "specscope", *full]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=HANG_SECONDS)
     assert done.returncode == 2
     assert message in done.stderr
     assert "torch" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -327,7 +329,7 @@ def test_a_full_disk_ends_the_run_or_is_counted_and_the_file_is_readable(prompts
     words = ["capture", prompts, "-o", path, "--max-tokens", "300", "--ignore-eos", "--on-full", on_full, *model]
     shell = "trap '' XFSZ; ulimit -f 200; exec \"$@\""
     command = ["bash", "-c", shell, "bash", sys.executable, "-m", "specscope", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=HANG_SECONDS)
     assert done.returncode == code
     assert says.format(path=path) in done.stderr
     assert "Traceback" not in done.stderr
@@ -347,6 +349,6 @@ def test_a_cut_capture_is_reported_with_a_warning(tmp_path):
 
 def test_a_closed_pipe_is_no_error(captured):
     shell = f"{sys.executable} -m specscope report {captured[0]} --json | head -c 10"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=ENV, timeout=60)
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=ENV, timeout=HANG_SECONDS)
     assert done.stderr == ""
     assert Path(captured[0]).exists()

@@ -19,6 +19,7 @@ from specscope.trace.reading import read_capture
 from specscope.trace.spans import SpanLevel
 from tests.bad_inputs import PLANTED
 from tests.test_bad_input import run_here
+from tests.waiting import HANG_SECONDS
 
 BAD = {"regex": "("}
 
@@ -133,7 +134,7 @@ def test_prompts_come_through_a_pipe_and_captures_go_into_one(capture, tmp_path)
     reader = threading.Thread(target=lambda: read.append((tmp_path / "out").read_bytes()), daemon=True)
     reader.start()
     assert capture(tmp_path / "out", prompts="in") == (0, "", "")
-    reader.join(10)
+    reader.join(HANG_SECONDS)
     assert read[0].startswith(b'{"resourceSpans":')
 
 

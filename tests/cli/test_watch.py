@@ -294,7 +294,7 @@ def test_a_pipe_is_watched_until_it_ends():
         capture_output=True,
         text=True,
         env=ENV,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     assert process.returncode == 0, process.stderr
     assert "standard input: vLLM's log" in process.stderr

@@ -10,6 +10,8 @@ import schemathesis
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
+from tests.waiting import HANG_SECONDS
+
 SESSION = requests.Session()
 # What only two fields together can tell, or the model: no schema says it
 TOGETHER = re.compile(
@@ -43,7 +45,7 @@ def test_the_page_is_what_is_served(case):
     if is_right and isinstance(case.body, dict):  # so that what is right does not run for long
         case.body["max_tokens"], case.body["max_completion_tokens"] = 2, 2
         case.body["n"] = min(case.body.get("n") or 1, 2)
-    answer = case.call(session=SESSION)
+    answer = case.call(session=SESSION, timeout=HANG_SECONDS)
     case.validate_response(answer, checks=CHECKED)
     if is_right and answer.status_code == 400:
         message = json.loads(answer.content)["error"]["message"]

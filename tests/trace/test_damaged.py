@@ -27,6 +27,7 @@ from tests.trace.look_at import RAW, look_at
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
 from tests.trace.test_capture import write
+from tests.waiting import HANG_SECONDS
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
@@ -366,7 +367,7 @@ def test_commands_over_damaged_captures_end_well(damaged_files, tmp_path, seed):
         ["debug", "--over", file, "--commands", script],
     ):
         command = [sys.executable, "-m", "specscope", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=HANG_SECONDS)
         assert done.returncode in (0, 2), done.stderr
         assert "Traceback" not in done.stderr
         assert done.returncode == 0 or len(done.stderr.splitlines()[-1:]) == 1

@@ -31,6 +31,7 @@ from specscope.trace.records import (
 from specscope.trace.stats import Acceptance
 from specscope.trace.tree import DraftTree
 from tests.counting import lines_run
+from tests.waiting import HANG_SECONDS
 
 MS = 1_000_000
 
@@ -176,14 +177,14 @@ def test_before_the_first_record_everything_is_zero() -> None:
 def test_prometheus_over_http() -> None:
     metrics = filled()
     port = metrics.serve_prometheus(0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         assert parsed(answer.read().decode()) == parsed(metrics.prometheus_text())
     with pytest.raises(UserError, match=f"127.0.0.1:{port}"):
         Metrics().serve_prometheus(port)
     metrics.close()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(("protocol", "path"), [("grpc", ""), ("http/protobuf", ""), ("http/protobuf", "/v1/traces")])

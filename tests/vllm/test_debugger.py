@@ -468,7 +468,7 @@ def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as console:
         until(lambda: one.vllm.debugger.gate.is_open)
         one.vllm.thread.start()
-        out, err = console.communicate(timeout=60)
+        out, err = console.communicate(timeout=HANG_SECONDS)
     assert console.returncode == 2
     assert "1 command failed, in line 4" in err
     assert "attached to a fake" in out
