@@ -39,6 +39,9 @@ class Head:
         folder = Path(source.path)
         try:
             raw = read_object(folder / "config.json")
+        except UserError as error:
+            raise UserError(f"cannot load the head {source.name}: {error}") from None
+        try:
             self.weights = _read(folder)
             if "fc.weight" not in self.weights:
                 raise UserError(f"{source.name} is no EAGLE head: it has no tensor fc.weight")
