@@ -49,6 +49,9 @@ class Head:
         folder = Path(source.path)
         try:
             raw = read_object(folder / "config.json")
+        except UserError as error:
+            raise UserError(f"cannot load the head {source.name}: {error}") from None
+        try:
             if key := unknown(raw):
                 raise UserError(f"the head's config has `{key}`, which this judge does not know")
             self.weights = _read(folder)
