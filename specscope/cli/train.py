@@ -13,7 +13,7 @@ from specscope.cli.numbers import real_from, whole_from
 from specscope.errors import UserError
 from specscope.model.places import check_device, check_model, head_place
 from specscope.trace.files import check_training
-from specscope.train.data import check_data
+from specscope.train.data import check_data, check_kind
 
 if TYPE_CHECKING:
     from specscope.train.training import CommonRecipe, Training
@@ -185,6 +185,8 @@ def _check(how: dict[str, Any]) -> None:
     if (how["data"] is None) == (how["tokens"] is None):
         raise UserError("give either --data FILE or --self-synthesise N")
     check_training(how["output"], (how["target"], how["data"], how["start"] or None))
+    if how["data"] is not None:
+        check_kind(Path(how["data"]))
     check_model(how["target"])
     if how["start"]:
         head_place(how["start"])

@@ -36,8 +36,8 @@ def read_data(path: Path) -> Iterator[tuple[int, str | dict[str, Any]]]:
             yield number, _object(line, f"{path}, line {number}")
 
 
-def check_data(path: Path) -> None:
-    """Refuse data that `read_data` would, that is something else, or that is too little. Raises UserError."""
+def check_kind(path: Path) -> None:
+    """Refuse a file that is not there or is something else, by its name. Raises UserError."""
     try:
         check_whole(str(path), "the data", LARGEST_DATA)
         kind = kind_of(start_of(path))
@@ -45,6 +45,10 @@ def check_data(path: Path) -> None:
         raise UserError(f"cannot read the data {path}: {error.strerror}") from error
     if kind not in (None, PROMPT_FILE, TEXTS):
         raise kind.refusal(str(path), "data to train on")
+
+
+def check_data(path: Path) -> None:
+    """Refuse data that `read_data` would, or that is too little. Raises UserError."""
     check_enough(sum(1 for _ in read_data(path)))
 
 

@@ -49,6 +49,7 @@ def words_of(folder):
         ],
         "why": [[EAGLE], [f"{EAGLE}#r2"], [f"{EAGLE}#r2@24"], [f"{EAGLE}#r2@24/0"], [cut]],
         "tune": [[EAGLE, "--no-costs", "--nodes", "4"]],
+        "tree": [["3"], ["dynamic:8"], ["--from", "[[0], [1], [0, 0]]"]],
         "doctor": [[]],
     }
 
@@ -77,7 +78,7 @@ def test_the_page_names_every_verb_and_only_keys_that_there_are(folder):
         assert set(re.findall(r"`(\w+)`", rows[verb][1])) <= inside | nested, verb
 
 
-@pytest.mark.parametrize("verb", ["report", "verify", "diagnose", "audit", "compare", "why", "tune", "doctor"])
+@pytest.mark.parametrize("verb", ["report", "verify", "diagnose", "audit", "compare", "why", "tune", "tree", "doctor"])
 def test_the_envelope(verb, folder):
     for words in words_of(folder)[verb]:
         code, out, _ = run_here([verb, *words, "--json"])
@@ -99,7 +100,7 @@ def test_the_envelope(verb, folder):
 
 def test_what_is_refused_is_an_envelope_too(folder):
     for verb, words in words_of(folder).items():
-        if verb != "doctor":
+        if verb not in ("tree", "doctor"):
             code, out, err = run_here([verb, str(folder / "none.jsonl"), *words[0][1:], "--json"])
             found = json.loads(out)
             assert (code, found["exit"], found["schema"]) == (2, 2, f"specscope.{verb}/1")

@@ -66,7 +66,7 @@ def test_a_head_of_another_kind_is_refused_as_what_it_is(model, head):
     said = f"{head} holds a drafter of the kind DFlash: audit judges EAGLE, EAGLE-3 and P-EAGLE heads"
     options = audit_options(history, None, None, None)
     assert (options.draft, options.why_no_draft) == (None, said)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match="holds a drafter of the kind DFlash"):
         audit_options(history, None, str(head), None)
 
 

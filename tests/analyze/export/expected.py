@@ -3,6 +3,7 @@
 import json
 
 from specscope.trace.history import History
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import Outcome
 from specscope.trace.tree import Drawn
 from specscope.trace.undrafted import why_undrafted
@@ -234,6 +235,7 @@ def request(name, info, end, branch, current, vocabulary, told):
         "stop_strings": list(params.stop),
         "stop_token_ids": list(params.stop_token_ids),
         "structured_outputs": params.structured_outputs and json.dumps(params.structured_outputs.to_dict()),
+        "left_out": list(params.left_out),
         "labels": list(info.labels.items()),
         "traceparent": info.traceparent or None,
         "sampling": None if end is None or end.sampled is None else end.sampled.reason.value,
@@ -265,9 +267,10 @@ def run_row(run):
             name: getattr(run, name)
             for name in (
                 *("target", "revision", "drafter", "device", "dtype", "backend", "seed", "max_context", "blocks"),
-                *("block_size", "text"),
+                *("block_size",),
             )
         },
+        "text": run.privacy is Privacy.EVERYTHING,
         "run": run.run_id,
         **{name: getattr(run, name) or None for name in ("draft_model", "tree", "draft_vocab", "evidence")},
         "eos_tokens": list(run.eos_tokens),
