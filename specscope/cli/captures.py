@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,7 +88,13 @@ def print_json(value: Mapping[str, Any]) -> None:
         data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     except TypeError:  # a file whose name is not UTF-8
         data = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace")
-    click.echo(data if hasattr(sys.stdout, "buffer") else data.decode())
+    text = re.sub(r"[^\n -~]", lambda found: _shown(found[0]), data.decode())
+    click.echo(text.encode() if hasattr(sys.stdout, "buffer") else text)
+
+
+def _shown(character: str) -> str:
+    """As it is, or escaped as JSON has it where it could move a cursor or turn a line: it is read as the same text."""
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def json_option(help_text: str) -> Callable[[F], F]:

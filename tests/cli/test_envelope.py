@@ -109,6 +109,17 @@ def test_what_is_refused_is_an_envelope_too(folder):
             assert err == f"specscope: error: {errors[0]}\n"
 
 
+def test_text_of_a_capture_is_exact_and_moves_no_cursor(tmp_path):
+    label = "\u202eabc\x9b\x7f\U000e0041 ü漢"
+    lines = Path(NGRAM).read_text().replace(r"\"kind\": \"chat", r"\"kind\": \"" + label)
+    (tmp_path / "x.jsonl").write_text(lines)
+    code, out, _ = run_here(["report", str(tmp_path / "x.jsonl"), "--json"])
+    assert code == 0
+    assert all(c.isprintable() or c == "\n" for c in out)
+    assert any(group["value"] == label for group in json.loads(out)["captures"][0]["groups"]["kind"])
+    assert "ü漢" in out
+
+
 def test_a_page_that_cannot_be_written_is_said_in_json_too(folder):
     code, out, err = run_here(["report", EAGLE, "--html", "/dev/full", "--json"])
     assert (code, json.loads(out)["error"]) == (2, "cannot write /dev/full: No space left on device")
