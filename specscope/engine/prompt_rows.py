@@ -148,8 +148,8 @@ def _array(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
     if len(data) > LARGEST_ARRAY:
         raise UserError(f"{path} is larger than {LARGEST_ARRAY >> 20} MiB, the limit of a JSON array")
     try:
-        items = msgspec.json.decode(data, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError) as error:
+        items = decoded(data, list[msgspec.Raw])
+    except ValueError as error:
         raise UserError(f"{path}, line {_broken_line(data, error)}: this is not JSON") from None
     line, before = 1, 0
     for item in items:
@@ -157,7 +157,7 @@ def _array(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
         at = data.index(piece, before)
         line += data.count(b"\n", before, at)
         before = at
-        yield line, msgspec.json.decode(piece) if piece.startswith(b'"') else piece
+        yield line, decoded(piece) if piece.startswith(b'"') else piece
 
 
 def _broken_line(data: bytes, error: Exception) -> int:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from specscope.engine.prompt_rows import Label, Messages, Prompt, Template, read_rows
-from specscope.errors import UserError
-from specscope.trace.checked import checked, short
+from specscope.errors import UserError, first_line
+from specscope.trace.checked import checked, decoded, short
 from specscope.trace.kinds import CAPTURE, kind_of, start_of
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import TEMPLATE
@@ -47,9 +45,9 @@ def template_label(template: Mapping[str, Any]) -> dict[str, str]:
 def read_template(text: str) -> Mapping[str, Any]:
     """chat_template_kwargs as a flag gives them. Raises UserError."""
     try:
-        found = checked(orjson.loads(text), Template, "--chat-template-kwargs")
-    except orjson.JSONDecodeError as error:
-        raise UserError(f"--chat-template-kwargs {short(text)} is not JSON ({error.msg})") from None
+        found = checked(decoded(text), Template, "--chat-template-kwargs")
+    except ValueError as error:
+        raise UserError(f"--chat-template-kwargs {short(text)} is not JSON ({first_line(error)})") from None
     template_label(found)
     return dict(found)
 

@@ -10,12 +10,12 @@ from datetime import datetime
 from itertools import pairwise, takewhile
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from specscope.errors import UserError
 from specscope.trace.aggregate import LENGTHS, Aggregate, full_chains
 from specscope.trace.aggregate_span import Share, Sum
+from specscope.trace.checked import decoded
 from specscope.trace.documents import documents
 from specscope.trace.interval import counts_run, interval_record
 from specscope.trace.records import RunInfo, StepRecord
@@ -56,7 +56,7 @@ def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, 
     """A run of counts, and an interval for each result. Raises UserError where none tells of speculation."""
     try:
         results = [result for _, document in documents(lines, name) for result in _results(document)]
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+    except ValueError as error:
         raise UserError(f"{name} is a result of a serving bench that cannot be read: {plain_error(error)}") from None
     told = [result for result in results if result.speculates]
     if not told:
@@ -69,8 +69,8 @@ def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, 
 
 
 def _results(document: bytes) -> Iterator[_Result]:
-    runs = msgspec.json.decode(document, type=_Document).runs
-    yield from [msgspec.json.decode(document, type=_Result)] if runs is None else runs
+    runs = decoded(document, _Document).runs
+    yield from [decoded(document, _Result)] if runs is None else runs
 
 
 def _interval(number: int, result: _Result, several: bool) -> StepRecord:

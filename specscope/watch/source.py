@@ -336,8 +336,8 @@ class File:
 def unwrapped(line: str) -> str:
     """The line of a log that a line of JSON holds, as docker and others write it; without such, the line itself."""
     try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        value = decoded(line)
+    except ValueError:
         return line
     texts = [value.get(key) for key in ("log", "message")] if isinstance(value, dict) else []
     return next((text for text in texts if isinstance(text, str)), line)

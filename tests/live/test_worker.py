@@ -173,10 +173,10 @@ if "--multiprocessing-fork" in sys.orig_argv:
 """
 
 
-def test_what_libraries_print_is_kept_off_the_screens_terminal(tmp_path, monkeypatch, capfd):
+def test_what_libraries_print_is_kept_off_the_screens_terminal(tiny, tmp_path, monkeypatch, capfd):
     (tmp_path / "sitecustomize.py").write_text(NOISY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    noisy = Worker(EngineConfig(target="no/such"), [], PARAMS)
+    noisy = Worker(EngineConfig(target=str(tiny)), [], PARAMS)
     wait(lambda: noisy.status == "ended")
     noisy.close()
     assert noisy.error == "the engine's process ended with code 3: illegal instruction"

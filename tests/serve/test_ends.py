@@ -123,7 +123,7 @@ def test_a_client_that_reads_nothing_does_not_hold_it(command, tmp_path):
     body = json.dumps({**BODY, "stream": True, "max_tokens": 480, "n": 8}).encode()
     port = int(running.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as silent:
-        silent.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode())
+        silent.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n".encode())
         silent.sendall(b"Content-Type: application/json\r\n\r\n" + body)
         assert wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 50_000)
         running.process.send_signal(signal.SIGTERM)

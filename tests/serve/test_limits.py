@@ -262,10 +262,10 @@ def test_others_are_not_stalled_by_what_is_refused(server, monkeypatch):
     """Three megabytes are not made to tokens before others have been answered."""
     begun, others, answers, encode = threading.Semaphore(0), threading.Event(), [], server.engine.encode
 
-    def held(prompt):
+    def held(*asked, **how):
         begun.release()
         assert others.wait(HANG_SECONDS)
-        return encode(prompt)
+        return encode(*asked, **how)
 
     monkeypatch.setattr(server.engine, "encode", held)
     long = "x" * 3_000_000

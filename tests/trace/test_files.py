@@ -201,11 +201,11 @@ def a_full_disk(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.parametrize("older", ["<!doctype html>older", None])
+@pytest.mark.parametrize("older", ["<!doctype html><title>specscope older", None])
 @pytest.mark.parametrize("words", [["report", "--html", "page.html"], ["tune", "--no-costs", "--plot", "page.svg"]])
 def test_a_page_on_a_full_disk_leaves_what_was_there(words, older, tmp_path, monkeypatch):
     verb, *flags, name = words
-    older = older and older.replace("<!doctype html>", "<?xml") if name.endswith("svg") else older
+    older = older and older.replace("<!doctype html>", "<?xml matplotlib") if name.endswith("svg") else older
     monkeypatch.chdir(tmp_path)
     if older is not None:
         (tmp_path / name).write_text(older)
