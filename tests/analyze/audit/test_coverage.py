@@ -117,7 +117,7 @@ def test_a_model_that_is_no_head_is_told_in_words(bench, drafted, tmp_path):
 def test_a_head_that_cannot_be_loaded_leaves_the_target_judged(bench, drafted, tmp_path):
     found = judged(bench, drafted, ModelSource(str(tmp_path / "nothing"), "head"))
     assert found.exit is Exit.NOT_JUDGED
-    assert "The drafter was not judged: cannot read " in found.unjudged[0]
+    assert "The drafter was not judged: cannot load the head head: cannot read " in found.unjudged[0]
     assert found.finding("target p").check.result is CheckResult.PASSED
 
 
