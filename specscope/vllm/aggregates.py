@@ -9,17 +9,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 from specscope.trace.aggregate import Aggregate
-from specscope.trace.interval import interval_record
-from specscope.trace.privacy import Privacy
-from specscope.trace.records import COUNTS, RunInfo, StepRecord
+from specscope.trace.interval import counts_run, interval_record
+from specscope.trace.records import RunInfo, StepRecord
 from specscope.vllm import known
 
 SOURCE = "vLLM stat logger"
@@ -154,24 +152,9 @@ def run_of_sums(config: Any, version: str, speculation: dict[str, Any]) -> RunIn
     model = getattr(config, "model_config", None)
     name = getattr(model, "served_model_name", None) or getattr(model, "model", "")
     name = name[0] if isinstance(name, list) and name else name
-    return RunInfo(
-        run_id=uuid.uuid4().hex,
-        target=str(name).rstrip("/").rsplit("/", 1)[-1],
-        revision="",
+    return replace(
+        counts_run(SOURCE, str(name).rstrip("/").rsplit("/", 1)[-1]),
         drafter=str(speculation.get("method", "")),
-        draft_model="",
-        tree="",
-        device="",
-        dtype="",
-        backend=SOURCE,
-        seed=0,
-        eos_tokens=(),
-        max_context=0,
-        blocks=0,
-        block_size=1,
-        params={},
         versions={"vllm": version},
-        evidence=COUNTS,
         speculation=speculation,
-        privacy=Privacy.NO_TEXT,
     )

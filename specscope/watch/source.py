@@ -13,6 +13,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import chain
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -174,7 +175,7 @@ class File:
         if kind is not None and kind.reader is not ReadAs.WATCH:  # of a pipe, which cannot be looked at before
             raise kind.refusal(self.name, WATCHED)
         if kind is WRAPPED_LOG:
-            yield from self._log(map(unwrapped, _chain(first, lines)))
+            yield from self._log(map(unwrapped, chain([first], lines)))
         elif looks_like_json(first):
             yield from self._json(first, filter(None, lines))
         elif kind is STREAM:
@@ -182,7 +183,7 @@ class File:
         elif kind is PAGE:
             yield from self._page(first + "".join(self._all(lines)))
         else:
-            yield from self._log(_chain(first, lines))
+            yield from self._log(chain([first], lines))
 
     def _lines(self, number: int, stop: threading.Event) -> Iterator[str]:
         """Each line, and IDLE where there is none for now; of a log that is followed also those that come later.
@@ -280,7 +281,7 @@ class File:
 
     def _stream(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         """Server-sent events: the last one before `[DONE]` has the figures."""
-        for number, line in enumerate(_chain(first, lines), 1):
+        for number, line in enumerate(chain([first], lines), 1):
             data = line.removeprefix("data:").strip()
             if line.startswith("data:") and ('"speculative_decoding"' in data or '"spec_' in data):
                 yield from self._document(data, number)
@@ -341,11 +342,6 @@ def unwrapped(line: str) -> str:
         return line
     texts = [value.get(key) for key in ("log", "message")] if isinstance(value, dict) else []
     return next((text for text in texts if isinstance(text, str)), line)
-
-
-def _chain(first: str, lines: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from lines
 
 
 def open_source(text: str, seconds: float, *, follow: bool) -> Source:

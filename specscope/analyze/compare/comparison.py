@@ -15,20 +15,12 @@ from specscope.analyze.compare.explained import explained
 from specscope.analyze.compare.failif import FailLimit, judge
 from specscope.analyze.compare.match import match
 from specscope.analyze.compare.parting import Partings
-from specscope.analyze.compare.reading import Progress, read_sides
 from specscope.analyze.compare.result import Comparison, Pair, PairedBy, SideFacts
 from specscope.analyze.compare.verdict import verdict
 from specscope.trace.tree import Bools, Drawn
 from specscope.trace.vocabulary import printable
 
 TITLE = 200  # characters
-
-
-def compare_captures(
-    a: Sequence[str], b: Sequence[str], limits: Sequence[FailLimit] = (), progress: Progress | None = None
-) -> Comparison:
-    """Captures compared, several on a side as one. Raises UserError."""
-    return compare(*read_sides(a, b, progress), limits)
 
 
 def compare(a: Side, b: Side, limits: Sequence[FailLimit] = ()) -> Comparison:

@@ -176,11 +176,6 @@ def _steps(history: History, every: Sequence[Visit]) -> Iterator[Step]:
             yield step
 
 
-def children_of(step: Step, parent: int) -> list[int]:
-    """The nodes below a parent, in draw order."""
-    return step.tree.children(parent)
-
-
 def path_of_firsts(step: Step) -> list[int]:
     """The nodes from the root down that are first children: the chain that the drafter believes in most."""
     path, node = [], ROOT
