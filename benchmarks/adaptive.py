@@ -24,7 +24,7 @@ from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, p
 from specscope.measure.paired import SLIM, machine_info, write_figures
 from specscope.measure.prompts import unseen_prompts
 from specscope.terminal import text_console
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 PLAIN, ADAPTIVE = "none", "adaptive"
 TREES = ("1", "3", "dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=4", "dynamic:16,depth=5,top=4")

@@ -17,9 +17,9 @@ from rich.progress import Progress
 from benchmarks.terminal import Terminal
 from specscope.errors import UserError
 from specscope.terminal import text_console
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
-from specscope.trace.records import StepRecord
+from specscope.trace.history.history import History
+from specscope.trace.record.records import StepRecord
+from specscope.trace.wire.reading import read_capture
 
 REQUESTS, BATCH, RATE = 64, 4, 200  # requests at once, of which a step has so many; steps a second
 SLOWEST = 100  # ms from a key to the screen, for 95 % of keys
@@ -116,8 +116,8 @@ def busy_steps(history: History) -> Iterator[StepRecord]:
 
 def send(sample: str, seconds: float) -> None:
     """The sender's process: RATE steps a second, as an engine would send them."""
-    from specscope.trace.export import SpanSink, make_exporter
-    from specscope.trace.spans import SpanLevel
+    from specscope.trace.wire.export import SpanSink, make_exporter
+    from specscope.trace.wire.spans import SpanLevel
 
     history = read_capture(sample).history
     assert history.run is not None

@@ -23,11 +23,11 @@ from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.terminal import text_console
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import StepRecord
-from specscope.trace.spans import SpanLevel
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import StepRecord
+from specscope.trace.record.tree import DraftTree
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import SpanLevel
 
 TOKENS = 64
 COPY_TOKENS = 128

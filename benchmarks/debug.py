@@ -13,7 +13,7 @@ from specscope.live.local import session_over
 from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import unseen_prompts
 from specscope.terminal import text_console
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 PROMPTS = 5
 NEVER = (

@@ -20,7 +20,7 @@ from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
 from specscope.terminal import text_console
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT, DraftTree
 
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": {

@@ -22,9 +22,9 @@ from specscope.errors import UserError
 from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.terminal import text_console
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.params import SamplingParams
-from specscope.trace.spans import SpanLevel
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import SpanLevel
 
 TOKENS = 48  # a side of a round: many short rounds see more than a few long ones
 

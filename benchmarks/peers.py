@@ -22,7 +22,7 @@ from specscope.measure.paired import PairedSides, Side, machine_info, measure_pa
 from specscope.measure.prompts import unseen_prompts
 from specscope.model.bundled import bundled_model
 from specscope.terminal import text_console
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 
 def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: str | None) -> None:

@@ -13,8 +13,8 @@ from rich.table import Table
 from benchmarks.terminal import Terminal
 from specscope.errors import UserError
 from specscope.terminal import text_console
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 
 STEPS = 10_000
 FIRST_SCREEN = 1.5  # seconds, at most

@@ -14,8 +14,8 @@ from specscope.engine.engine import Engine
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.model.runner import ModelRunner
-from specscope.trace.params import SamplingParams
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import DraftTree
 
 TURNS = 6  # of what contexts add to a step
 

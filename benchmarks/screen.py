@@ -15,9 +15,9 @@ from benchmarks.processor import process_seconds
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.live.client import Worker
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.params import SamplingParams
-from specscope.trace.spans import SpanLevel
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import SpanLevel
 from specscope.tui.app import ScopeApp
 
 BATCH = 8

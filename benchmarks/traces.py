@@ -22,13 +22,13 @@ from specscope.engine.engine import Engine
 from specscope.measure.paired import write_figures
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.terminal import text_console
-from specscope.trace.export import SpanSink
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import RunInfo, StepRecord
-from specscope.trace.sampling_sink import SamplingSink
-from specscope.trace.spans import SpanLevel
-from specscope.trace.trace_sampling import read_sampling
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.record.trace_sampling import read_sampling
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.export import SpanSink
+from specscope.trace.wire.sampling_sink import SamplingSink
+from specscope.trace.wire.spans import SpanLevel
 
 REQUESTS, TOKENS = 24, 64
 TREE = "dynamic:8,depth=3,top=4"  # instead of adaptive trees

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
     from specscope.engine.result import Result
-    from specscope.trace.params import SamplingParams
+    from specscope.trace.record.params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__"]
@@ -20,7 +20,7 @@ _HOMES = {
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
     "Result": "specscope.engine.result",
-    "SamplingParams": "specscope.trace.params",
+    "SamplingParams": "specscope.trace.record.params",
 }
 
 

@@ -20,7 +20,7 @@ def text_console(*, error: bool = False, quiet: bool = False) -> Console:
     """
     from rich.console import Console
 
-    from specscope.trace.vocabulary import printable
+    from specscope.trace.record.vocabulary import printable
 
     class Plain(Console):
         """Such a one."""

@@ -19,12 +19,12 @@ from specscope.analyze.compare.failif import parse as parse_limits
 from specscope.debug.events import EventKind, types_of
 from specscope.errors import UserError
 from specscope.remote.otlp import JSON, PROTOBUF, parse
-from specscope.trace.expressions import Expression
+from specscope.trace.history.expressions import Expression
 from specscope.trace.plan import parse_plan
-from specscope.trace.reading import read_capture
-from specscope.trace.schema import DamagedError
-from specscope.trace.trace_sampling import read_sampling
-from specscope.trace.unspan import Decoder
+from specscope.trace.record.trace_sampling import read_sampling
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.schema import DamagedError
+from specscope.trace.wire.unspan import Decoder
 from specscope.watch.log import LogReader
 from specscope.watch.metrics import Intervals, read_metrics
 from specscope.watch.responses import read_json

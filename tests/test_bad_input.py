@@ -21,9 +21,9 @@ from specscope.debug.events import EventKind, types_of
 from specscope.engine.prompt_rows import parse_row
 from specscope.errors import UserError
 from specscope.remote.attached import checked_address
-from specscope.trace.expressions import Expression
-from specscope.trace.params import PARAM_NAMES, SamplingParams
+from specscope.trace.history.expressions import Expression
 from specscope.trace.plan import parse_plan
+from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.tui.keys import ACTIONS
 from specscope.tui.settings import read_settings
 from tests import bad_inputs

@@ -14,7 +14,7 @@ import httpx2
 import psutil
 import pytest
 
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.processes import SPECSCOPE, Terminal, free_port
 from tests.waiting import HANG_SECONDS, until
 

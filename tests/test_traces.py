@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto_json.trace.v1.trace import TracesData
 
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 
 TRACES = Path(__file__).parent.parent / "traces"
 

@@ -9,8 +9,8 @@ from specscope import Engine, SamplingParams
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.speculate.drafters.ngram_index import NgramIndex
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.spans import SpanLevel
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import SpanLevel
 
 PROMPT = "Repeat this line three times: The quick brown fox jumps over the lazy dog near the river bank."
 

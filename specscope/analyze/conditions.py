@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 Facts = Mapping[str, Sequence[Any] | NDArray[Any]]  # by name, a value for each item: numbers, strings or booleans
 Bools = NDArray[np.bool_]

@@ -13,10 +13,10 @@ from typing import Any
 
 from specscope.analyze.findings import Reference
 from specscope.analyze.walk import Visit, visits
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import Outcome, RequestStep, StepRecord, Verdict
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 BLOCK = 16  # where the capture does not say
 MOST_REQUESTS = 200  # with more of them, none is a condition

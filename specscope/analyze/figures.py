@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.trace.loops import Loops
-from specscope.trace.records import FinalKind
-from specscope.trace.stats import Acceptance, mean_tau
+from specscope.trace.history.loops import Loops
+from specscope.trace.history.stats import Acceptance, mean_tau
+from specscope.trace.record.records import FinalKind
 
 
 @dataclass(frozen=True)

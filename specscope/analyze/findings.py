@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.vocabulary import shell_word
+from specscope.trace.record.vocabulary import shell_word
 
 
 class Exit(IntEnum):

@@ -9,8 +9,8 @@ from specscope.analyze import tables
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
 from specscope.errors import UserError
-from specscope.trace.records import Origin
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.records import Origin
+from specscope.trace.record.vocabulary import printable
 
 TOP = 20  # rows of each question over many steps
 HALF_PAGE = 72  # characters: a wider table has the page's whole width

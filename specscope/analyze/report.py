@@ -1,6 +1,6 @@
 """The figures of a run: a History in, plain dataclasses out. Text, page and JSON all show what is in these.
 
-Every acceptance figure is trace/stats.py's. Here they are put together: pooled over all steps (a long request
+Every acceptance figure is trace/history/stats.py's. Here they are put together: pooled over all steps (a long request
 counts more) and as the mean over requests (every request counts alike), by depth, by phase, by label, by request.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 from specscope.analyze.figures import Figures, Means
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.analyze.report_notes import loop_notes, notes_of
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.history import History, RequestHistory
-from specscope.trace.interval import cells, counts, notes
-from specscope.trace.loops import Loops, find_loops, together
-from specscope.trace.privacy import NO_TOKEN, told_ids
-from specscope.trace.records import RunInfo, StepRecord
-from specscope.trace.stats import Acceptance
-from specscope.trace.undrafted import Undrafted, count_undrafted, shares
-from specscope.trace.vocabulary import Detokenizer, Vocabulary
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.interval import cells, counts, notes
+from specscope.trace.history.loops import Loops, find_loops, together
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.undrafted import Undrafted, count_undrafted, shares
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.privacy import NO_TOKEN, told_ids
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 TIMELINE_BINS = 60

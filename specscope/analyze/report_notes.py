@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.history import History
-from specscope.trace.interval import missing_text
-from specscope.trace.loops import LONGEST, TIMES, TOLD, Loops
-from specscope.trace.method import SOURCES
-from specscope.trace.records import RequestStep
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.interval import missing_text
+from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops
+from specscope.trace.history.wording import plural
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.method import SOURCES
+from specscope.trace.record.records import RequestStep
 
 
 def loop_notes(loops: Loops) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from specscope.analyze.figures import Figures, Means
 from specscope.analyze.report import LabelGroup, Report, grouped
-from specscope.trace.stats import Acceptance
+from specscope.trace.history.stats import Acceptance
 
 SETTINGS = ("target", "drafter", "draft_model", "tree", "rule")  # of runs that are pooled, better all the same
 

@@ -13,12 +13,12 @@ from specscope.analyze.figures import Figures, Means
 from specscope.analyze.questions.grids import Grid, fitted, grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
-from specscope.trace.loops import LONGEST, TIMES
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind
-from specscope.trace.undrafted import ABOUT, shares
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import ending, plural
+from specscope.trace.history.loops import LONGEST, TIMES
+from specscope.trace.history.undrafted import ABOUT, shares
+from specscope.trace.history.wording import ending, plural
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind
+from specscope.trace.record.vocabulary import printable
 
 GAP = 3  # characters between two columns of a table
 MOST_SHOWN = 200  # characters of a parameter, a name or a prompt: a schema may be long

@@ -16,7 +16,7 @@ from specscope.analyze.report import Report
 from specscope.analyze.several import Several
 from specscope.analyze.tables import GAP, Table
 from specscope.terminal import UNBOUNDED
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.vocabulary import printable
 
 REQUESTS_SHOWN = 20
 TOP = 10  # rows of each question over many steps

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specscope.analyze.findings import Reference
-from specscope.trace.history import History, RequestHistory
-from specscope.trace.records import Preceded, RequestStep, StepRecord, followed_by
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.record.records import Preceded, RequestStep, StepRecord, followed_by
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
 from specscope.errors import UserError
-from specscope.trace.at_parent import above
-from specscope.trace.decided import deciding, ended_by
-from specscope.trace.history import History, RequestHistory
-from specscope.trace.privacy import NO_TOKEN
-from specscope.trace.records import Outcome, RequestStep
-from specscope.trace.undrafted import Undrafted, count_undrafted, undrafted_text
-from specscope.trace.vocabulary import Vocabulary, printable
-from specscope.trace.why import Asker, headline, wanted, why, why_step
-from specscope.trace.wording import plural, quoted
+from specscope.trace.history.at_parent import above
+from specscope.trace.history.decided import deciding, ended_by
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.undrafted import Undrafted, count_undrafted, undrafted_text
+from specscope.trace.history.why import Asker, headline, wanted, why, why_step
+from specscope.trace.history.wording import plural, quoted
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import Outcome, RequestStep
+from specscope.trace.record.vocabulary import Vocabulary, printable
 
 SHOWN = 5  # kinds of a run
 

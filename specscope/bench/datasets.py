@@ -11,7 +11,7 @@ from typing import Any
 from specscope.engine.prompt_rows import Messages, Row, read_rows
 from specscope.errors import UserError
 from specscope.measure.prompts import unseen_prompts
-from specscope.trace.records import TEMPLATE
+from specscope.trace.record.records import TEMPLATE
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from specscope.bench.datasets import LoadRequest
 from specscope.bench.endpoint import Endpoint, grown
 from specscope.bench.loads import Load, arrivals
 from specscope.bench.stream import StreamedAnswer
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.stats import Acceptance, measure
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.record.aggregate import Aggregate
 
 TICK = 0.01  # seconds between two looks at how late the event loop is
 LATE = 0.01  # seconds of lag beyond which its figures are doubtful

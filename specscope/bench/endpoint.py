@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from specscope.bench.datasets import LoadRequest
 from specscope.bench.stream import StreamedAnswer, ask
 from specscope.errors import UserError, first_line
-from specscope.trace.aggregate import Aggregate
 from specscope.trace.checked import checked_url, decoded, short, without_login
+from specscope.trace.record.aggregate import Aggregate
 from specscope.watch.metrics import Reading, difference, read_metrics
 from specscope.watch.told import UnreadableError
 

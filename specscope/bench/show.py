@@ -12,8 +12,8 @@ from specscope.bench.drive import LATE
 from specscope.bench.figures import TIMES, percentile_name
 from specscope.bench.points import COMPARED, Figures, points, ratios
 from specscope.measure.paired import SLIM
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import printable
 
 MOST_REASONS = 5
 NAMES = "ABCDEFGH"  # of servers

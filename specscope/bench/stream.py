@@ -15,9 +15,9 @@ import orjson
 from httpx2 import EventSource
 
 from specscope.errors import first_line
-from specscope.trace.aggregate import Aggregate
 from specscope.trace.checked import decoded
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.vocabulary import printable
 from specscope.watch.responses import read_json
 from specscope.watch.told import UnreadableError
 

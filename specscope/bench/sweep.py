@@ -21,7 +21,7 @@ from specscope.errors import UserError
 from specscope.interrupt import Interrupt, interruptible
 from specscope.measure.paired import write_figures
 from specscope.terminal import text_console
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 
 @dataclass(frozen=True)

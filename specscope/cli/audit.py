@@ -31,7 +31,7 @@ def audit_captures(
     from specscope.live.start import share_cores
 
     share_cores()
-    from specscope.trace.reading import read_capture
+    from specscope.trace.wire.reading import read_capture
 
     def audited(file: str) -> Mapping[str, Any]:
         reader = read_capture(file)

@@ -12,7 +12,7 @@ import click
 from specscope.cli.bench_files import json_option, plot_file
 from specscope.cli.numbers import Number, real_from, whole_from
 from specscope.errors import UserError
-from specscope.trace.params import PARAM_TYPES
+from specscope.trace.record.params import PARAM_TYPES
 
 MOST = 64  # numbers in a list
 MOST_SERVERS = 8

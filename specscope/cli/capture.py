@@ -18,16 +18,16 @@ from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
 from specscope.live.start import start_engine
 from specscope.terminal import text_console
-from specscope.trace.history import History
-from specscope.trace.loops import TOLD, loop_share
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinishReason, RunInfo, StepRecord
-from specscope.trace.stats import Acceptance
-from specscope.trace.tree import Ints
-from specscope.trace.undrafted import Undrafted, count_undrafted, undrafted_text
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.loops import TOLD, loop_share
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.undrafted import Undrafted, count_undrafted, undrafted_text
+from specscope.trace.history.wording import plural
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
+from specscope.trace.record.tree import Ints
+from specscope.trace.record.vocabulary import printable
+from specscope.trace.wire.outputs import OutputOptions, Outputs
 
 
 def capture_run(

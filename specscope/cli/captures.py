@@ -22,8 +22,8 @@ from specscope.terminal import text_console
 from specscope.trace.files import write_whole
 
 if TYPE_CHECKING:
-    from specscope.trace.history import History
-    from specscope.trace.reading import CaptureReader
+    from specscope.trace.history.history import History
+    from specscope.trace.wire.reading import CaptureReader
 
 
 class FileName(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
@@ -43,7 +43,7 @@ captures_argument = click.argument("captures", nargs=-1, required=True, type=FIL
 
 def read_branch(file: str, branch: int | None) -> CaptureReader:
     """A whole capture, its history at the end of a branch; of the last where it is None. Raises UserError."""
-    from specscope.trace.reading import read_capture
+    from specscope.trace.wire.reading import read_capture
 
     reader = read_capture(file)
     gc.freeze()  # what was read stays until the command ends: no later search for cycles looks at it

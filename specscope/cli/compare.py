@@ -15,14 +15,14 @@ from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
 from specscope.trace.files import PAGE, check_output
-from specscope.trace.vocabulary import shell_word
+from specscope.trace.record.vocabulary import shell_word
 
 if TYPE_CHECKING:
     from specscope.analyze.compare.columns import Side
     from specscope.analyze.compare.counts import CountsSide
     from specscope.analyze.compare.failif import FailLimit
     from specscope.analyze.compare.result import Comparison, Pair, SideFacts
-    from specscope.trace.records import RequestStep
+    from specscope.trace.record.records import RequestStep
     from specscope.tui.compared import Compared, ComparedPair
 
 

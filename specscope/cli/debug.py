@@ -18,7 +18,7 @@ from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
 from specscope.trace.files import read_lines
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
@@ -160,7 +160,7 @@ class _Beside(WhatIf):
 
 def over_capture(reference: str) -> Commands:
     """The debugger over a recording, FILE, or at a step of one, FILE#REQUEST@STEP. Raises UserError."""
-    from specscope.trace.reading import read_capture, split_reference
+    from specscope.trace.wire.reading import read_capture, split_reference
 
     path, start = split_reference(reference)
     with reading_bar("reading") as progress:

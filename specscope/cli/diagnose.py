@@ -18,7 +18,7 @@ from specscope.terminal import text_console
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.options import Options
-    from specscope.trace.history import History
+    from specscope.trace.history.history import History
 
 
 @click.command()

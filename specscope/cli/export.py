@@ -6,7 +6,7 @@ import click
 
 from specscope.cli.captures import captures_argument, reading_bar
 from specscope.cli.streams import say, warn
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 
 @click.command()

@@ -51,7 +51,7 @@ from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
 from specscope.trace.files import PAGE, check_output
-from specscope.trace.vocabulary import shell_word
+from specscope.trace.record.vocabulary import shell_word
 
 if TYPE_CHECKING:
     from specscope.analyze.several import Several
@@ -312,7 +312,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
     y copies such a reference.
     """
     from specscope.debug.viewer import Viewer
-    from specscope.trace.reading import CaptureReader, split_reference
+    from specscope.trace.wire.reading import CaptureReader, split_reference
 
     with ends_at_once():
         from specscope.tui.program import run_app

@@ -17,13 +17,13 @@ from specscope.engine.prompts import read_template
 from specscope.errors import UserError
 from specscope.trace.checked import Port, checked_url
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
-from specscope.trace.outputs import OutputOptions, check_metrics_port
-from specscope.trace.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
-from specscope.trace.privacy import Privacy
-from specscope.trace.rules import RULES
-from specscope.trace.spans import SpanLevel
-from specscope.trace.structured import LONGEST_SCHEMA, StructuredOutputs
-from specscope.trace.trace_sampling import BUFFER_MIB, TraceSampling, read_sampling
+from specscope.trace.record.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.rules import RULES
+from specscope.trace.record.structured import LONGEST_SCHEMA, StructuredOutputs
+from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling, read_sampling
+from specscope.trace.wire.outputs import OutputOptions, check_metrics_port
+from specscope.trace.wire.spans import SpanLevel
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,8 +17,8 @@ from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
 from specscope.live.client import Worker
 from specscope.live.messages import Ready
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.wire.outputs import OutputOptions, Outputs
 
 
 def run_live(

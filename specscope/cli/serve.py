@@ -19,7 +19,7 @@ from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
 from specscope.trace.files import read_lines
-from specscope.trace.outputs import OutputOptions
+from specscope.trace.wire.outputs import OutputOptions
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -181,7 +181,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     from specscope.live.start import on_passing_thread
     from specscope.remote.guard import address
     from specscope.serve.server import Serving, bind
-    from specscope.trace.outputs import Outputs
+    from specscope.trace.wire.outputs import Outputs
 
     bound = bind(run.options)
     host, port = bound.getsockname()[:2]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from specscope.errors import UserError
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.vocabulary import printable
 
 
 class OutputError(OSError):

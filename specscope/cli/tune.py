@@ -128,7 +128,7 @@ def _check_flags(
         raise UserError("--prompts is what --check runs: add --check")
     if prompts is not None and prompts != "-":
         from specscope.engine.prompts import read_prompts
-        from specscope.trace.params import SamplingParams
+        from specscope.trace.record.params import SamplingParams
 
         read_prompts(prompts, SamplingParams(), raw=False)  # what is wrong with them is said before costs are measured
     if save_costs is not None:
@@ -142,7 +142,7 @@ def _check_flags(
 def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
     """The captures of one engine. Raises UserError."""
     from specscope.analyze.tune.read import recorded
-    from specscope.trace.reading import read_capture
+    from specscope.trace.wire.reading import read_capture
 
     readers = [read_capture(path) for path in captures]
     gc.freeze()  # what was read stays until the command ends
@@ -171,7 +171,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.audit_again import engine_config_of
     from specscope.measure.judges import audit_options
-    from specscope.trace.rules import BLOCK, STANDARD
+    from specscope.trace.record.rules import BLOCK, STANDARD
 
     share_cores()
     options = audit_options(data.histories[0], target, draft_model, None)  # says what is not at hand

@@ -22,7 +22,7 @@ from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.trace.files import CAPTURE, Existing, check_output
-from specscope.trace.privacy import Privacy
+from specscope.trace.record.privacy import Privacy
 from specscope.vllm import settings
 from specscope.vllm.debug_server import check_socket
 

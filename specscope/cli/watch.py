@@ -20,18 +20,18 @@ from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
 from specscope.trace.checked import without_login
 from specscope.trace.files import CAPTURE, Existing, check_output
-from specscope.trace.outputs import OutputOptions
-from specscope.trace.privacy import Privacy
-from specscope.trace.spans import SpanLevel
-from specscope.trace.vocabulary import shell_word
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.vocabulary import shell_word
+from specscope.trace.wire.outputs import OutputOptions
+from specscope.trace.wire.spans import SpanLevel
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specscope.trace.bus import Bus
-    from specscope.trace.outputs import OutputOptions, Outputs
-    from specscope.trace.records import RunInfo, StepRecord
-    from specscope.trace.stats import Acceptance
+    from specscope.trace.history.stats import Acceptance
+    from specscope.trace.record.records import RunInfo, StepRecord
+    from specscope.trace.wire.bus import Bus
+    from specscope.trace.wire.outputs import OutputOptions, Outputs
     from specscope.watch.source import Source
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
 
@@ -116,8 +116,8 @@ def _opened(
     texts: tuple[str, ...], interval: float, options: OutputOptions, follow: bool
 ) -> tuple[list[Source], OpenOutputs]:
     """The sources, servers read once, and what opens the outputs of an engine. Raises UserError."""
-    from specscope.trace.outputs import Outputs
-    from specscope.trace.vocabulary import Vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary
+    from specscope.trace.wire.outputs import Outputs
     from specscope.watch.source import Server, open_source
 
     capture = options.capture
@@ -227,9 +227,9 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.interval import COLUMNS, at_depth, cells, missing_text, notes
-        from specscope.trace.stats import Acceptance
-        from specscope.trace.vocabulary import printable
+        from specscope.trace.history.interval import COLUMNS, at_depth, cells, missing_text, notes
+        from specscope.trace.history.stats import Acceptance
+        from specscope.trace.record.vocabulary import printable
 
         told = record.aggregate
         assert told is not None
@@ -256,8 +256,8 @@ class IntervalRows:
             return
         from specscope.analyze.tables import Table, number, percent, share, told
         from specscope.analyze.text import table_block
-        from specscope.trace.vocabulary import printable
-        from specscope.trace.wording import plural
+        from specscope.trace.history.wording import plural
+        from specscope.trace.record.vocabulary import printable
 
         for name, sums in self._sums.items():
             rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]

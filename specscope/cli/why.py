@@ -11,7 +11,7 @@ from specscope.cli.numbers import whole_from
 from specscope.cli.streams import warn
 from specscope.envelope import envelope
 from specscope.terminal import text_console
-from specscope.trace.vocabulary import shell_word
+from specscope.trace.record.vocabulary import shell_word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
       specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have kept it
     """
     from specscope.analyze.why import why_part, why_run
-    from specscope.trace.reading import split_file
+    from specscope.trace.wire.reading import split_file
 
     file, text = split_file(place)
     reader = read_branch(file, branch)

@@ -10,9 +10,9 @@ from specscope.debug.events import Event, EventEvidence, EventKind, events, type
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.checked import short
-from specscope.trace.expressions import Expression
-from specscope.trace.history import History
-from specscope.trace.records import StepRecord
+from specscope.trace.history.expressions import Expression
+from specscope.trace.history.history import History
+from specscope.trace.record.records import StepRecord
 
 
 @dataclass

@@ -23,10 +23,10 @@ from specscope.debug.stops import Stop, StopReason
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
-from specscope.trace.expressions import Expression
-from specscope.trace.records import Outcome, RequestStep
-from specscope.trace.tree import ROOT
-from specscope.trace.vocabulary import printable
+from specscope.trace.history.expressions import Expression
+from specscope.trace.record.records import Outcome, RequestStep
+from specscope.trace.record.tree import ROOT
+from specscope.trace.record.vocabulary import printable
 
 MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
 MOST_COUNT = 10**9

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from specscope.trace.at_parent import AtParent, draft_ps
-from specscope.trace.decided import BELOW, coin_sign
-from specscope.trace.history import History
-from specscope.trace.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord
-from specscope.trace.tree import ROOT
+from specscope.trace.history.at_parent import AtParent, draft_ps
+from specscope.trace.history.decided import BELOW, coin_sign
+from specscope.trace.history.history import History
+from specscope.trace.record.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord
+from specscope.trace.record.tree import ROOT
 
 
 class EventKind(StrEnum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specscope.trace.vocabulary import Vocabulary, printable
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import Vocabulary, printable
 
 SHOWN = 8  # places that differ
 

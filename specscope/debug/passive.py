@@ -8,7 +8,7 @@ from specscope.debug.answers import News, Notice
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
 from specscope.debug.views import NodeView
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 NOTICES = 100  # that wait to be shown
 

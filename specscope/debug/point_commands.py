@@ -6,7 +6,7 @@ from specscope.debug.command_table import find
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 
 class PointCommands:

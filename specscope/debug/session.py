@@ -14,9 +14,9 @@ from specscope.debug.breakpoints import Breakpoints, step_condition, step_eviden
 from specscope.debug.stepper import Steppable, Stepper
 from specscope.debug.stops import Stop, StopReason
 from specscope.errors import UserError
-from specscope.trace.expressions import Expression
-from specscope.trace.history import History, RequestHistory
-from specscope.trace.records import RequestStep, StepRecord
+from specscope.trace.history.expressions import Expression
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.record.records import RequestStep, StepRecord
 
 
 class Session:

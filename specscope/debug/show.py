@@ -9,17 +9,17 @@ import numpy as np
 
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
-from specscope.trace.at_parent import AtParent, above
-from specscope.trace.decided import decision_text, ended_by
-from specscope.trace.draft_vocabulary import draft_id, draft_tokens
-from specscope.trace.draw import draw_tree
-from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo
-from specscope.trace.stats import measure
-from specscope.trace.trace_sampling import LeftOut
-from specscope.trace.vocabulary import printable
-from specscope.trace.why import Asker, why_step
-from specscope.trace.why import why as why_node
-from specscope.trace.wording import about_draft, about_method, accepted_text, ending, plural, probability
+from specscope.trace.history.at_parent import AtParent, above
+from specscope.trace.history.decided import decision_text, ended_by
+from specscope.trace.history.draw import draw_tree
+from specscope.trace.history.stats import measure
+from specscope.trace.history.why import Asker, why_step
+from specscope.trace.history.why import why as why_node
+from specscope.trace.history.wording import about_draft, about_method, accepted_text, ending, plural, probability
+from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
+from specscope.trace.record.records import DraftNotes, Outcome, RequestStep, RunInfo
+from specscope.trace.record.trace_sampling import LeftOut
+from specscope.trace.record.vocabulary import printable
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from specscope.debug.session import Session
-from specscope.trace import timeline
-from specscope.trace.timeline import SpanTimeline
+from specscope.trace.history import timeline
+from specscope.trace.history.timeline import SpanTimeline
 
 MOST = 200  # rows
 NAME = 40  # characters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from specscope.debug import show
 from specscope.debug.session import Session
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
-from specscope.trace.history import History
-from specscope.trace.vocabulary import printable
+from specscope.trace.history.history import History
+from specscope.trace.record.vocabulary import printable
 
 NOTHING_LEFT = "nothing is left to run"
 AT_THE_END = f"{NOTHING_LEFT} after the last step: run starts again from the first, goto start goes there"

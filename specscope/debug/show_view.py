@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specscope.debug.views import DistributionView, NodeView, Removed
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary
 
 SHOWN = 8  # of the likeliest tokens
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.stops import Stop, StopReason
-from specscope.trace.history import KEPT, History
-from specscope.trace.records import StepRecord
+from specscope.trace.history.history import KEPT, History
+from specscope.trace.record.records import StepRecord
 
 
 class Steppable(Protocol):

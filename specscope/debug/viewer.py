@@ -19,9 +19,9 @@ from specscope.debug.forked import Forked
 from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import RequestStep
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RequestStep
 
 
 class Control(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specscope.trace.at_parent import TopToken as TopToken
+from specscope.trace.history.at_parent import TopToken as TopToken
 
 
 @dataclass(frozen=True)

@@ -46,14 +46,14 @@ from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
 from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.draft_vocabulary import pack
-from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.records import RunInfo
-from specscope.trace.rules import STANDARD
-from specscope.trace.tokens import read_vocabulary
-from specscope.trace.tree import MAX_NODES
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.draft_vocabulary import pack
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.tokens import read_vocabulary
+from specscope.trace.record.tree import MAX_NODES
+from specscope.trace.record.vocabulary import Vocabulary
 
 GIB = 2**30
 NGRAM_DEPTH, NGRAM_WIDTH = 8, 3  # of prompt lookup beside a model

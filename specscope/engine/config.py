@@ -13,10 +13,10 @@ import specscope
 from specscope.errors import UserError
 from specscope.trace.checked import checked, short, whole
 from specscope.trace.head_folder import is_head
-from specscope.trace.method import MODELS, TEXTS, model_part, text_part
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
-from specscope.trace.rules import BLOCK, RULES, STANDARD
-from specscope.trace.tree import ROOT
+from specscope.trace.record.method import MODELS, TEXTS, model_part, text_part
+from specscope.trace.record.rules import BLOCK, RULES, STANDARD
+from specscope.trace.record.tree import ROOT
 
 COMBINED = tuple(f"{text}+{model}" for model in MODELS for text in TEXTS)
 DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", *COMBINED, "none")

@@ -29,14 +29,14 @@ from specscope.errors import UserError
 from specscope.speculate.adaptive import Sizer
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.changes import Changes
-from specscope.trace.flight import Flight
-from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import FinishReason, Moved, Phase, RunInfo, StepRecord
-from specscope.trace.rules import MATCH
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.flight import Flight
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinishReason, Moved, Phase, RunInfo, StepRecord
+from specscope.trace.record.rules import MATCH
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.bus import Bus, Sink, Subscription
 
 
 class Engine(PhasesMixin, GenerateMixin):

@@ -14,8 +14,8 @@ from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.structured.compiler import Grammars
-from specscope.trace.params import SamplingParams
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.vocabulary import Vocabulary
 
 
 class Forms:

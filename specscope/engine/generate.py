@@ -9,9 +9,9 @@ from typing import Any
 
 from specscope.engine.result import Chunk, Result
 from specscope.errors import UserError
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import RequestStep, StepRecord
-from specscope.trace.vocabulary import Detokenizer, Vocabulary
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RequestStep, StepRecord
+from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 
 @dataclass(frozen=True)

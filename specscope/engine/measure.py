@@ -23,9 +23,9 @@ from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Context, Draft, Drafter
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.costs import CostPoint, rising
-from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import DraftTree
 from specscope.user_cache import Others, is_quiet, usual
 
 CONTEXT, LESS = 128, 19  # tokens of the first made-up request, and by how many each further one is shorter

@@ -20,8 +20,8 @@ from specscope.speculate.raw_rows import form_notes
 from specscope.speculate.raw_rows import logprobs as raw_logprobs
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
-from specscope.trace.records import RequestStep, RunInfo, Verdict, followed_by
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import RequestStep, RunInfo, Verdict, followed_by
+from specscope.trace.record.vocabulary import Vocabulary
 
 
 class PhasesMixin:

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 
 from specscope.engine.state import StepState
 from specscope.speculate.sampling import Memory
-from specscope.trace.records import StepRecord
+from specscope.trace.record.records import StepRecord
 
 SLOTS = 2  # one step is accounted for while one runs
 

@@ -11,7 +11,7 @@ from specscope.engine.generate import Prompt, check_length
 from specscope.engine.prompts import NO_KWARGS
 from specscope.errors import UserError
 from specscope.trace.checked import short
-from specscope.trace.records import TEMPLATE
+from specscope.trace.record.records import TEMPLATE
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.documents import documents
 from specscope.trace.files import read_lines
 from specscope.trace.kinds import SHAREGPT, ReadAs, is_array, kind_of, looks_like_json, start_of
-from specscope.trace.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
-from specscope.trace.records import TEMPLATE
+from specscope.trace.record.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
+from specscope.trace.record.records import TEMPLATE
 
 Messages = Sequence[Mapping[str, str]]
 MOST_PROMPTS = 100_000

@@ -13,10 +13,10 @@ from typing import Any
 from specscope.engine.prompt_rows import Label, Messages, Prompt, Template, read_rows
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import checked, decoded, short
+from specscope.trace.history.wording import plural
 from specscope.trace.kinds import CAPTURE, kind_of, start_of
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import TEMPLATE
-from specscope.trace.wording import plural
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import TEMPLATE
 
 NO_KWARGS: Mapping[str, Any] = {}
 

@@ -12,9 +12,9 @@ from specscope.speculate.allowed import Allowed
 from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.tokens import Tokens
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinishReason, Preceded, RequestEnd, RequestInfo
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
+from specscope.trace.record.vocabulary import Vocabulary
 
 
 @dataclass(eq=False)  # one is itself alone: it is looked for in lists in every step

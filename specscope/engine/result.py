@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specscope.trace.logprobs import OutputLogprob
-from specscope.trace.records import FinishReason, Origin, RequestEnd, RequestStep
-from specscope.trace.stats import Acceptance, measure
-from specscope.trace.vocabulary import Detokenizer, Vocabulary
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.record.logprobs import OutputLogprob
+from specscope.trace.record.records import FinishReason, Origin, RequestEnd, RequestStep
+from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from specscope.engine.request import Request
 from specscope.engine.room import Room
 from specscope.model.kv_cache import OutOfBlocksError
-from specscope.trace.records import FinishReason, Preceded
+from specscope.trace.record.records import FinishReason, Preceded
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
 

@@ -15,7 +15,7 @@ from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context, Draft, path_scores
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import JudgedStep
-from specscope.trace.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
+from specscope.trace.record.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 NO_NODES = np.zeros(0, np.int32)

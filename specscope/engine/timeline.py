@@ -24,9 +24,9 @@ from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Learned, Sizer
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.suffix_index import Text
-from specscope.trace.history import KEPT
-from specscope.trace.records import Preceded, StepRecord
-from specscope.trace.same import same_step
+from specscope.trace.history.history import KEPT
+from specscope.trace.history.same import same_step
+from specscope.trace.record.records import Preceded, StepRecord
 
 
 class Rewindable(Protocol):

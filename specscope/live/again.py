@@ -14,10 +14,10 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.combined import CombinedDrafter, model_of
-from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import RequestStep
-from specscope.trace.tree import DraftTree, TreeShape
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.tree import DraftTree, TreeShape
 
 SCRATCH = "\0scratch"  # the drafter's request; nobody's can be called so
 

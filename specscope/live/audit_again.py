@@ -16,9 +16,9 @@ from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.sampling import distributions
-from specscope.trace.history import RequestHistory
-from specscope.trace.records import ROUNDING, RequestStep
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.history.history import RequestHistory
+from specscope.trace.record.records import ROUNDING, RequestStep
+from specscope.trace.record.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from specscope.errors import UserError
 from specscope.live.start import start_engine
 from specscope.live.whatif import EngineWhatIf
 from specscope.speculate.tokens import Tokens
-from specscope.trace.privacy import NO_TOKEN
+from specscope.trace.record.privacy import NO_TOKEN
 
 # How far the two engines may be apart on the target's likeliest token: their kernels and dtypes may differ.
 MOST_APART, LEAST_OF_TOP = 0.01, 0.9

@@ -25,7 +25,7 @@ from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 
 # How far a key or value may be from one computed in another batch, relative to its norm. KV of another token is 0.4
 # away or more. Measured over trees, moves and preemptions, on SmolLM2-135M-Instruct and on models of a few layers:

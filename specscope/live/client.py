@@ -20,10 +20,10 @@ from specscope.live.load_clock import LoadClock
 from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status
 from specscope.live.output import LastOutput
 from specscope.live.server import serve
-from specscope.trace.bus import Bus
-from specscope.trace.history import KEPT, History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import Moved, StepRecord
+from specscope.trace.history.history import KEPT, History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import Moved, StepRecord
+from specscope.trace.wire.bus import Bus
 
 
 class Worker:

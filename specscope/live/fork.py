@@ -17,9 +17,9 @@ from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.tokens import Tokens
 from specscope.trace.changes import Changes
+from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan, parse_plan
-from specscope.trace.records import RequestStep
-from specscope.trace.wording import plural
+from specscope.trace.record.records import RequestStep
 
 
 @contextmanager

@@ -24,12 +24,12 @@ from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
 from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
 from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual
-from specscope.trace.history import RequestHistory
-from specscope.trace.params import SamplingParams
-from specscope.trace.ratios import ratios
-from specscope.trace.records import ROUNDING, Outcome, RequestStep, Verdict
-from specscope.trace.rules import MATCH, looks_ahead
-from specscope.trace.tree import ROOT, Drawn, Ints
+from specscope.trace.history.history import RequestHistory
+from specscope.trace.history.ratios import ratios
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import ROUNDING, Outcome, RequestStep, Verdict
+from specscope.trace.record.rules import MATCH, looks_ahead
+from specscope.trace.record.tree import ROOT, Drawn, Ints
 
 SHOWN = 5  # of the likeliest tokens that a form removed
 

@@ -14,7 +14,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.interrupt import ends_at_once
 from specscope.live.start import start_engine
 from specscope.live.whatif import EngineWhatIf
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 
 
 def session_over(engine: Engine, breakpoints: Breakpoints | None = None) -> Session:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specscope.debug.breakpoints import BreakpointInfo
-from specscope.trace.records import RunInfo
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from specscope.live.fork import forked
 from specscope.live.inspect import view_begun, view_earlier, view_last
 from specscope.trace.changes import Changes
 from specscope.trace.checked import short, whole
-from specscope.trace.records import FinishReason, RequestStep, StepRecord
-from specscope.trace.rules import MATCH
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import FinishReason, RequestStep, StepRecord
+from specscope.trace.record.rules import MATCH
 
 USAGE = "write NAME=VALUE, such as temperature=0.7; help fork lists every NAME"
 

@@ -14,11 +14,11 @@ from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.start import start_engine
 from specscope.measure.judges import audit_options, draft_named, target_named
-from specscope.trace.history import History
-from specscope.trace.limits import untold_limits
-from specscope.trace.method import model_part, text_part
-from specscope.trace.records import ROUNDING, RunInfo
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
+from specscope.trace.record.limits import untold_limits
+from specscope.trace.record.method import model_part, text_part
+from specscope.trace.record.records import ROUNDING, RunInfo
 
 
 def audit_again(

@@ -24,8 +24,8 @@ from specscope.model.graphs import CudaCapture, Outputs, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
-from specscope.trace.params import SamplingParams
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import ROOT, DraftTree
 
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest number: rounding alone
 

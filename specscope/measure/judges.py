@@ -19,10 +19,10 @@ from specscope.model.places import check_model, head_place, model_place, on_disk
 from specscope.model.quiet import hush
 from specscope.trace.files import read_object
 from specscope.trace.head_folder import check_kind, is_head
-from specscope.trace.history import History
-from specscope.trace.method import model_part
+from specscope.trace.history.history import History
 from specscope.trace.model_digest import model_digest, short
-from specscope.trace.records import RunInfo
+from specscope.trace.record.method import model_part
+from specscope.trace.record.records import RunInfo
 
 FIRST = ", first "  # in the name of a model that is a target's first layers
 

@@ -16,8 +16,8 @@ from specscope.engine.generate import Prompt
 from specscope.live.fork import beside
 from specscope.speculate.drafters.combined import model_of
 from specscope.trace.changes import Changes
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import StepRecord
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import StepRecord
 
 Work = tuple[Prompt, SamplingParams]
 TURNS = 20  # of the median polish: with steps missing it needs a few

@@ -22,7 +22,7 @@ from specscope.speculate.drafters.base import Context, Draft, NoDrafter
 from specscope.speculate.drafters.combined import model_of
 from specscope.trace.costs import CostPoint, StepCosts, rising
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 
 ROUNDS = 24  # at least
 WARM = 2  # that do not count

@@ -13,9 +13,9 @@ from specscope.measure.lanes import Work
 from specscope.measure.prompts import PLAIN
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
 from specscope.measure.tune_check import measure_trees, other_prompts
-from specscope.trace.params import SamplingParams
 from specscope.trace.plan import parse_plan
-from specscope.trace.records import RequestInfo
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RequestInfo
 
 PROMPTS = 16  # that costs are measured with
 LONGEST = 512  # tokens of them that are used: a prefill is not measured

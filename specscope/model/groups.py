@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
-from specscope.trace.tree import Bools, Ints
+from specscope.trace.record.tree import Bools, Ints
 
 if TYPE_CHECKING:
     from specscope.model.segment import Segment

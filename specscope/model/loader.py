@@ -25,7 +25,7 @@ from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.model.meta import quick_meta
 from specscope.model.places import model_place
 from specscope.model.quiet import hush
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 
 
 @dataclass(frozen=True)

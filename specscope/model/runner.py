@@ -13,7 +13,7 @@ from specscope.model.features import AuxHiddenStates, AuxLayer
 from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.loader import LoadedModel
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 
 CHUNK = 512  # tokens that `compute` feeds in one pass
 

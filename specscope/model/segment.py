@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.model.kv_cache import BlockTable
-from specscope.trace.tree import Bools, DraftTree
+from specscope.trace.record.tree import Bools, DraftTree
 
 
 @dataclass

@@ -15,9 +15,9 @@ from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.remote.listener import ENGINES, Listening, OtherUpdate, RunUpdate, Unreadable, listen
 from specscope.trace.checked import is_loopback, short, whole
-from specscope.trace.engine_spans import OtherSpans
-from specscope.trace.history import KEPT, History, weight
-from specscope.trace.wording import plural
+from specscope.trace.history.history import KEPT, History, weight
+from specscope.trace.history.wording import plural
+from specscope.trace.wire.engine_spans import OtherSpans
 
 WAITING = 20_000  # messages that may wait for the screen before records are lost
 MOST = KEPT  # steps of a run; a quarter of them goes when there are more

@@ -18,12 +18,12 @@ from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
 from specscope.remote.otlp import Received
 from specscope.remote.receiver import Receiver
-from specscope.trace.engine_spans import EngineSpan, is_ours
-from specscope.trace.faults import Faults
-from specscope.trace.history import weight
-from specscope.trace.records import RunInfo, StepRecord
-from specscope.trace.schema import DamagedError
-from specscope.trace.unspan import Decoder, run_info
+from specscope.trace.history.faults import Faults
+from specscope.trace.history.history import weight
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.wire.engine_spans import EngineSpan, is_ours
+from specscope.trace.wire.schema import DamagedError
+from specscope.trace.wire.unspan import Decoder, run_info
 
 WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
 WAITING_BYTES = 64 * 2**20  # and bytes of them, as they came

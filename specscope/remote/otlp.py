@@ -18,9 +18,9 @@ from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope as Sco
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from specscope.trace import otlp_json
-from specscope.trace.engine_spans import EngineSpan, engine_span
-from specscope.trace.otlp_raw import RawArray, RawRequest, RawResourceSpans, RawScalars, RawScopeSpans
+from specscope.trace.wire import otlp_json
+from specscope.trace.wire.engine_spans import EngineSpan, engine_span
+from specscope.trace.wire.otlp_raw import RawArray, RawRequest, RawResourceSpans, RawScalars, RawScopeSpans
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"

@@ -13,7 +13,7 @@ from specscope.debug.commands import Commands, WhatIf
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 
 LOOK_SECONDS = 0.1  # between two looks whether Ctrl-C was pressed
 GREETING_SECONDS = 10.0

@@ -10,7 +10,7 @@ from specscope.engine.generate import Prompt
 from specscope.errors import UserError
 from specscope.serve.errors import ApiError
 from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFormat, Sampling
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI's
 SAME = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "min_tokens")

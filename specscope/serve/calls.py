@@ -16,7 +16,7 @@ from specscope.serve.figures import RequestCounts
 from specscope.serve.logprobs import TokenLogprobs, emitted_logprobs
 from specscope.serve.responses import Finish
 from specscope.serve.text import TextStream
-from specscope.trace.records import FinishReason, RequestEnd, RequestStep, StepRecord
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, StepRecord
 
 # Ends that are answers; the others become errors
 ANSWERS: Mapping[FinishReason, Finish] = {

@@ -16,10 +16,10 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.stops import Stop, StopReason
 from specscope.serve.engine_thread import EngineThread
-from specscope.trace.history import KEPT, History, RecentSteps
-from specscope.trace.privacy import Privacy, strip
-from specscope.trace.records import StepRecord
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.history.history import KEPT, History, RecentSteps
+from specscope.trace.record.privacy import Privacy, strip
+from specscope.trace.record.records import StepRecord
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.debug_server import DebugServer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specscope.errors import UserError
-from specscope.trace.records import StepRecord
+from specscope.trace.record.records import StepRecord
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine

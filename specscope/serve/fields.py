@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from specscope.trace.params import MOST_LOGPROBS, MOST_TOKENS
+from specscope.trace.record.params import MOST_LOGPROBS, MOST_TOKENS
 
 MODEL, TOKEN = "x-specscope-model", "x-specscope-token"  # the page fills in this server's models and vocabulary
 REFUSED = "x-specscope-refused"  # what to do instead, of a field that is not implemented

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from specscope.trace.records import RequestStep, StepRecord
+from specscope.trace.record.records import RequestStep, StepRecord
 
 NS_MS = 1e-6
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specscope.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-from specscope.trace.records import RequestStep
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.vocabulary import Vocabulary
 
 LEAST = -9999.0  # for minus infinity, as in vLLM: JSON has none
 

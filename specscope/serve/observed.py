@@ -1,11 +1,11 @@
-"""/metrics: the counters of trace/metrics.py, and latencies under vLLM's names, all from records."""
+"""/metrics: the counters of trace/wire/metrics.py, and latencies under vLLM's names, all from records."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from specscope.trace.metrics import VLLM_REASON, Metrics
-from specscope.trace.records import RequestEnd, RequestStep, StepRecord
+from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
+from specscope.trace.wire.metrics import VLLM_REASON, Metrics
 
 # vLLM's buckets (v1/metrics/buckets.py), so that its dashboards fit
 LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)

@@ -22,7 +22,7 @@ from specscope.serve.fields import (
     Tokens,
     only,
 )
-from specscope.trace.params import MOST_TOKENS
+from specscope.trace.record.params import MOST_TOKENS
 
 STRUCTURED = "use structured_outputs"
 
@@ -51,7 +51,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class Structured(msgspec.Struct):
-    """vLLM's way to ask for a form: exactly one of these. trace/structured.py checks them."""
+    """vLLM's way to ask for a form: exactly one of these. trace/record/structured.py checks them."""
 
     json: dict[str, Any] | str | bool | None = None
     regex: str | None = None

@@ -21,7 +21,7 @@ from specscope.serve.http import make_app
 from specscope.serve.observed import Observed
 from specscope.serve.service import ServeOptions, Service
 from specscope.trace.checked import is_loopback
-from specscope.trace.records import StepRecord
+from specscope.trace.record.records import StepRecord
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine

@@ -26,9 +26,9 @@ from specscope.serve.forms import ChatForm, CompletionForm, Form
 from specscope.serve.observed import Observed
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling
 from specscope.serve.text import TextStream
-from specscope.trace.params import SamplingParams
-from specscope.trace.privacy import Privacy
-from specscope.trace.records import TEMPLATE
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import TEMPLATE
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine

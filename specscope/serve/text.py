@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specscope.trace.vocabulary import Detokenizer, Vocabulary, stop_begins
+from specscope.trace.record.vocabulary import Detokenizer, Vocabulary, stop_begins
 
 
 class TextStream:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from specscope.speculate.acceptance import Lately
 from specscope.speculate.budget import EDGES, MIDDLES, Budget, Curve, Doubles, found_by_level
 from specscope.speculate.costs import Costs
+from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.tree import ROOT, DraftTree, Floats, Ints
-from specscope.trace.wording import plural
+from specscope.trace.record.tree import ROOT, DraftTree, Floats, Ints
 
 # Chances of the first, second, ... draw at a node by the drafter's largest probability, before anything is known.
 SIBLINGS = (0.15 + 0.8 * MIDDLES, 0.12 * (1 - MIDDLES), 0.06 * (1 - MIDDLES), 0.04 * (1 - MIDDLES))

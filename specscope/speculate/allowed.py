@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specscope.kernels.place import put
 from specscope.speculate.structured.matcher import GrammarState
-from specscope.trace.tree import Ints
+from specscope.trace.record.tree import Ints
 
 
 class Allowed:

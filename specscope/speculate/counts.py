@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.tree import Ints
+from specscope.trace.record.tree import Ints
 
 FIRST = 64  # places at first; doubled when they are full
 

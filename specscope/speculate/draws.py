@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.place import put
-from specscope.trace.tree import Doubles
+from specscope.trace.record.tree import Doubles
 
 SLACK = 1e-12  # of a sum of float64: so near to an end is at it
 BLOCK = 256  # tokens

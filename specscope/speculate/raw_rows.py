@@ -8,10 +8,10 @@ from torch import Tensor
 
 from specscope.speculate.allowed import unpacked
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.trace.form import FormNotes
-from specscope.trace.logprobs import Logprobs
-from specscope.trace.records import Verdict
-from specscope.trace.tree import ROOT
+from specscope.trace.record.form import FormNotes
+from specscope.trace.record.logprobs import Logprobs
+from specscope.trace.record.records import Verdict
+from specscope.trace.record.tree import ROOT
 
 
 def logprobs(logits: Tensor, verdict: Verdict, tokens: list[int], count: int) -> Logprobs:

@@ -21,8 +21,8 @@ from specscope.speculate.allowed import mask_
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.likeliest import likeliest
 from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
-from specscope.trace.params import SamplingParams
-from specscope.trace.tree import Ints
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import Ints
 
 PREFILTER = 512  # top-p first looks among this many largest logits, and among more only where they lack mass
 WIDER = 8  # how many times more

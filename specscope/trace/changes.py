@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specscope.trace.params import SamplingParams
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.params import SamplingParams
 
 _LENGTH = {"max_tokens", "stop", "ignore_eos", "stop_token_ids", "logprobs"}  # they only say where an output ends
 _SAMPLED = {"temperature", "top_k", "top_p", "min_p", "seed"}  # they move no greedy choice

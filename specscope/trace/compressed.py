@@ -8,7 +8,7 @@ import zlib
 from typing import Any, BinaryIO, cast
 
 from specscope.errors import UserError
-from specscope.trace.vocabulary import printable, shell_word
+from specscope.trace.record.vocabulary import printable, shell_word
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 BROKEN = (OSError, EOFError, zlib.error)  # what reading raises where compressed data is damaged, or ends early

@@ -24,7 +24,7 @@ from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.files import read_whole, write_whole
 from specscope.trace.plan import DynamicPlan, TreePlan
-from specscope.trace.records import RunInfo
+from specscope.trace.record.records import RunInfo
 
 KIND = "specscope step costs"
 LARGEST = 2**20  # bytes of a file of costs

@@ -14,7 +14,7 @@ from enum import Enum
 
 from specscope.errors import UserError
 from specscope.trace.compressed import BROKEN, open_plain
-from specscope.trace.vocabulary import printable, shell_word
+from specscope.trace.record.vocabulary import printable, shell_word
 
 LOOK = 2**16  # bytes of a file that are looked at
 DEEPEST = 3  # keys of a path: data.spans.traceID

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.foreign_plan import translated
-from specscope.trace.tree import MAX_NODES, TreeShape, parse_tree
+from specscope.trace.record.tree import MAX_NODES, TreeShape, parse_tree
 
 MAX_DEPTH = 32
 MAX_TOP = 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.tree import ROOT, DraftTree, TreeShape
-from specscope.trace.vocabulary import shell_word
-from specscope.trace.wording import plural
+from specscope.trace.record.tree import ROOT, DraftTree, TreeShape
+from specscope.trace.record.vocabulary import shell_word
 
 WIDEST_MASK = 64  # nodes; wider masks are left out
 

@@ -19,7 +19,7 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.runner import ModelRunner
 from specscope.speculate.sampling import argmax
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 from specscope.train.shards import Sample, ShardWriter
 
 INSTRUCTION_TEMPERATURES = (0.7, 0.9, 1.0)

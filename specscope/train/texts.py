@@ -13,7 +13,7 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.runner import ModelRunner
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 from specscope.train.data import conversation, read_data
 from specscope.train.shards import Sample, ShardWriter
 

@@ -11,7 +11,7 @@ from textual.screen import Screen
 
 from specscope.debug.viewer import Viewer
 from specscope.lifetime import Lifetime
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from specscope.tui.compared import Compared
 from specscope.tui.keys import ACTIONS
 from specscope.tui.look import Look

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from specscope.trace.records import RequestStep
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.history import History, RequestHistory
-from specscope.trace.interval import counts
-from specscope.trace.records import Origin, RequestStep, StepRecord
-from specscope.trace.stats import Acceptance
-from specscope.trace.undrafted import Undrafted
-from specscope.trace.vocabulary import Vocabulary
-from specscope.trace.why import Asker, why
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.interval import counts
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.undrafted import Undrafted
+from specscope.trace.history.why import Asker, why
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import Origin, RequestStep, StepRecord
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.text import clean
 from specscope.tui.widgets.ledger import Ledger
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specscope.trace.history import History
-from specscope.trace.records import RequestInfo
+from specscope.trace.history.history import History
+from specscope.trace.record.records import RequestInfo
 
 
 @dataclass

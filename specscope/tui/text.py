@@ -9,8 +9,8 @@ from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
 
-from specscope.trace.vocabulary import Vocabulary
-from specscope.trace.wording import probability as probability
+from specscope.trace.history.wording import probability as probability
+from specscope.trace.record.vocabulary import Vocabulary
 
 Ink = Literal[
     "text",

@@ -15,9 +15,9 @@ from importlib.metadata import Distribution, DistributionFinder, EntryPoint, Ent
 from pathlib import Path
 from typing import Any
 
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.interval import counts_run, interval_record
-from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.history.interval import counts_run, interval_record
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.vllm import known
 
 SOURCE = "vLLM stat logger"

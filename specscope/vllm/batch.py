@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specscope.trace.tree import Ints
+from specscope.trace.record.tree import Ints
 from specscope.vllm.device import Gathered
 from specscope.vllm.gathered import read
 from specscope.vllm.numbers import Judged, assembled

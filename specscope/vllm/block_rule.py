@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.tree import Doubles
+from specscope.trace.record.tree import Doubles
 from specscope.vllm.rows import Rows
 
 

@@ -24,10 +24,10 @@ from msgspec import Struct
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
-from specscope.trace.capture import line_json
 from specscope.trace.checked import decoded
-from specscope.trace.schema import plain_error
-from specscope.trace.spans import Encoder, Span, resource_attributes
+from specscope.trace.wire.capture import line_json
+from specscope.trace.wire.schema import plain_error
+from specscope.trace.wire.spans import Encoder, Span, resource_attributes
 from specscope.vllm.guard import log
 
 LONGEST = 2**16  # bytes of a line

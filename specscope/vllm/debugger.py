@@ -13,9 +13,9 @@ from torch import Tensor
 
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
-from specscope.trace.history import History, RecentSteps
-from specscope.trace.records import RequestStep, StepRecord
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History, RecentSteps
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import RequestStep, StepRecord
 from specscope.vllm.call import Forced, SamplerCall, on_host
 from specscope.vllm.forced import force, parse
 from specscope.vllm.gate import Gate

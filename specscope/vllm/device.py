@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.trace.parents import TINY, TOP
+from specscope.trace.record.parents import TINY, TOP
 from specscope.vllm import block_rule
 from specscope.vllm.rows import Rows
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specscope.trace.parents import Indices
-from specscope.trace.tree import Floats
+from specscope.trace.record.parents import Indices
+from specscope.trace.record.tree import Floats
 
 
 class DraftVocabulary:

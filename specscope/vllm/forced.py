@@ -8,7 +8,7 @@ import torch
 
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 from specscope.vllm.call import Forced, SamplerCall
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from specscope.errors import UserError
-from specscope.trace.records import StepRecord
+from specscope.trace.record.records import StepRecord
 
 
 class Gate:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.trace.records import ParentNotes
-from specscope.trace.tree import Floats
+from specscope.trace.record.records import ParentNotes
+from specscope.trace.record.tree import Floats
 from specscope.vllm.block_rule import thresholds
 from specscope.vllm.device import Gathered, Layout, layouts
 from specscope.vllm.numbers import Numbers

@@ -9,9 +9,9 @@ from itertools import accumulate
 import numpy as np
 from torch import Tensor
 
-from specscope.trace.parents import ParentsBuilder, Spread, spread, spread_without
-from specscope.trace.records import ParentNotes
-from specscope.trace.tree import Floats
+from specscope.trace.record.parents import ParentsBuilder, Spread, spread, spread_without
+from specscope.trace.record.records import ParentNotes
+from specscope.trace.record.tree import Floats
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.draft_vocabulary import DraftVocabulary
 from specscope.vllm.numbers import NO_INTS, Judged, Numbers, assembled

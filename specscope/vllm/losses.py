@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specscope.trace.bus import Bus, Subscription
-from specscope.trace.records import StepRecord
+from specscope.trace.record.records import StepRecord
+from specscope.trace.wire.bus import Bus, Subscription
 from specscope.vllm.guard import log
 
 

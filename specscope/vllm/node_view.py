@@ -6,8 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from specscope.debug.views import TOP, DistributionView, NodeView, Removed, TopToken
-from specscope.trace.records import RequestStep
-from specscope.trace.tree import Floats
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.tree import Floats
 from specscope.vllm.call import SamplerCall
 
 

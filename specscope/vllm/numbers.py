@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.trace.records import DraftNotes, FinalKind, Outcome, ParentNotes, Verdict
-from specscope.trace.tree import Doubles, DraftTree, Drawn, Floats, Ints
+from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, ParentNotes, Verdict
+from specscope.trace.record.tree import Doubles, DraftTree, Drawn, Floats, Ints
 
 NO_INTS, NO_FLOATS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 LONGEST = 1024  # drafts of a chain; vLLM allows 128

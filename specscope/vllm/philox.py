@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.tree import Floats
+from specscope.trace.record.tree import Floats
 
 LEAST = np.float32(4.6566127342e-10)  # 2^-31: one step of the coin, and vLLM's least coin
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

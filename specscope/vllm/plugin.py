@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
-from specscope.trace.bus import Bus
-from specscope.trace.trace_sampling import TraceSampling
+from specscope.trace.record.trace_sampling import TraceSampling
+from specscope.trace.wire.bus import Bus
 from specscope.vllm.guard import ErrorGuard, log
 from specscope.vllm.on_import import on_import
 from specscope.vllm.scheduling import SchedulerHooks
@@ -116,7 +116,7 @@ def witness(
     debugger: Debugger | None = None,
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
-    from specscope.trace.vocabulary import Vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary
     from specscope.vllm.losses import Losses
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
@@ -157,10 +157,10 @@ def witness(
 
 def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
     """`ranks`: this worker's; a capture of any but the first has them in its name."""
-    from specscope.trace.capture import CaptureWriter
-    from specscope.trace.export import SpanSink, make_exporter
     from specscope.trace.files import Existing
-    from specscope.trace.spans import SpanLevel
+    from specscope.trace.wire.capture import CaptureWriter
+    from specscope.trace.wire.export import SpanSink, make_exporter
+    from specscope.trace.wire.spans import SpanLevel
 
     closers: list[Any] = []
     sampling = settings.sampling()
@@ -187,7 +187,7 @@ def _warn(*lines: str) -> None:
 
 def _subscribed(bus: Bus, sink: Any, run: Any, sampling: TraceSampling) -> Callable[[], None]:
     """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept."""
-    from specscope.trace.sampling_sink import SamplingSink
+    from specscope.trace.wire.sampling_sink import SamplingSink
 
     stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
     bus.subscribe(stage, limit=QUEUED)
@@ -207,7 +207,7 @@ def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
 
 def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: Debugger) -> Any:
     """Publish a record, and tell the debugger."""
-    from specscope.trace.privacy import strip
+    from specscope.trace.record.privacy import strip
 
     debugger.history.run, debugger.history.vocabulary = strip(run, run.privacy), vocabulary
 
@@ -238,8 +238,8 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
 def _vocabulary(runner: Any) -> Any:
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    from specscope.trace.tokens import read_vocabulary
-    from specscope.trace.vocabulary import Vocabulary
+    from specscope.trace.record.tokens import read_vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary
 
     try:
         return read_vocabulary(cached_tokenizer_from_config(runner.model_config))

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.parents import Indices, RawRow
-from specscope.trace.tree import Floats
+from specscope.trace.record.parents import Indices, RawRow
+from specscope.trace.record.tree import Floats
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.draft_vocabulary import DraftVocabulary
 

@@ -12,11 +12,11 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specscope.errors import UserError
-from specscope.trace.limits import FORM, RULES, UNREAD
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinishReason, Preceded, RequestEnd, RequestInfo
-from specscope.trace.structured import StructuredOutputs
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.limits import FORM, RULES, UNREAD
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
+from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import Arrival, Ended
 
 TITLE = 80  # characters

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from specscope.trace.model_digest import model_digest
-from specscope.trace.params import SamplingParams
-from specscope.trace.privacy import Privacy
-from specscope.trace.records import RunInfo
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import RunInfo
 
 # vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
 MOST_HASHED = 2**30  # bytes of weights, about a second: of larger models no digest is told

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from specscope.trace.tree import Ints
+from specscope.trace.record.tree import Ints
 from specscope.vllm.batch import BatchPlace, Judgements, OnDevice, OnHost
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.device import gather

@@ -9,8 +9,8 @@ from itertools import count as counting
 from specscope.debug.session import Session
 from specscope.debug.stops import Stop, StopReason
 from specscope.errors import UserError
-from specscope.trace.history import History, RequestHistory
-from specscope.trace.records import StepRecord
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.record.records import StepRecord
 from specscope.vllm.gate import Gate
 
 NO_WAY_BACK = (

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specscope.trace.privacy import Privacy
-from specscope.trace.trace_sampling import TraceSampling, read_sampling
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.trace_sampling import TraceSampling, read_sampling
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"

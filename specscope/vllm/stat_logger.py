@@ -7,8 +7,8 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from specscope.trace.bus import Bus
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.bus import Bus
 from specscope.vllm.aggregates import Sums, run_of_sums
 from specscope.vllm.guard import ErrorGuard, log
 from specscope.vllm.plugin import sinks

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specscope.trace.method import MethodNotes
-from specscope.trace.privacy import strip
-from specscope.trace.records import (
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.privacy import strip
+from specscope.trace.record.records import (
     Phase,
     Preceded,
     RequestEnd,
@@ -25,9 +25,9 @@ from specscope.trace.records import (
     StepRecord,
     followed_by,
 )
-from specscope.trace.rules import LOSSY
-from specscope.trace.tree import DraftTree, Ints
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.rules import LOSSY
+from specscope.trace.record.tree import DraftTree, Ints
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.batch import BatchPlace, Judgements, OnHost
 from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known

@@ -7,7 +7,7 @@ import time
 from specscope.debug.answers import Notice
 from specscope.debug.passive import Passive
 from specscope.debug.viewer import Viewer
-from specscope.trace.history import KEPT, KEPT_BYTES, History
+from specscope.trace.history.history import KEPT, KEPT_BYTES, History
 from specscope.watch.watching import EngineRun, Watch
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from specscope.trace.aggregate import DEPTH, LENGTHS, Aggregate, full_chains
+from specscope.trace.record.aggregate import DEPTH, LENGTHS, Aggregate, full_chains
 from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count, make_room
 
 SOURCE = "vLLM log"

@@ -15,8 +15,8 @@ from itertools import pairwise, zip_longest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.checked import short
+from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
 
 VLLM, SGLANG = "vLLM /metrics", "SGLang /metrics"

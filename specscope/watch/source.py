@@ -22,9 +22,9 @@ import orjson
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
-from specscope.trace.faults import Faults
+from specscope.trace.history.faults import Faults
 from specscope.trace.kinds import PAGE, STREAM, WRAPPED_LOG, ReadAs, kind_of, looks_like_json, start_of
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.vocabulary import printable
 from specscope.watch.fetch import fetched
 from specscope.watch.log import MARK, LogReader
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.trace.aggregate import Aggregate
+from specscope.trace.record.aggregate import Aggregate
 
 ENGINES = 64  # that are told apart: a page or log names them, and each has a capture
 POSITIONS = 256  # of a draft

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specscope.errors import UserError
-from specscope.trace.bus import Bus
-from specscope.trace.interval import counts_run, interval_record
-from specscope.trace.outputs import Outputs
-from specscope.trace.records import RunInfo, StepRecord
-from specscope.trace.wording import plural
+from specscope.trace.history.interval import counts_run, interval_record
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.outputs import Outputs
 from specscope.watch.source import Source
 from specscope.watch.told import ENGINES, ToldInterval
 

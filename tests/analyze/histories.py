@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
     FinalKind,
     FinishReason,
     Outcome,
@@ -21,8 +21,8 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.tree import DraftTree, TreeShape, parse_tree
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.tree import DraftTree, TreeShape, parse_tree
+from specscope.trace.record.vocabulary import Vocabulary
 
 MS = 1_000_000
 PHASES = ("schedule", "draft", "forward", "verify", "commit")

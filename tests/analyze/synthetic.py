@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
     FinalKind,
     FinishReason,
     Outcome,
@@ -24,7 +24,7 @@ from specscope.trace.records import (
     RequestStep,
     Verdict,
 )
-from specscope.trace.tree import DraftTree, Drawn, parse_tree
+from specscope.trace.record.tree import DraftTree, Drawn, parse_tree
 from tests.analyze.histories import RUN, record
 
 PROMPT = np.array([1, 2, 3], np.int32)

@@ -5,8 +5,8 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Reference
-from specscope.trace.history import History
-from specscope.trace.tree import ROOT
+from specscope.trace.history.history import History
+from specscope.trace.record.tree import ROOT
 
 TREE = "top:[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
 

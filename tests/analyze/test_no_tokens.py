@@ -10,9 +10,9 @@ from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.missed import ChoicePlace
 from specscope.analyze.verify.trial import BY_TOKENS, IN_PART
 from specscope.debug.viewer import Viewer
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.privacy import Privacy
-from specscope.trace.reading import CaptureReader, read_capture
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.tui.app import ScopeApp
 from tests.test_bad_input import run_here
 

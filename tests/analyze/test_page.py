@@ -22,9 +22,9 @@ from specscope.analyze.plots import accepted_per_draft, plots
 from specscope.analyze.report import Report, build_report
 from specscope.analyze.several import several
 from specscope.errors import UserError
-from specscope.trace.history import History
-from specscope.trace.privacy import Privacy
-from specscope.trace.reading import read_capture
+from specscope.trace.history.history import History
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.wire.reading import read_capture
 
 from .histories import RUN, demo, end, history, info, record, step
 from .test_report import small

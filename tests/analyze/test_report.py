@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from specscope.analyze import tables
 from specscope.analyze.report import build_report
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.privacy import Privacy
-from specscope.trace.records import FinalKind, FinishReason
-from specscope.trace.stats import Acceptance, mean_tau
-from specscope.trace.undrafted import Undrafted
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import Acceptance, mean_tau
+from specscope.trace.history.undrafted import Undrafted
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import FinalKind, FinishReason
 
 from .histories import RUN, demo, end, history, info, record, step
 

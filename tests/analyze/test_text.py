@@ -15,9 +15,9 @@ from rich.console import Console
 from specscope.analyze.report import Report, build_report
 from specscope.analyze.tables import one_line, params_line
 from specscope.analyze.text import render_text
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.vocabulary import printable
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.vocabulary import printable
 
 from .histories import demo, end, history, info, record, step
 from .test_report import small

@@ -9,7 +9,7 @@ from specscope.bench.datasets import LoadRequest
 from specscope.bench.endpoint import STREAM_OPTIONS, Page, RequestOptions, base_url, grown
 from specscope.bench.endpoint import Endpoint as Client
 from specscope.errors import UserError
-from specscope.trace.stats import measure
+from specscope.trace.history.stats import measure
 from tests.bench.server import Reply, Server
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"

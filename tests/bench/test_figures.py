@@ -10,8 +10,8 @@ from specscope.bench.endpoint import RequestOptions
 from specscope.bench.figures import TIMES, figures
 from specscope.bench.loads import Load
 from specscope.bench.stream import StreamedAnswer
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.stats import measure
+from specscope.trace.history.stats import measure
+from specscope.trace.record.aggregate import Aggregate
 
 # What `vllm bench serve --save-result` of vLLM 0.32.0 wrote for a chat of a server with speculation
 VLLM = set(

@@ -9,8 +9,8 @@ from benchmarks import traces
 from benchmarks.__main__ import bench
 from specscope.engine.config import EngineConfig
 from specscope.remote.receiver import Receiver
-from specscope.trace.export import SpanSink, make_exporter
-from specscope.trace.spans import SpanLevel
+from specscope.trace.wire.export import SpanSink, make_exporter
+from specscope.trace.wire.spans import SpanLevel
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import replace
 
 from specscope.cli.capture import summary
-from specscope.trace.stats import Acceptance, measure
-from specscope.trace.undrafted import Undrafted
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.history.undrafted import Undrafted
 from tests.analyze.histories import RUN, step
 
 ADAPTIVE = replace(RUN, costs="66d9d06db774")

@@ -11,7 +11,7 @@ from specscope.errors import UserError
 from specscope.measure.audit_again import engine_config_of
 from specscope.measure.judges import audit_options
 from specscope.model.bundled import NAME
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.heads import head_tensors, write_head
 
 SMALL = {"dtype": "float32", "kv_memory": 0.01, "threads": 1}

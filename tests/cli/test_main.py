@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from specscope.trace.privacy import Privacy
-from specscope.trace.reading import read_capture
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.wire.reading import read_capture
 from tests.searching import of_file, tells
 from tests.trace.samples import records
-from tests.trace.test_capture import write
+from tests.trace.wire.test_capture import write
 from tests.waiting import HANG_SECONDS, until
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}

@@ -14,9 +14,9 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.cli import main as cli
 from specscope.errors import UserError
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.reading import read_capture
-from specscope.trace.spans import SpanLevel
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import SpanLevel
 from tests.bad_inputs import PLANTED
 from tests.test_bad_input import run_here
 from tests.waiting import HANG_SECONDS
@@ -106,8 +106,8 @@ def test_a_disk_that_is_full_from_the_start(capture, tmp_path):
     assert "cannot continue writing /dev/full: No space left on device" in err
     shell = "trap '' XFSZ; ulimit -f 0; exec \"$@\""
     out = tmp_path / "new.jsonl"
-    code = "from specscope.trace.capture import CaptureWriter; from tests.trace.strategies import RUN; "
-    code += f"from specscope.trace.vocabulary import Vocabulary; CaptureWriter({str(out)!r}, RUN, Vocabulary())"
+    code = "from specscope.trace.wire.capture import CaptureWriter; from tests.trace.strategies import RUN; "
+    code += f"from specscope.trace.record.vocabulary import Vocabulary; CaptureWriter({str(out)!r}, RUN, Vocabulary())"
     done = subprocess.run(
         ["bash", "-c", shell, "bash", sys.executable, "-c", code], capture_output=True, text=True, check=False
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.test_bad_input import run_here
 
 DATA = Path(__file__).parents[1] / "data"

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from specscope.cli.main import cli
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
-from specscope.trace.capture import CaptureWriter
 from specscope.trace.costs import CostPoint, StepCosts, write_costs
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story
 
 TRACES = Path(__file__).parents[2] / "traces"

@@ -3,7 +3,7 @@
 import pytest
 
 from specscope.cli.vllm import VllmRun, environment
-from specscope.trace.privacy import Privacy
+from specscope.trace.record.privacy import Privacy
 from specscope.vllm.settings import PluginSettings
 from tests.test_bad_input import run_here
 

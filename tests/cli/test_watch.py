@@ -11,9 +11,9 @@ import pytest
 
 from specscope.cli.watch import numbered
 from specscope.remote.receiver import Receiver
-from specscope.trace.privacy import Privacy
-from specscope.trace.reading import read_capture
-from specscope.trace.unspan import Decoder, run_info
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.unspan import Decoder, run_info
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, Terminal
 from tests.test_bad_input import run_here

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from specscope.cli.main import cli
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
 EAGLE = str(TRACES / "eagle.jsonl")

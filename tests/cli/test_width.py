@@ -17,7 +17,7 @@ from specscope.analyze.report import build_report
 from specscope.analyze.tables import Table
 from specscope.analyze.text import render_text as report_text
 from specscope.analyze.text import table_block
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.test_bad_input import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"

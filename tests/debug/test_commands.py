@@ -14,8 +14,8 @@ from specscope.debug.session import Session
 from specscope.debug.stops import StopReason
 from specscope.errors import UserError
 from specscope.live.local import commands_over
-from specscope.trace.history import History
-from specscope.trace.reading import CaptureReader, read_capture
+from specscope.trace.history.history import History
+from specscope.trace.wire.reading import CaptureReader, read_capture
 
 HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
 

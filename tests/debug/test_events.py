@@ -6,10 +6,10 @@ from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.events import NODE_NAMES, EventKind, events
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
-from specscope.trace.expressions import Expression
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import ROOT
+from specscope.trace.history.expressions import Expression
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.tree import ROOT
 
 
 @pytest.fixture(scope="module")

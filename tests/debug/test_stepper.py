@@ -7,7 +7,7 @@ from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.session import Session
 from specscope.debug.stepper import Stepper
 from specscope.debug.stops import Stop, StopReason
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from specscope.debug.session import Session
 from specscope.debug.show_stop import stop_text, why_text
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.trace.samples import records
 
 

@@ -1,7 +1,7 @@
 """The viewer: a history with a position, and the debugger over it."""
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.trace.samples import records
 
 

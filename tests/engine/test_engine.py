@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.model.kv_cache import BLOCK_SIZE
-from specscope.trace.records import FinalKind, FinishReason, Origin
+from specscope.trace.record.records import FinalKind, FinishReason, Origin
 
 PROMPTS = [
     "abcabcabcab",

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from specscope import SamplingParams
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.engines import DRAFTERS, PROMPTS, build_engines, each_drafter
 
 

@@ -15,8 +15,8 @@ from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
 from specscope.engine.pipeline import Pipeline
 from specscope.speculate.drafters.combined import model_of
-from specscope.trace.history import History
-from specscope.trace.records import ROUNDING, Outcome
+from specscope.trace.history.history import History
+from specscope.trace.record.records import ROUNDING, Outcome
 from tests.analyze.audit.runs import Bench, failed
 from tests.engine.cached import HEAD, pressed
 

@@ -11,7 +11,7 @@ from specscope import Engine, SamplingParams
 from specscope.engine.pipeline import Owner, Slot
 from specscope.errors import UserError
 from specscope.speculate.verify.verifier import JudgedStep
-from specscope.trace.records import FinishReason
+from specscope.trace.record.records import FinishReason
 from tests.engines import DRAFTERS, PROMPTS, each_drafter
 from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.waiting import until

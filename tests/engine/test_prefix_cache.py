@@ -11,7 +11,7 @@ from specscope.model import prefix
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.trace.same import same_step
+from specscope.trace.history.same import same_step
 from tests.engine.cached import HEAD, finish, pressed, watched, wrong_blocks
 from tests.engines import build_engines, each_drafter
 

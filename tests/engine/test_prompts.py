@@ -9,7 +9,7 @@ import pytest
 from specscope.engine.prompt_rows import parse_row
 from specscope.engine.prompts import prompt_specs, read_prompts
 from specscope.errors import UserError
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 PARAMS = SamplingParams(seed=10)
 

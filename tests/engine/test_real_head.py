@@ -18,10 +18,10 @@ from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 from specscope.speculate.sampling import distributions
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.coins import Stream, coins
 from specscope.trace.costs import CostPoint
 from specscope.trace.plan import parse_plan
-from specscope.trace.tree import DraftTree, Drawn
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.tree import DraftTree, Drawn
 from tests.engine.test_real_model import PROMPTS, TOKENS, reference  # noqa: F401
 from tests.speculate.verify.oracle import verify
 

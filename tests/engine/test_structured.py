@@ -16,9 +16,9 @@ from specscope.errors import UserError
 from specscope.live.fork import forked
 from specscope.speculate.allowed import allows
 from specscope.trace.changes import Changes
-from specscope.trace.records import FinishReason
-from specscope.trace.rules import RULES
-from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.record.records import FinishReason
+from specscope.trace.record.rules import RULES
+from specscope.trace.record.tree import ROOT, Drawn
 from tests.engines import DRAFTERS, PROMPTS, build_engines, each_drafter, fresh
 from tests.waiting import HANG_SECONDS, until
 

@@ -7,7 +7,7 @@ import pytest
 from specscope import Engine
 from specscope.engine.prompts import PromptSpec, read_template
 from specscope.errors import UserError
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=2)
 OFF = {"enable_thinking": False}

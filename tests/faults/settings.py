@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
+from specscope.trace.history.history import History
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.engines import COSTS
 from tests.faults.fault import Fault, Switched
 from tests.faults.models import DRAFT, HEAD, TARGET, story, tokens_of

@@ -16,7 +16,7 @@ import torch
 from specscope.analyze.diagnose.diagnosis import Diagnosis
 from specscope.analyze.diagnose.run import examine
 from specscope.measure.judges import audit_options
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.faults.healthy import HEALTHY
 from tests.faults.models import TARGET
 from tests.faults.planted import FAULTS

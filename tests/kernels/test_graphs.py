@@ -178,7 +178,7 @@ def fresh_table(engine):
 
 def segment_of(table, tokens):
     from specscope.model.batch import Segment
-    from specscope.trace.tree import DraftTree
+    from specscope.trace.record.tree import DraftTree
 
     return Segment.of_tree(table, 0, tokens, DraftTree.empty(), logits=True)
 

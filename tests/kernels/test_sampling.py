@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specscope.kernels import sampling as kernel
 from specscope.speculate import sampling
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 from tests.kernels import DEVICE
 from tests.kernels.cases import near
 

@@ -19,8 +19,8 @@ from specscope.kernels.flat_trees import (
 )
 from specscope.kernels.launch import H100
 from specscope.kernels.tree_verify_reference import tree_verify_reference
-from specscope.trace.records import Outcome
-from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.tree import ROOT, Drawn
 from tests.kernels import DEVICE
 from tests.kernels.cases import check_verify, random_trees
 

@@ -4,7 +4,7 @@ import pytest
 
 from specscope.analyze.findings import Exit
 from specscope.measure.audit_again import audit_again
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
 from tests.analyze.audit.test_faults import kv_not_moved, short_rotary_table
 from tests.engines import each_drafter

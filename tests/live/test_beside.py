@@ -11,7 +11,7 @@ from specscope.live.fork import beside as beside_engine
 from specscope.live.local import session_over
 from specscope.live.whatif import EngineWhatIf
 from specscope.trace.changes import Changes
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from specscope.vllm.debug_server import context
 from tests.tiny import write_tiny_model
 

@@ -13,8 +13,8 @@ from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.model.features import decoder_layers
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.heads import head_tensors, write_head
 
 HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
@@ -278,7 +278,7 @@ def test_reverse_steps_and_tau_cost_the_same_in_a_long_run(engine):
     assert pushed == []
     request = history.requests["r0"]
     sums = [request.tau(place) for place in range(len(request.steps))]
-    from specscope.trace.stats import measure
+    from specscope.trace.history.stats import measure
 
     assert sums == [measure(request.steps[: place + 1]).tau for place in range(len(request.steps))]
 

@@ -9,8 +9,8 @@ from specscope.live.inspect import _left
 from specscope.live.whatif import EngineWhatIf
 from specscope.speculate.drafters.base import Draft
 from specscope.speculate.verify import traversal
-from specscope.trace.rules import MATCH, STANDARD
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.rules import MATCH, STANDARD
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from tests.speculate.verify.enumeration import dense
 from tests.speculate.verify.test_rules import batch_of
 

@@ -15,7 +15,7 @@ from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.live.check_kv import TOLERANCE, check_kv
 from specscope.live.local import commands_over
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary
 from tests.faults.planted import FAULTS
 from tests.faults.settings import DRAFTERS, SETTINGS, TARGET, prompts
 

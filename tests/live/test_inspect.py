@@ -6,8 +6,8 @@ from specscope import SamplingParams
 from specscope.debug.show import FED
 from specscope.debug.show_view import view_text
 from specscope.live.local import commands_over
-from specscope.trace.draft_vocabulary import draft_id
-from specscope.trace.records import Outcome
+from specscope.trace.record.draft_vocabulary import draft_id
+from specscope.trace.record.records import Outcome
 from tests.engines import PROMPTS, build_engines, fresh
 from tests.heads import DRAFT_VOCAB
 

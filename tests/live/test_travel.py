@@ -14,10 +14,10 @@ from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.model.features import decoder_layers
 from specscope.model.kv_cache import BLOCK_SIZE
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
-from specscope.trace.tree import ROOT
+from specscope.trace.history.history import History
+from specscope.trace.record.tree import ROOT
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, fresh
 
 FORKS = [

@@ -11,7 +11,7 @@ from specscope.measure.lanes import Lane, Timed, lanes, pace, scaled
 from specscope.measure.step_costs import measure_costs, rising
 from specscope.measure.tune_check import measure_trees, other_prompts
 from specscope.trace.costs import CostPoint
-from specscope.trace.stats import measure
+from specscope.trace.history.stats import measure
 from tests.faults.models import HEAD, TARGET, story
 from tests.waiting import HANG_SECONDS
 

@@ -15,7 +15,7 @@ from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
 from specscope.speculate.verify.distribution import OneHot
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT, DraftTree
 from tests.speculate.reads import Reads
 from tests.speculate.verify.oracle import verify
 

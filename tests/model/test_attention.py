@@ -14,7 +14,7 @@ from specscope.model import groups as groups_module
 from specscope.model.attention import specscope_attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 from tests.trace.strategies import trees
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8

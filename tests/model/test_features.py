@@ -9,7 +9,7 @@ from specscope.model.features import published_aux_layers
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT, DraftTree
 from tests.model.test_architectures import build
 
 ARCHITECTURES = ["llama", "qwen3", "gemma3_mixed", "cohere2", "gpt_neox"]

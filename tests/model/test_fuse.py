@@ -16,7 +16,7 @@ from specscope.model.fast_paths import disabled, is_half
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.linear import PackedLinear, may_pack
 from specscope.model.loader import adopt
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 from tests.fast_paths import machine_without, without
 from tests.model.test_architectures import CONFIGS, SIZE, build
 

@@ -17,7 +17,7 @@ from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
 from specscope.trace.head_keys import FLAGS
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 from tests.heads import (
     CONFIG,
     DRAFT_VOCAB,

@@ -11,8 +11,8 @@ from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.live.client import Worker
 from specscope.remote.attached import Attached
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.spans import SpanLevel
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import SpanLevel
 from specscope.tui.app import ScopeApp
 from tests.tui.sample import until as shown
 from tests.waiting import until

@@ -14,9 +14,9 @@ from opentelemetry.trace import SpanContext
 
 from specscope.remote.attached import Attached
 from specscope.remote.otlp import JSON, PROTOBUF, parse
-from specscope.trace.export import readable
-from specscope.trace.spans import Encoder, resource_attributes
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.export import readable
+from specscope.trace.wire.spans import Encoder, resource_attributes
 from tests.remote.sdk import sdk_spans
 from tests.trace.damage import SAMPLES, damaged, small
 from tests.trace.samples import records

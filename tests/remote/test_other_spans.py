@@ -13,9 +13,9 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from specscope.remote.otlp import JSON, PROTOBUF
-from specscope.trace import engine_spans
-from specscope.trace.reading import CaptureReader, read_capture
-from specscope.trace.timeline import of_request, of_trace, other_traces
+from specscope.trace.history.timeline import of_request, of_trace, other_traces
+from specscope.trace.wire import engine_spans
+from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.tui.app import ScopeApp
 from tests.remote.test_listener import call, post, settle, spans
 from tests.trace.samples import records

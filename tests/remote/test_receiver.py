@@ -38,9 +38,9 @@ from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.remote.otlp import Received, parse
 from specscope.remote.receiver import LIMITS, Receiver
-from specscope.trace.export import SpanSink, make_exporter
-from specscope.trace.spans import SpanLevel
-from specscope.trace.unspan import Decoder, run_info
+from specscope.trace.wire.export import SpanSink, make_exporter
+from specscope.trace.wire.spans import SpanLevel
+from specscope.trace.wire.unspan import Decoder, run_info
 from tests.remote.sdk import sdk_spans
 from tests.trace.strategies import RUN, runs, vocabularies
 from tests.waiting import HANG_SECONDS, until

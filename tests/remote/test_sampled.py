@@ -9,15 +9,15 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.live.local import commands_over
 from specscope.remote.receiver import Receiver
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.history import History
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.reading import read_capture
-from specscope.trace.records import FinishReason
-from specscope.trace.sampling_sink import SamplingSink
-from specscope.trace.spans import SpanLevel
-from specscope.trace.trace_sampling import Reason, read_sampling
-from specscope.trace.unspan import Decoder, run_info
+from specscope.trace.history.history import History
+from specscope.trace.record.records import FinishReason
+from specscope.trace.record.trace_sampling import Reason, read_sampling
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.sampling_sink import SamplingSink
+from specscope.trace.wire.spans import SpanLevel
+from specscope.trace.wire.unspan import Decoder, run_info
 from specscope.tui.screens.engine_view import _values
 from tests.remote.test_attached import settle
 

@@ -15,9 +15,9 @@ import pytest
 from specscope.cli.serve import SHUTDOWN_SECONDS
 from specscope.serve.server import HAND_BACK_SECONDS
 from specscope.serve.service import ServeOptions
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.reading import read_capture
-from specscope.trace.spans import SpanLevel
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import SpanLevel
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, room_for
 from tests.serve.running import running, wait_for
@@ -236,7 +236,7 @@ def test_the_callers_trace_is_continued(server):
         (given["traceparent"], {"tracestate": "a=1"}),
         ("", {}),
     ]
-    from specscope.trace.spans import Encoder
+    from specscope.trace.wire.spans import Encoder
 
     encoder = Encoder(server.engine.run_info, server.engine.vocabulary)
     spans = [span for record in records for span in encoder.encode(record) if span.name.startswith("text_completion")]

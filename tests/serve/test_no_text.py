@@ -7,10 +7,10 @@ import pytest
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
 from specscope.remote.vllm_console import AttachedCommands
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.privacy import Privacy
-from specscope.trace.reading import read_capture
-from specscope.trace.spans import SpanLevel
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import SpanLevel
 from tests.searching import of_file, rows, tells
 from tests.serve.running import running
 

@@ -13,7 +13,7 @@ import httpx2
 import psutil
 import pytest
 
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.processes import ENV, SPECSCOPE
 from tests.serve.customers import shop
 from tests.serve.running import wait_for

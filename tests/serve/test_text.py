@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.serve.text import TextStream
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinishReason, RequestEnd, RequestInfo
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo
+from specscope.trace.record.vocabulary import Vocabulary
 
 PIECES = [b"a", b"b", b"ab", b" ", b"aba", b"\xc3", b"\xa4", "é".encode(), b"restaurant"]
 VOCABULARY = Vocabulary(dict(enumerate(PIECES)))

@@ -25,7 +25,7 @@ from specscope.speculate.budget import Budget, share_out
 from specscope.speculate.costs import Costs
 from specscope.trace.costs import CostPoint, at
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT, DraftTree
 from tests.engines import COSTS
 from tests.heads import head_tensors, write_head
 

@@ -24,7 +24,7 @@ from specscope.speculate.sampling import (
 )
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense, OneHot
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 VOCAB = 30
 

@@ -15,8 +15,8 @@ from specscope.analyze.several import several
 from specscope.analyze.text import render_text
 from specscope.cli.debug import over_capture
 from specscope.debug.viewer import Viewer
-from specscope.trace.history import History
-from specscope.trace.reading import CaptureReader
+from specscope.trace.history.history import History
+from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.look import Look
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.screens.request_view import TimelinePanel

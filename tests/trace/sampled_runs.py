@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind, FinishReason, RequestEnd, RequestInfo, RequestStep
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, FinishReason, RequestEnd, RequestInfo, RequestStep
+from specscope.trace.record.tree import DraftTree
 from tests.trace.samples import NS, record, verdict
 
 SAMPLED, NOT_SAMPLED = f"00-{5:032x}-{9:016x}-01", f"00-{6:032x}-{9:016x}-00"

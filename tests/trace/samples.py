@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
     FinalKind,
     FinishReason,
     Phase,
@@ -13,7 +13,7 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 NS = 1_700_000_000_000_000_000
 

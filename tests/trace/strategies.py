@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.flight import Flight
-from specscope.trace.form import FormNotes
-from specscope.trace.logprobs import Logprobs
-from specscope.trace.method import MethodNotes
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.flight import Flight
+from specscope.trace.record.form import FormNotes
+from specscope.trace.record.logprobs import Logprobs
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
     DraftNotes,
     FinalKind,
     FinishReason,
@@ -24,10 +24,10 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.structured import StructuredOutputs
-from specscope.trace.trace_sampling import LeftOut, Reason, Sampled
-from specscope.trace.tree import DraftTree
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.trace_sampling import LeftOut, Reason, Sampled
+from specscope.trace.record.tree import DraftTree
+from specscope.trace.record.vocabulary import Vocabulary
 
 TOKENS = 40
 text = st.text(st.characters(), max_size=12)  # lone surrogates among them

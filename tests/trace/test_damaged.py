@@ -13,20 +13,20 @@ import sys
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace import schema_method
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.method import MethodNotes
-from specscope.trace.reading import CaptureReader, read_capture
-from specscope.trace.records import FinishReason, RequestEnd
-from specscope.trace.schema import DamagedError
-from specscope.trace.spans import Encoder
-from specscope.trace.unspan import HELD, STEPS_BEHIND, Decoder
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.records import FinishReason, RequestEnd
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire import schema_method
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import CaptureReader, read_capture
+from specscope.trace.wire.schema import DamagedError
+from specscope.trace.wire.spans import Encoder
+from specscope.trace.wire.unspan import HELD, STEPS_BEHIND, Decoder
 from tests.trace.damage import DEPTH, damaged, set_value, small, spans_of
 from tests.trace.look_at import RAW, look_at
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
-from tests.trace.test_capture import write
+from tests.trace.wire.test_capture import write
 from tests.waiting import HANG_SECONDS
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}

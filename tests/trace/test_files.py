@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.capture import CaptureWriter
 from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, open_capture, read_whole, write_whole
-from specscope.trace.reading import read_capture
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.test_bad_input import run_here
 from tests.test_traces import TRACES
 from tests.trace.strategies import RUN
@@ -127,8 +127,8 @@ def test_a_second_writer_of_a_file_is_refused(existing, tmp_path):
 
 WRITES = """
 import sys
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.record.vocabulary import Vocabulary
 from tests.trace.strategies import RUN
 writer = CaptureWriter(sys.argv[1], RUN, Vocabulary())
 print("writes", flush=True)

@@ -16,8 +16,8 @@ from specscope.trace.plan import (
     StaticPlan,
     parse_plan,
 )
-from specscope.trace.tree import MAX_NODES, ROOT, TreeShape, parse_tree
-from tests.trace.test_tree import shapes
+from specscope.trace.record.tree import MAX_NODES, ROOT, TreeShape, parse_tree
+from tests.trace.record.test_tree import shapes
 
 statics = st.builds(StaticPlan, shapes().map(lambda paths: parse_tree(str(paths))), st.booleans())
 dynamics = st.builds(DynamicPlan, st.integers(1, MAX_NODES), st.integers(1, MAX_DEPTH), st.integers(1, MAX_TOP)).filter(

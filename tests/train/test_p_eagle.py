@@ -99,7 +99,7 @@ def test_training_is_what_the_drafter_will_do(training, target):
     from specscope.model.batch import Segment
     from specscope.model.kv_cache import BlockTable
     from specscope.speculate.drafters.parallel import with_masks
-    from specscope.trace.tree import DraftTree
+    from specscope.trace.record.tree import DraftTree
 
     batch = training.padded([3])
     seen = []

@@ -83,7 +83,7 @@ def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path, 
     from specscope.model.head_loader import LoadedHead
     from specscope.model.head_runner import HeadRunner
     from specscope.model.kv_cache import BlockTable
-    from specscope.trace.tree import DraftTree
+    from specscope.trace.record.tree import DraftTree
 
     training = Training(target, data, dataclasses.replace(RECIPE, norm_output=norm_output), tmp_path)
     assert training.head.config.norm_output is norm_output

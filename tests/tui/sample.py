@@ -17,9 +17,9 @@ from specscope.debug.answers import Answer, News
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.debug.views import DistributionView, NodeView, Removed, TopToken
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
     FinalKind,
     FinishReason,
     Outcome,
@@ -31,8 +31,8 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.tree import ROOT, DraftTree, Drawn, TreeShape, parse_tree
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn, TreeShape, parse_tree
+from specscope.trace.record.vocabulary import Vocabulary
 from tests.waiting import HANG_SECONDS
 
 START_NS = 1_700_000_000_000_000_000

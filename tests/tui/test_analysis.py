@@ -11,7 +11,7 @@ import pytest
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.evidence import COUNTS_ONLY
 from specscope.debug.viewer import Viewer
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens import analysis_view
 from specscope.tui.screens.analysis_view import NAMES, AnalysisScreen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.reading import CaptureReader
+from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.app import ScopeApp
 from specscope.tui.widgets.panel import Panel
 from tests.trace.damage import damaged, small

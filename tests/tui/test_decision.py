@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.reading import CaptureReader
-from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.text import line_width, probability
 from specscope.tui.widgets.decision import decision, mark_line

@@ -11,11 +11,19 @@ import pytest
 from rich.cells import cell_len
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind, FinishReason, RequestEnd, RequestInfo, RequestStep, StepRecord, Verdict
-from specscope.trace.tree import DraftTree
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
+    FinalKind,
+    FinishReason,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    StepRecord,
+    Verdict,
+)
+from specscope.trace.record.tree import DraftTree
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp
 from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread

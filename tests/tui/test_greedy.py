@@ -9,9 +9,9 @@ import pytest
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Viewer
-from specscope.trace.draw import draw_tree
-from specscope.trace.reading import read_capture
-from specscope.trace.records import FinalKind
+from specscope.trace.history.draw import draw_tree
+from specscope.trace.record.records import FinalKind
+from specscope.trace.wire.reading import read_capture
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.text import probability, show_token

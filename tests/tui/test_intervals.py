@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.history import History
-from specscope.trace.records import StepRecord
-from specscope.trace.stats import measure
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import measure
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import StepRecord
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.widgets.bars import StatusBar
@@ -22,8 +22,8 @@ from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.rates import RatesPanel
 from specscope.tui.widgets.tree import TreePanel
+from tests.trace.record.test_aggregate import GAUGES, interval
 from tests.trace.strategies import RUN, aggregates
-from tests.trace.test_aggregate import GAUGES, interval
 
 from .test_keys import running
 from .test_screens import text_of

@@ -13,9 +13,9 @@ from rich.cells import cell_len
 from specscope.debug.answers import Answer, PromptRefused
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
-from specscope.trace.history import History
-from specscope.trace.reading import split_reference
-from specscope.trace.records import FinalKind, FinishReason, RequestEnd
+from specscope.trace.history.history import History
+from specscope.trace.record.records import FinalKind, FinishReason, RequestEnd
+from specscope.trace.wire.reading import split_reference
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines

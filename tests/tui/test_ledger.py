@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specscope.trace import stats
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
-from specscope.trace.undrafted import count_undrafted
+from specscope.trace.history import stats
+from specscope.trace.history.history import History
+from specscope.trace.history.undrafted import count_undrafted
+from specscope.trace.wire.reading import read_capture
 from specscope.tui.widgets import ledger as ledger_module
 from specscope.tui.widgets.ledger import Ledger
 

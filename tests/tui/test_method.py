@@ -12,9 +12,9 @@ from specscope.analyze.verify.trial import judge
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Viewer
-from specscope.trace.history import History
-from specscope.trace.method import MethodNotes
-from specscope.trace.notes import DraftNotes
+from specscope.trace.history.history import History
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import DraftNotes
 from specscope.tui.look import Look
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.node_facts import node_facts

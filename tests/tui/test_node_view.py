@@ -8,7 +8,7 @@ import pytest
 
 from specscope.debug.answers import Answer, LookRefused
 from specscope.debug.views import DistributionView, TopToken
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
 from specscope.tui.text import line_width, probability
 from specscope.tui.widgets.node_view import node_view_lines

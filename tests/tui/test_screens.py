@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from specscope.debug.answers import Answer, Stopped
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
-from specscope.trace.records import Outcome
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.screens.fork_view import ForkPanel, ForkScreen

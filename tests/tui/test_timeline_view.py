@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.engine_spans import engine_span
-from specscope.trace.reading import CaptureReader
+from specscope.trace.wire.engine_spans import engine_span
+from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.step_view import StepScreen

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from specscope.trace.records import RunInfo
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.debugger import Debugger, Limit
 from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.runner import RunnerHooks

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from specscope.trace.records import RunInfo
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.runner import judge_here, judge_there, places
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 from specscope.vllm.witness import Witness

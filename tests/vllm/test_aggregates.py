@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.reading import read_capture
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from specscope.vllm import aggregates
 from specscope.vllm.aggregates import Sums, run_of_sums, why_lacking
 

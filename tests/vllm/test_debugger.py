@@ -13,7 +13,7 @@ import torch
 
 from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
-from specscope.trace.records import Outcome
+from specscope.trace.record.records import Outcome
 from specscope.vllm import debugger, runner
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.debug_server import DebugServer

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.trace.parents import TOP
+from specscope.trace.record.parents import TOP
 from specscope.vllm import device
 from specscope.vllm.device import gather
 from specscope.vllm.gathered import read

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specscope.errors import UserError
-from specscope.trace.records import FinalKind, Outcome
+from specscope.trace.record.records import FinalKind, Outcome
 from specscope.vllm.call import Forced
 from specscope.vllm.forced import force, parse
 from specscope.vllm.guard import ErrorGuard

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import Drawn
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.tree import Drawn
 from specscope.vllm.judged import judge
 from tests.vllm.calls import V, call
 

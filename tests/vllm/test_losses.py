@@ -1,6 +1,6 @@
 import logging
 
-from specscope.trace.bus import Bus
+from specscope.trace.wire.bus import Bus
 from specscope.vllm.losses import Losses
 from tests.vllm.stand import Engine, params
 

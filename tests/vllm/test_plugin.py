@@ -6,9 +6,9 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
-from specscope.trace.privacy import Privacy
-from specscope.trace.reading import read_capture
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.reading import read_capture
 from specscope.vllm import plugin
 from specscope.vllm.console import VllmCommands
 from specscope.vllm.debug_server import context

@@ -24,7 +24,7 @@ from specscope.analyze.verify.trial import judge
 from specscope.measure.judges import audit_options
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.model.bundled import bundled_model
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.vllm.test_device import assert_same
 
 PYTHON = os.environ.get("SPECSCOPE_VLLM_PYTHON", "")

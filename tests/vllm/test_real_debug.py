@@ -16,7 +16,7 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.vllm.test_real import HERE, PYTHON, model, speculation
 from tests.waiting import until
 

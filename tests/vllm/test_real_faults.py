@@ -14,7 +14,7 @@ import pytest
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit
 from specscope.measure.judges import audit_options
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.vllm.planted import FAULTY, HEALTHY, RUNS
 from tests.vllm.record import file_name, record
 

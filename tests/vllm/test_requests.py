@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.trace.limits import unknown_limits
-from specscope.trace.params import SamplingParams
-from specscope.trace.trace_sampling import Reason, ratio_keeps
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.limits import unknown_limits
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.trace_sampling import Reason, ratio_keeps
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.requests import LONGEST, known, read_params
 from specscope.vllm.scheduling import Arrival
 

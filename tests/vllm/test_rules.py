@@ -1,6 +1,6 @@
 import pytest
 
-from specscope.trace.rules import is_lossy
+from specscope.trace.record.rules import is_lossy
 from specscope.vllm.witness import in_one_pass, rule_of
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specscope.trace.model_digest import model_digest
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 from specscope.vllm import run_info as told_of
 from specscope.vllm.run_info import run_info
 

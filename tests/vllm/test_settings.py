@@ -3,8 +3,8 @@ from contextlib import nullcontext
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.privacy import Privacy
-from specscope.trace.trace_sampling import TraceSampling
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.vllm import plugin
 from specscope.vllm.settings import ALL, PluginSettings
 
@@ -59,9 +59,9 @@ def test_a_condition_that_cannot_be_used_switches_the_plugin_off_in_one_line(mon
 def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     """Spans and, where it is asked for, the capture; the same parts as in specscope's own outputs."""
     from specscope.remote.receiver import Receiver
-    from specscope.trace.bus import Bus
-    from specscope.trace.reading import read_capture
-    from specscope.trace.vocabulary import Vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary
+    from specscope.trace.wire.bus import Bus
+    from specscope.trace.wire.reading import read_capture
     from tests.trace.sampled_runs import FakeEngine, FinishReason
     from tests.trace.strategies import RUN
 
@@ -85,9 +85,9 @@ def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
 
 @pytest.mark.parametrize("happens", ["an older capture", "deleted meanwhile", "a full disk", "nothing"])
 def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happens, tmp_path, caplog):
-    from specscope.trace.bus import Bus
-    from specscope.trace.reading import read_capture
-    from specscope.trace.vocabulary import Vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary
+    from specscope.trace.wire.bus import Bus
+    from specscope.trace.wire.reading import read_capture
     from tests.processes import room_for
     from tests.trace.samples import record
     from tests.trace.strategies import RUN

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from specscope.trace.records import Preceded
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import Preceded
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.guard import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
 from specscope.vllm.v2_runner import V2Hooks

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.trace.records import FinalKind
+from specscope.trace.record.records import FinalKind
 from specscope.vllm.device import gather
 from specscope.vllm.gathered import read
 from specscope.vllm.judged import judge

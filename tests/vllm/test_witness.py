@@ -5,8 +5,8 @@ import numpy as np
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history import History
-from specscope.trace.records import FinishReason, Preceded
+from specscope.trace.history.history import History
+from specscope.trace.record.records import FinishReason, Preceded
 from tests.vllm.stand import RUN, Engine, params
 from tests.vllm.test_device import assert_same
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.trace.metrics import Metrics
-from specscope.trace.stats import measure
+from specscope.trace.history.stats import measure
+from specscope.trace.wire.metrics import Metrics
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.told import UnreadableError
 from tests.trace.samples import records

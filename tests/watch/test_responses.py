@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.trace.stats import measure
+from specscope.trace.history.stats import measure
 from specscope.watch.responses import read_json
 from specscope.watch.told import ToldInterval, UnreadableError
 from tests.watch.samples import SGLANG_RESPONSE, text

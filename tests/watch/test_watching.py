@@ -11,11 +11,11 @@ from rich.console import Console
 from specscope.cli.watch import IntervalRows
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
-from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.reading import read_capture
-from specscope.trace.records import StepRecord
-from specscope.trace.spans import SpanLevel
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import StepRecord
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.control import Watched
 from specscope.watch.source import File, Server
 from specscope.watch.told import ENGINES

@@ -18,12 +18,12 @@ from specscope.analyze.audit.verdict import verdict
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.checked import short
-from specscope.trace.history import History
-from specscope.trace.limits import untold_limits
-from specscope.trace.method import model_part, text_part
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan, TreePlan, read_plan
-from specscope.trace.records import RunInfo
-from specscope.trace.wording import plural
+from specscope.trace.record.limits import untold_limits
+from specscope.trace.record.method import model_part, text_part
+from specscope.trace.record.records import RunInfo
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.model.head import Head

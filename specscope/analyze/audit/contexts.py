@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specscope.analyze.findings import Reference
-from specscope.trace.history import RequestHistory
-from specscope.trace.limits import unknown_limits, untold_limits
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import RequestStep, RunInfo
-from specscope.trace.tree import ROOT
+from specscope.trace.history.history import RequestHistory
+from specscope.trace.record.limits import unknown_limits, untold_limits
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RequestStep, RunInfo
+from specscope.trace.record.tree import ROOT
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.tally import Tally
 from specscope.trace.plan import StaticPlan, TreePlan
-from specscope.trace.tree import ROOT
+from specscope.trace.record.tree import ROOT
 
 SIZES = [
     (4, 2),

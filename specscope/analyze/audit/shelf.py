@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specscope.trace.history import History, RequestHistory
+from specscope.trace.history.history import History, RequestHistory
 
 
 @dataclass

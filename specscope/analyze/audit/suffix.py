@@ -15,9 +15,9 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.ngram import Rule, lookup
 from specscope.analyze.audit.shelf import EndedTexts
 from specscope.analyze.audit.tally import Tally
-from specscope.trace.method import TEXT, text_part
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.tree import ROOT
+from specscope.trace.record.method import TEXT, text_part
+from specscope.trace.record.tree import ROOT
 
 Path = tuple[int, ...]
 LONGEST = 64  # tokens that are compared

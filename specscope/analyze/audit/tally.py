@@ -12,8 +12,8 @@ import numpy as np
 from specscope.analyze.conditions import Condition, find
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Check, CheckResult, Reference
-from specscope.trace.history import History
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
 
 LEAST = 2e-6  # two probabilities so near are the same whatever the dtype: they are stored as float32
 SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary

@@ -12,8 +12,8 @@ from specscope.analyze.audit.verdict import verdict
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.tables import Table, count
 from specscope.analyze.text import table_block
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import printable
 
 STYLE = {CheckResult.PASSED: "green", CheckResult.FAILED: "bold red", CheckResult.SKIPPED: "dim"}
 VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NOT_JUDGED: "bold yellow"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specscope.analyze.audit.tally import Finding
 from specscope.analyze.findings import CheckResult
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 
 def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) -> str:

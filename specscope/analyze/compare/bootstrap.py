@@ -16,8 +16,8 @@ import numpy as np
 
 from specscope.analyze.compare.result import Estimate
 from specscope.analyze.significance import holm, t_quantile, t_two_sided
-from specscope.trace.records import ROUNDING
-from specscope.trace.tree import Doubles
+from specscope.trace.record.records import ROUNDING
+from specscope.trace.record.tree import Doubles
 
 REPLICATES = 2000
 BATCH = 100  # replicates that are drawn at once

@@ -21,11 +21,19 @@ from specscope.analyze.compare.columns import (
     SideRequest,
     spans,
 )
-from specscope.trace.history import History
-from specscope.trace.method import TEXT, model_part, text_part
-from specscope.trace.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord, followed_by
-from specscope.trace.tree import ROOT, Drawn
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.history.history import History
+from specscope.trace.record.method import TEXT, model_part, text_part
+from specscope.trace.record.records import (
+    FinalKind,
+    Preceded,
+    RequestEnd,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    followed_by,
+)
+from specscope.trace.record.tree import ROOT, Drawn
+from specscope.trace.record.vocabulary import Vocabulary
 
 OTHERS = "other requests"  # MethodNotes.match_source
 CHUNK = 4096  # rows that are held as Python objects

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.verify.arrays import places
-from specscope.trace.loops import in_loops, step_sums
-from specscope.trace.method import MethodNotes
-from specscope.trace.notes import DraftNotes, ParentNotes
-from specscope.trace.records import (
+from specscope.trace.history.loops import in_loops, step_sums
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import DraftNotes, ParentNotes
+from specscope.trace.record.records import (
     FinalKind,
     FinishReason,
     Outcome,
@@ -25,8 +25,8 @@ from specscope.trace.records import (
     RunInfo,
     Verdict,
 )
-from specscope.trace.tree import ROOT, Bools, DraftTree, Ints
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.tree import ROOT, Bools, DraftTree, Ints
+from specscope.trace.record.vocabulary import Vocabulary
 
 Longs = NDArray[np.int64]
 

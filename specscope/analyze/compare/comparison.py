@@ -17,8 +17,8 @@ from specscope.analyze.compare.match import match
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.result import Comparison, Pair, PairedBy, SideFacts
 from specscope.analyze.compare.verdict import verdict
-from specscope.trace.tree import Bools, Drawn
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.tree import Bools, Drawn
+from specscope.trace.record.vocabulary import printable
 
 TITLE = 200  # characters
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from specscope.analyze.compare.columns import Side
 from specscope.analyze.compare.result import Difference, PairedBy
-from specscope.trace.draft_vocabulary import draft_tokens
-from specscope.trace.params import PARAM_NAMES
-from specscope.trace.records import TEMPLATE, RunInfo
-from specscope.trace.tree import Drawn
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.params import PARAM_NAMES
+from specscope.trace.record.records import TEMPLATE, RunInfo
+from specscope.trace.record.tree import Drawn
+from specscope.trace.record.vocabulary import printable
 
 NONE = "–"
 SHOWN = 4  # values of a side

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specscope.analyze.compare.columns import Longs, Side
 from specscope.analyze.compare.parting import mix, other_rules, rounding
 from specscope.analyze.compare.result import PairedBy
-from specscope.trace.tree import ROOT, Bools
+from specscope.trace.record.tree import ROOT, Bools
 
 Hashes = NDArray[np.uint64]
 FACTOR = 0x5851F42D4C957F2D

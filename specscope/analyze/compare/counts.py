@@ -13,9 +13,9 @@ from specscope.analyze.compare.failif import FailLimit, judge
 from specscope.analyze.compare.result import RATE, TAU, Estimate, FailCondition, depth_rate
 from specscope.analyze.tables import NONE, Table, number, percent, share, told
 from specscope.errors import UserError
-from specscope.trace.reading import read_capture
-from specscope.trace.stats import Acceptance
-from specscope.trace.vocabulary import printable
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.record.vocabulary import printable
+from specscope.trace.wire.reading import read_capture
 
 NOTE = (
     "Counts only on one side or both: no requests are paired, and whether a difference is beyond chance is not judged."

@@ -27,10 +27,10 @@ from specscope.analyze.compare.result import (
     PairedBy,
     depth_rate,
 )
-from specscope.trace.method import SOURCES
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import Doubles, Drawn
-from specscope.trace.unfinite import sound
+from specscope.trace.record.method import SOURCES
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.tree import Doubles, Drawn
+from specscope.trace.wire.unfinite import sound
 
 FEWEST_DRAFTS = 30  # on each side: a figure by depth or group with fewer is left out
 DEEPEST = 16

@@ -9,8 +9,8 @@ from specscope.analyze.compare.contexts import Aligned, Hashes
 from specscope.analyze.compare.parting import ENTROPY, heat, is_cut, mix
 from specscope.analyze.compare.places import EDGE, RARE, Place, column, number, of_nodes, of_requests, per_request
 from specscope.analyze.compare.result import Field
-from specscope.trace.records import NORM_ROUNDING
-from specscope.trace.tree import Bools, Drawn
+from specscope.trace.record.records import NORM_ROUNDING
+from specscope.trace.record.tree import Bools, Drawn
 
 FEATURES = "what feeds the drafter"
 

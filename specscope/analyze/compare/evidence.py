@@ -26,8 +26,8 @@ from specscope.analyze.compare.places import (
 )
 from specscope.analyze.compare.result import Field
 from specscope.analyze.compare.trees import tree_hash, trees
-from specscope.trace.rules import looks_ahead
-from specscope.trace.tree import Bools
+from specscope.trace.record.rules import looks_ahead
+from specscope.trace.record.tree import Bools
 
 FIRST = "target's first token"
 

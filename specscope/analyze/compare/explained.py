@@ -9,7 +9,7 @@ from specscope.analyze.compare.evidence import FEATURES, FIRST
 from specscope.analyze.compare.parting import LENGTH
 from specscope.analyze.compare.result import Difference, Field, PartingCause
 from specscope.analyze.compare.trees import TREE
-from specscope.trace.params import PARAM_NAMES
+from specscope.trace.record.params import PARAM_NAMES
 
 # A version, a device or a load explains nothing: that these change no evidence is what is to be found out. A dtype
 # does by its rounding, which is allowed for.

@@ -18,7 +18,7 @@ from enum import StrEnum
 from specscope.analyze.compare.result import FIGURES, TAU, Estimate, FailCondition, depth_rate
 from specscope.errors import UserError
 from specscope.trace.checked import short
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 FORM = 'write FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%", "depth 1 rate differs > 0.05"'
 LABEL = "label "  # before the name of a label that groups requests

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 
 from specscope.analyze.compare.columns import Side, SideRequest
 from specscope.analyze.compare.result import PairedBy
-from specscope.trace.params import PARAM_NAMES
+from specscope.trace.record.params import PARAM_NAMES
 
 
 def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:

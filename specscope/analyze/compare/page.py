@@ -5,7 +5,7 @@ from __future__ import annotations
 from specscope.analyze.compare import tables
 from specscope.analyze.compare.result import Comparison
 from specscope.errors import UserError
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.vocabulary import printable
 
 
 def render_html(comparison: Comparison) -> str:

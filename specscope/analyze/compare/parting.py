@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from specscope.analyze.compare.columns import KINDS, Side, SideRequest
 from specscope.analyze.compare.result import Decision, Half, PairedBy, Parting, PartingCause
 from specscope.analyze.findings import Reference
-from specscope.trace.at_parent import above, end
-from specscope.trace.params import PARAM_NAMES
-from specscope.trace.records import ROUNDING, Outcome
-from specscope.trace.rules import looks_ahead
-from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.history.at_parent import above, end
+from specscope.trace.record.params import PARAM_NAMES
+from specscope.trace.record.records import ROUNDING, Outcome
+from specscope.trace.record.rules import looks_ahead
+from specscope.trace.record.tree import ROOT, Drawn
 
 BEYOND = 3.0  # rounding has no sharp bound: what is further apart than so many times it is not rounding
 ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once

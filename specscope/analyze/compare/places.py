@@ -16,7 +16,7 @@ from specscope.analyze.compare.parting import BEYOND
 from specscope.analyze.compare.result import Field, Where
 from specscope.analyze.conditions import find
 from specscope.analyze.findings import Reference
-from specscope.trace.tree import ROOT, Bools
+from specscope.trace.record.tree import ROOT, Bools
 
 FEWEST = 3  # contexts that must differ before they count against a side
 RARE = 0.002  # and more than this share of them

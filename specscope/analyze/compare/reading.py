@@ -13,7 +13,7 @@ from specscope.analyze.compare.columns import Side, joined
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.lifetime import end_with_parent
-from specscope.trace.reading import CaptureReader, read_capture, without_gc
+from specscope.trace.wire.reading import CaptureReader, read_capture, without_gc
 
 LARGE = 16 * 2**20  # bytes: a smaller file is read before a process has started
 Progress = Callable[[float], None]

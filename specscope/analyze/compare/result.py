@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from specscope.analyze.findings import Reference
-from specscope.trace.method import SOURCES
+from specscope.trace.record.method import SOURCES
 
 
 class Sameness(StrEnum):

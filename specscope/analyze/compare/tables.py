@@ -22,9 +22,9 @@ from specscope.analyze.compare.result import (
 )
 from specscope.analyze.compare.verdict import accused
 from specscope.analyze.tables import MOST_SHOWN, NONE, Table, count, number, one_line, percent
-from specscope.trace.loops import LONGEST, TIMES
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.loops import LONGEST, TIMES
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import printable
 
 PARTINGS_SHOWN = 20
 DETAILED = 3  # partings whose decisions are shown

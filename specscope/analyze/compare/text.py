@@ -9,7 +9,7 @@ from rich.text import Text
 from specscope.analyze.compare import tables
 from specscope.analyze.compare.result import Comparison, Sameness
 from specscope.analyze.text import table_block
-from specscope.trace.vocabulary import printable
+from specscope.trace.record.vocabulary import printable
 
 STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
 

@@ -26,7 +26,7 @@ from specscope.analyze.compare.result import (
     PartingCause,
     Sameness,
 )
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 RARE = 0.01  # of the pairs: rounding has no sharp bound
 ENOUGH = 0.05  # of A's acceptance length: where a smaller change would have been seen, no difference means the same

@@ -10,8 +10,8 @@ from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.diagnose.verdicts import counted
 from specscope.analyze.findings import Check
 from specscope.analyze.walk import Visit
-from specscope.trace.records import RequestStep
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import RequestStep
 
 
 def token_lost(case: Case, check: Check) -> list[Suspect]:

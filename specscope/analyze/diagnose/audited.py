@@ -20,9 +20,9 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Reference
-from specscope.trace.method import model_part
-from specscope.trace.tree import ROOT
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.method import model_part
+from specscope.trace.record.tree import ROOT
 
 Facts = dict[str, NDArray[Any]]
 Bools = NDArray[np.bool_]

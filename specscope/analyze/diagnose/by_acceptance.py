@@ -10,7 +10,7 @@ from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import STATISTICAL, Suspect
 from specscope.analyze.diagnose.rates import Rate, chance_of, z_between
-from specscope.trace.records import Preceded
+from specscope.trace.record.records import Preceded
 
 SIGMAS = 5.0
 DROP = 0.75  # of the acceptance elsewhere: text that gets harder takes less

@@ -12,12 +12,12 @@ from specscope.analyze.findings import Check, Reference
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.analyze.walk import Visit, visits
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
+from specscope.trace.history.history import History
 from specscope.trace.plan import TreePlan, read_plan
-from specscope.trace.privacy import told_ids
-from specscope.trace.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import told_ids
+from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
+from specscope.trace.record.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True)

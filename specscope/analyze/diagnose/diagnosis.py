@@ -9,7 +9,7 @@ from typing import Any
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit, Reference
-from specscope.trace.vocabulary import shell_word
+from specscope.trace.record.vocabulary import shell_word
 
 # How sure a suspect is by itself. How much of what failed it explains then moves it up or down.
 CERTAIN = 0.95  # a right engine cannot do this, and nothing else does

@@ -16,9 +16,9 @@ from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.drafted import most_cached
 from specscope.analyze.verify.parameters import Nodes, q_bounds
-from specscope.trace.records import Preceded
-from specscope.trace.tree import Bools, Doubles
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import Preceded
+from specscope.trace.record.tree import Bools, Doubles
 
 GRID = np.exp(np.linspace(math.log(0.2), math.log(5.0), 322))  # temperatures, 1 % apart
 MOST = 2000  # nodes whose q is explained

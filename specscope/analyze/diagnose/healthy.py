@@ -7,7 +7,7 @@ import numpy as np
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import REMARK, Suspect
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 WEAK = 0.5  # of the first drafted tokens accepted
 HARD = 1.0  # nats: as unsure as between three tokens

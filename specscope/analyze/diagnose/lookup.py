@@ -8,9 +8,9 @@ from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rule
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, Suspect
+from specscope.trace.history.wording import plural
 from specscope.trace.plan import StaticPlan
-from specscope.trace.tree import ROOT
-from specscope.trace.wording import plural
+from specscope.trace.record.tree import ROOT
 
 SHIFTS = (1, -1, 2, -2, 3)
 MOST = 2000  # steps that are looked up again

@@ -21,8 +21,8 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Diagnosis, Suspect
 from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.trial import Trial
-from specscope.trace.history import History
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
 
 OF_THE_DRAFTER = (Cause.DRAFTER_KV_FULL, Cause.DRAFTER_KV_PREEMPTION, Cause.DRAFTER_ROTARY, Cause.VOCABULARY_MAP)
 OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)

@@ -12,9 +12,9 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, STATISTICAL, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.findings import Check, CheckResult
-from specscope.trace.coins import Stream, coins
-from specscope.trace.tree import Doubles
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.tree import Doubles
 
 LOOKED_AT = 4000  # steps whose coins are computed again
 Key = Callable[[Step], tuple[int, Stream, int]]  # seed, stream, position

@@ -16,7 +16,7 @@ from specscope.analyze.diagnose.naming import diagnose
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 
 SAMPLE = 1000  # steps that are audited, where nothing else is asked for
 

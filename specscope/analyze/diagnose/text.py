@@ -7,8 +7,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import printable
 
 SHOWN = 5  # suspects in full
 UNKNOWN = "Something is wrong that fits no known cause"

@@ -18,9 +18,9 @@ from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import residual_p
 from specscope.analyze.verify.parents import of_all_p
-from specscope.trace.privacy import NO_TOKEN
-from specscope.trace.tree import Bools
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.tree import Bools
 
 CLOSE = 1e-4  # of a probability that was recorded in float32
 MOSTLY = 0.8  # of what is wrong: a pattern that holds less often is none

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from specscope.analyze.export.nodes import NodeRows, ids
 from specscope.analyze.export.schema import NAME, SCHEMAS
 from specscope.analyze.export.writer import Tables
-from specscope.trace.records import RequestStep, RunInfo, StepRecord, Verdict
-from specscope.trace.undrafted import why_undrafted
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.history.undrafted import why_undrafted
+from specscope.trace.record.records import RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.vocabulary import Vocabulary
 
 MOST_STEPS, MOST_NODES = 4096, 50_000  # that are held as Python objects
 PHASES = ("schedule", "draft", "forward", "verify", "commit")

@@ -14,9 +14,9 @@ from specscope.analyze.export.requests import MOST, Requests
 from specscope.analyze.export.streamed import Progress, Streamed, find_path, size, stream
 from specscope.analyze.export.writer import Tables, check_folder, open_tables
 from specscope.errors import UserError
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.reading import CaptureReader
-from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.wire.reading import CaptureReader
 
 COUNTS = ("drafts", "drafted", "accepted", "emitted", "running", "waiting")
 

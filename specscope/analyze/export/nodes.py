@@ -10,10 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from specscope.analyze.verify.arrays import places
-from specscope.trace.method import SOURCES
-from specscope.trace.privacy import NO_TOKEN
-from specscope.trace.records import Outcome, ParentNotes, RequestStep
-from specscope.trace.tree import MAX_NODES, Bools, Drawn, Ints
+from specscope.trace.record.method import SOURCES
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import Outcome, ParentNotes, RequestStep
+from specscope.trace.record.tree import MAX_NODES, Bools, Drawn, Ints
 
 Array = NDArray[Any]
 TREE = ("token", "parent", "q", "drawn")

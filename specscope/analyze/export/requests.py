@@ -8,11 +8,11 @@ from typing import Any
 
 from specscope.analyze.export.chunk import clean, some
 from specscope.analyze.export.writer import Tables
-from specscope.trace.params import SamplingParams
-from specscope.trace.privacy import told_ids
-from specscope.trace.records import RequestEnd, RequestInfo, StepRecord
-from specscope.trace.trace_sampling import Sampled
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import told_ids
+from specscope.trace.record.records import RequestEnd, RequestInfo, StepRecord
+from specscope.trace.record.trace_sampling import Sampled
+from specscope.trace.record.vocabulary import Vocabulary
 
 MOST = 1024  # rows that are held as Python objects
 PARAMS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

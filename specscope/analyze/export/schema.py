@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from specscope.trace.undrafted import Undrafted
+from specscope.trace.history.undrafted import Undrafted
 
 MARK = b"specscope.table"  # in each file's metadata, with the table's name: such a file may be replaced
 

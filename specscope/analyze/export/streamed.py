@@ -11,10 +11,10 @@ import numpy as np
 
 from specscope.errors import UserError
 from specscope.trace.compressed import BROKEN, open_plain, reason
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.reading import CaptureReader, without_gc
-from specscope.trace.records import FinishReason, RequestEnd, RequestInfo, StepRecord
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, StepRecord
+from specscope.trace.wire.reading import CaptureReader, without_gc
 
 BEGINS = b"specscope.after"  # the attribute of an engine's step that begins a branch
 NOBODY = RequestInfo("", 0, 0, "", np.zeros(0, np.int32), SamplingParams())

@@ -1,7 +1,7 @@
 """Acceptance by output position, context length, the target's certainty, and batch size.
 
-A draft is a step in which something was drafted (trace/stats.py). Its buckets: output tokens before it; tokens of
-context before its root; the entropy of p, and the target's raw p of its likeliest token, both at the root; requests
+A draft is a step in which something was drafted (trace/history/stats.py). Its buckets: output tokens before it; tokens
+of context before its root; the entropy of p, and the target's raw p of its likeliest token, both at the root; requests
 in the batch. Intervals of tau are over requests, whose steps are alike: none is given of fewer than three.
 """
 
@@ -18,7 +18,7 @@ from specscope.analyze.questions.evidence import POSITIONS, Evidence
 from specscope.analyze.questions.groups import Buckets, Examples, Grouping, Share, doubling
 from specscope.analyze.significance import t_quantile
 from specscope.analyze.verify.arrays import Indices
-from specscope.trace.tree import Doubles
+from specscope.trace.record.tree import Doubles
 
 LEVEL = 0.975  # of each side of an interval
 CONTEXTS = doubling(64)

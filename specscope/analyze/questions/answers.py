@@ -16,7 +16,7 @@ from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Share
 from specscope.analyze.questions.missed import Missed, missed
 from specscope.analyze.questions.rejections import Rejections, rejections
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 
 
 @dataclass(frozen=True)

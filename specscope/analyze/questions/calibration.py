@@ -18,7 +18,7 @@ import numpy as np
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share
 from specscope.analyze.verify.arrays import Indices
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 BINS = 10
 

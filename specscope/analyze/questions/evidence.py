@@ -12,11 +12,11 @@ from specscope.analyze.questions.groups import doubling
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.walk import visits
-from specscope.trace.history import History
-from specscope.trace.records import RunInfo
-from specscope.trace.tree import Bools, Doubles
-from specscope.trace.unfinite import sound
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.wire.unfinite import sound
 
 POSITIONS = doubling(16)  # of the output
 NO_LABEL = "none"

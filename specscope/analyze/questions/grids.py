@@ -20,7 +20,7 @@ from specscope.analyze.questions.groups import Examples, Share
 from specscope.analyze.questions.missed import ABOUT as PLACES
 from specscope.analyze.questions.missed import Choice
 from specscope.analyze.questions.rejections import Count, Miss, RejectedToken, RejectionGroup
-from specscope.trace.vocabulary import Vocabulary, printable
+from specscope.trace.record.vocabulary import Vocabulary, printable
 
 NONE = "–"
 TOKEN, LABEL, BAR = 14, 20, 16  # characters of a cell at most

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specscope.analyze.findings import Reference
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
-from specscope.trace.tree import Doubles
+from specscope.trace.record.tree import Doubles
 
 Z = 1.959963984540054  # of a 95 % interval
 

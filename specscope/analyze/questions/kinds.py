@@ -20,8 +20,8 @@ from specscope.analyze.questions.groups import Share
 from specscope.analyze.questions.missed import ABOUT, PLACES, ChoicePlace, Ends
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS
-from specscope.trace.records import FinalKind, Preceded
-from specscope.trace.tree import Doubles
+from specscope.trace.record.records import FinalKind, Preceded
+from specscope.trace.record.tree import Doubles
 
 ALIKE = 2  # references of others like it
 AFTER = {

@@ -29,9 +29,9 @@ from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import TriedParents
-from specscope.trace.draft_vocabulary import draft_tokens
-from specscope.trace.privacy import NO_TOKEN
-from specscope.trace.tree import Bools, Doubles
+from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.tree import Bools, Doubles
 
 RANKED = 32
 

@@ -15,7 +15,7 @@ from specscope.analyze.tune.shapes import best_shapes, positions
 from specscope.errors import UserError
 from specscope.trace.costs import StepCosts
 from specscope.trace.plan import MAX_TOP, DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.tree import TreeShape
+from specscope.trace.record.tree import TreeShape
 
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 TOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, MAX_TOP)

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from specscope.errors import UserError
-from specscope.trace.history import History, RequestHistory
+from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.plan import MAX_DEPTH
-from specscope.trace.records import Outcome, RequestStep
-from specscope.trace.rules import MATCH, looks_ahead
-from specscope.trace.tree import ROOT, Bools, Doubles, Ints
-from specscope.trace.unfinite import ROUNDING, sound
+from specscope.trace.record.records import Outcome, RequestStep
+from specscope.trace.record.rules import MATCH, looks_ahead
+from specscope.trace.record.tree import ROOT, Bools, Doubles, Ints
+from specscope.trace.wire.unfinite import ROUNDING, sound
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
 MOST_CANDIDATES = 1_000_000  # of them all: with huge trees fewer steps are judged

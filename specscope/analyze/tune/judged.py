@@ -15,7 +15,7 @@ import numpy as np
 
 from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.trace.plan import DynamicPlan, TreePlan
-from specscope.trace.tree import Bools, Doubles, Ints, TreeShape
+from specscope.trace.record.tree import Bools, Doubles, Ints, TreeShape
 
 Path = tuple[int, ...]  # of child ranks from the root
 FEWEST = 20.0  # parents reached, below which a rate by depth says too little

@@ -22,7 +22,7 @@ import numpy as np
 from specscope.analyze.compare.bootstrap import FEWEST, LEVEL, resampled
 from specscope.analyze.significance import t_quantile
 from specscope.analyze.tune.evidence import RecordedCandidates
-from specscope.trace.tree import Doubles
+from specscope.trace.record.tree import Doubles
 
 
 @dataclass(frozen=True)

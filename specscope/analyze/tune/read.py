@@ -10,12 +10,12 @@ from specscope.analyze.tune.evidence import RecordedCandidates, evidence
 from specscope.analyze.tune.tuning import Tuning, trees
 from specscope.errors import UserError
 from specscope.trace.costs import StepCosts
-from specscope.trace.history import History
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, read_plan
-from specscope.trace.records import RunInfo
-from specscope.trace.rules import BLOCK
-from specscope.trace.stats import Acceptance
-from specscope.trace.wording import plural
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.rules import BLOCK
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from specscope.analyze.tune.judged import Judge, Path
-from specscope.trace.tree import Doubles, TreeShape, parse_tree
+from specscope.trace.record.tree import Doubles, TreeShape, parse_tree
 
 LEAST = 1e-4  # rho of a position below which nothing is looked for
 

@@ -10,8 +10,8 @@ from specscope.analyze.tables import NONE, Table, number, percent
 from specscope.analyze.text import table_block
 from specscope.analyze.tune.lengths import Length
 from specscope.analyze.tune.tuning import TOLD, TreeRow, Tuning
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import printable
 
 NAMED = "Trees"
 BAR = 24  # characters

@@ -10,9 +10,9 @@ import numpy as np
 from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.blocks import UNIT, blocks_kept, blocks_shared
 from specscope.analyze.walk import Visit
-from specscope.trace.history import History
-from specscope.trace.privacy import told_ids
-from specscope.trace.records import FinishReason, RequestEnd
+from specscope.trace.history.history import History
+from specscope.trace.record.privacy import told_ids
+from specscope.trace.record.records import FinishReason, RequestEnd
 
 Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
 

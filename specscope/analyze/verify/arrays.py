@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.tree import Ints
+from specscope.trace.record.tree import Ints
 
 Indices = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.analyze.findings import Check, CheckResult, Reference
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 
 LACKING = "the capture does not tell which blocks were written"
 UNIT = "request step"  # prefill chunks among them, numbered as `walk.visits` gives them

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.verify.fields import join
-from specscope.trace.ratios import ratios
-from specscope.trace.records import Outcome, RequestStep
-from specscope.trace.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
-from specscope.trace.tree import Bools, Doubles
+from specscope.trace.history.ratios import ratios
+from specscope.trace.record.records import Outcome, RequestStep
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
+from specscope.trace.record.tree import Bools, Doubles
 
 
 @dataclass(frozen=True)

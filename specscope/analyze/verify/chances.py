@@ -11,8 +11,8 @@ from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import BONUS, RECOVERED, TARGET
 from specscope.analyze.verify.sums import Sum
-from specscope.trace.records import FinishReason
-from specscope.trace.tree import Bools, Doubles, Drawn
+from specscope.trace.record.records import FinishReason
+from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 FLAT = 1e-4  # nats^2: a distribution of less varentropy is all but one token, and rounding outweighs chance
 WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # an output that ended by itself

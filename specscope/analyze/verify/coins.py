@@ -10,8 +10,8 @@ from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.analyze.verify.sums import Distance, Sum
-from specscope.trace.records import FinalKind
-from specscope.trace.tree import Bools, Doubles
+from specscope.trace.record.records import FinalKind
+from specscope.trace.record.tree import Bools, Doubles
 
 ROOT_3 = math.sqrt(3)
 

@@ -18,11 +18,11 @@ from specscope.analyze.verify.arrays import Indices, levels
 from specscope.analyze.verify.by_rule import ByRule
 from specscope.analyze.verify.fields import join, of_finals, of_parents, of_their_nodes, of_trees, of_verdicts, stacked
 from specscope.analyze.walk import Visit
-from specscope.trace.method import TEXT
-from specscope.trace.params import SamplingParams
-from specscope.trace.privacy import NO_TOKEN
-from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
-from specscope.trace.tree import Bools, Doubles, Drawn, Ints
+from specscope.trace.record.method import TEXT
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import FinalKind, Outcome, ParentNotes, Verdict
+from specscope.trace.record.tree import Bools, Doubles, Drawn, Ints
 
 KINDS = tuple(FinalKind)
 SUMMED = 1e-4  # by which rounding may carry a probability beyond 0 or 1

@@ -15,11 +15,11 @@ from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import found
 from specscope.analyze.verify.follows import Follows
 from specscope.analyze.verify.sums import share_of
-from specscope.trace.draft_vocabulary import draft_tokens
-from specscope.trace.method import TEXT, model_part
 from specscope.trace.plan import StaticPlan, read_plan
-from specscope.trace.records import Preceded, RunInfo
-from specscope.trace.tree import ROOT, Bools, DraftTree
+from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.method import TEXT, model_part
+from specscope.trace.record.records import Preceded, RunInfo
+from specscope.trace.record.tree import ROOT, Bools, DraftTree
 
 SHIFTS = (-2, -1, 0, 1, 2)
 FEWEST = 40  # drafted tokens: fewer say little of the text

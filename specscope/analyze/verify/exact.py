@@ -14,10 +14,10 @@ import numpy as np
 from specscope.analyze.findings import Check, CheckResult, Unit
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS, Columns
-from specscope.trace.coins import Stream, coins_at
-from specscope.trace.privacy import NO_TOKEN
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import Bools, Doubles, Drawn
+from specscope.trace.record.coins import Stream, coins_at
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 RELATIVE = 1e-5  # of a probability: float32, and sums over a vocabulary of it
 LEAST = 1e-6  # of any figure

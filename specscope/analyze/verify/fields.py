@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.tree import Doubles
+from specscope.trace.record.tree import Doubles
 
 T = TypeVar("T", bound=np.generic)
 

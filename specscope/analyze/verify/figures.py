@@ -13,7 +13,7 @@ import numpy as np
 from specscope.analyze.findings import Check
 from specscope.analyze.verify.columns import Columns, in_range, rows_in_range
 from specscope.analyze.verify.exact import found
-from specscope.trace.records import RunInfo
+from specscope.trace.record.records import RunInfo
 
 
 def probabilities(c: Columns) -> Check:

@@ -8,8 +8,8 @@ import numpy as np
 
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
-from specscope.trace.privacy import told_ids
-from specscope.trace.tree import Bools, Doubles
+from specscope.trace.record.privacy import told_ids
+from specscope.trace.record.tree import Bools, Doubles
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import LEAST, found
 from specscope.analyze.verify.parents import LACKING
-from specscope.trace.params import SamplingParams
-from specscope.trace.privacy import told_ids
-from specscope.trace.records import RequestStep
-from specscope.trace.tree import Bools, Doubles
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import told_ids
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.tree import Bools, Doubles
 
 TIES = 8  # tokens that may share a probability at top-p's border
 FAINT = 1e-30  # raw probabilities below it have lost their digits

@@ -7,7 +7,7 @@ import numpy as np
 from specscope.analyze.findings import Check
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE, WHOLE, found
-from specscope.trace.tree import Bools, Doubles
+from specscope.trace.record.tree import Bools, Doubles
 
 NATS = 1e-3  # by which an entropy in float32 over a whole vocabulary may be off
 SURE = 0.99  # a token with more of p has nearly all of what rejections leave, whatever they are

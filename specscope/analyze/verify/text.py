@@ -7,8 +7,8 @@ from rich.text import Text
 
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.trial import IN_PART, Trial
-from specscope.trace.vocabulary import printable
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import printable
 
 MARKS = {CheckResult.PASSED: ("✓", "green"), CheckResult.FAILED: ("✗", "bold red"), CheckResult.SKIPPED: ("–", "dim")}
 NAME = 26

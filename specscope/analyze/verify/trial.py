@@ -20,10 +20,10 @@ from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
 from specscope.analyze.walk import visits
-from specscope.trace.history import History
-from specscope.trace.privacy import Privacy
-from specscope.trace.rules import is_lossy
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.rules import is_lossy
 
 # What tells whether tokens that were drawn are distributed as the target's
 DISTRIBUTION = ("acceptance", "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")

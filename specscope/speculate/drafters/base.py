@@ -18,10 +18,10 @@ from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.sampling import LogitRows
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.method import MethodNotes
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import DraftNotes, Phase, Verdict
-from specscope.trace.tree import ROOT, DraftTree, Floats, TreeShape
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import DraftNotes, Phase, Verdict
+from specscope.trace.record.tree import ROOT, DraftTree, Floats, TreeShape
 
 
 @dataclass(frozen=True)

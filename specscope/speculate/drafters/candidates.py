@@ -9,9 +9,9 @@ import numpy as np
 
 from specscope.speculate.acceptance import OTHERS, PRIOR, UNSEEN, CandidateHistory, code, model_level, text_level
 from specscope.speculate.drafters.base import Draft
-from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
-from specscope.trace.records import DraftNotes
-from specscope.trace.tree import ROOT, DraftTree, Ints
+from specscope.trace.record.method import BOTH, MODEL, TEXT, MethodNotes
+from specscope.trace.record.records import DraftNotes
+from specscope.trace.record.tree import ROOT, DraftTree, Ints
 
 WORTH = 0.07  # a candidate that is reached and accepted less often is not verified: a row costs more than it brings
 

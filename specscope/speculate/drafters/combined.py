@@ -24,10 +24,10 @@ from specscope.speculate.drafters.candidates import Candidates
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.suffix import SuffixDrafter
-from specscope.trace.method import MODEL, MethodNotes
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import Phase, Verdict
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.method import MODEL, MethodNotes
+from specscope.trace.record.records import Phase, Verdict
+from specscope.trace.record.tree import DraftTree
 
 PASS = 0.1  # of a plain step: what a pass of the model is taken to cost
 PASSES = 2  # of the model that bring that

@@ -13,8 +13,8 @@ from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.trace.plan import TreePlan
-from specscope.trace.records import Verdict
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.records import Verdict
+from specscope.trace.record.tree import DraftTree
 
 
 class DraftModel(ModelDrafter):

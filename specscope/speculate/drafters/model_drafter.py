@@ -18,8 +18,8 @@ from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.drafters.tree_builder import TreeBuilder, grow_trees, share_rows, start_tree
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.records import Phase, Verdict
-from specscope.trace.tree import DraftTree, Floats, Ints
+from specscope.trace.record.records import Phase, Verdict
+from specscope.trace.record.tree import DraftTree, Floats, Ints
 
 PREFILL_CHUNK = 512
 

@@ -26,9 +26,9 @@ from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import grow_trees, share_rows
-from specscope.trace.method import MethodNotes
 from specscope.trace.plan import TreePlan
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.tree import DraftTree
 
 
 @dataclass

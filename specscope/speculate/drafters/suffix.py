@@ -18,8 +18,8 @@ import numpy as np
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.suffix_index import Place, Shelf, Text, occurrences
 from specscope.speculate.drafters.text_drafter import TextDrafter
-from specscope.trace.method import MethodNotes
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.tree import ROOT, DraftTree
 
 FACTOR = 2.0  # nodes for each token that matched
 LEAST = 0.1  # of the occurrences: a path that fewer went is not drafted

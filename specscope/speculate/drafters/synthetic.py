@@ -13,10 +13,10 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.suffix_index import Shelf
-from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import StaticPlan
-from specscope.trace.records import Phase, Verdict
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.records import Phase, Verdict
+from specscope.trace.record.tree import ROOT, DraftTree
 
 
 class Synthetic:

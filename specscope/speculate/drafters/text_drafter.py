@@ -13,8 +13,8 @@ from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import allows
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.suffix_index import Shelf
-from specscope.trace.records import Phase, Verdict
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.records import Phase, Verdict
+from specscope.trace.record.tree import ROOT, DraftTree
 
 
 def pruned(draft: Draft, context: Context) -> Draft:

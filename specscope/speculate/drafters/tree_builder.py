@@ -18,10 +18,10 @@ from specscope.speculate.drafters.level import Level
 from specscope.speculate.draws import draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.records import DraftNotes
-from specscope.trace.tree import ROOT, DraftTree, Drawn, Ints, TreeShape
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.records import DraftNotes
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn, Ints, TreeShape
 
 STRIDE = 4  # draws at a node, at most, of a tree whose draws are counted
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specscope.trace.tree import Ints
+from specscope.trace.record.tree import Ints
 
 
 class GrammarState:

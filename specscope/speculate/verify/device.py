@@ -11,8 +11,8 @@ from specscope.model.backend import Backend
 from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import Verdict
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import Verdict
 
 
 def verify(batch: VerifyBatch) -> list[Verdict]:

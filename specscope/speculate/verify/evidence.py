@@ -8,9 +8,9 @@ import numpy as np
 
 from specscope.kernels.flat_trees import ACCEPTED, UNTRIED
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
-from specscope.trace.records import FinalKind, Verdict
-from specscope.trace.rules import STANDARD
-from specscope.trace.tree import Doubles
+from specscope.trace.record.records import FinalKind, Verdict
+from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.tree import Doubles
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WI
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.speculate.verify.left import Chosen, DrafterRow, Residual, drafter_row, p_of_nodes, target_rows
-from specscope.trace.records import Verdict
+from specscope.trace.record.records import Verdict
 
 
 def verify(batch: VerifyBatch) -> list[Verdict]:

@@ -17,8 +17,8 @@ from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.changes import Changes
-from specscope.trace.coins import Stream, coins
-from specscope.trace.tree import ROOT, Doubles, DraftTree
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.tree import ROOT, Doubles, DraftTree
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY
 from specscope.speculate.draws import draw
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.trace.tree import Doubles
+from specscope.trace.record.tree import Doubles
 
 
 class DrafterRow:

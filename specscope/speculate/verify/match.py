@@ -14,8 +14,8 @@ from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.speculate.verify.left import Left, p_of_nodes, target_rows
-from specscope.trace.records import Verdict
-from specscope.trace.rules import MATCH
+from specscope.trace.record.records import Verdict
+from specscope.trace.record.rules import MATCH
 
 
 def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:

@@ -16,9 +16,9 @@ from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.verify import host
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.speculate.verify.left import Left, Residual
-from specscope.trace.parents import ParentsBuilder, RawRow, spread
-from specscope.trace.records import FinalKind, ParentNotes, Verdict
-from specscope.trace.tree import ROOT, DraftTree, Drawn, Floats
+from specscope.trace.record.parents import ParentsBuilder, RawRow, spread
+from specscope.trace.record.records import FinalKind, ParentNotes, Verdict
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn, Floats
 
 Part = tuple[Context, Draft, Tensor]  # a request, its draft, the target's logits [n + 1, V]
 

@@ -21,8 +21,8 @@ from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WI
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.speculate.verify.left import Left, drafter_row, p_of_nodes, target_rows
-from specscope.trace.records import Verdict
-from specscope.trace.rules import TRAVERSAL
+from specscope.trace.record.records import Verdict
+from specscope.trace.record.rules import TRAVERSAL
 
 
 def verify(batch: VerifyBatch, rule: str = TRAVERSAL) -> tuple[list[Verdict], list[Left]]:

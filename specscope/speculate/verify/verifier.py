@@ -12,8 +12,8 @@ from specscope.speculate.verify.inputs import VerifyBatch, step_batch
 from specscope.speculate.verify.left import Left
 from specscope.speculate.verify.parents import Part, parent_notes
 from specscope.trace.changes import Changes
-from specscope.trace.records import ParentNotes, Verdict
-from specscope.trace.rules import LOOK_AHEAD, MATCH, STANDARD
+from specscope.trace.record.records import ParentNotes, Verdict
+from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD
 
 
 @dataclass(frozen=True)

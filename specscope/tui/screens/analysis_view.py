@@ -15,8 +15,8 @@ from specscope.analyze.findings import Reference
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.evidence import snapshot
 from specscope.analyze.questions.grids import Grid, GridRow, grids
-from specscope.trace.history import History
-from specscope.trace.wording import plural
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, clean, line_width

@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from specscope.trace.history import Branch
+from specscope.trace.history.history import Branch
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, cut, fit, left, right

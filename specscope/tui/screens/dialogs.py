@@ -18,8 +18,8 @@ from specscope.debug.session import Session
 from specscope.debug.viewer import Control, Viewer
 from specscope.errors import UserError
 from specscope.trace.checked import whole
-from specscope.trace.history import RequestHistory
-from specscope.trace.vocabulary import shell_word
+from specscope.trace.history.history import RequestHistory
+from specscope.trace.record.vocabulary import shell_word
 from specscope.tui.pending import Pending
 from specscope.tui.shell import Shell
 from specscope.tui.text import clean

@@ -11,9 +11,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.debug.forked import Forked
-from specscope.trace.records import RequestStep
-from specscope.trace.vocabulary import Vocabulary
-from specscope.trace.wording import acceptance
+from specscope.trace.history.wording import acceptance
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right, show_token

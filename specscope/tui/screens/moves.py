@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specscope.trace.history import RequestHistory
-from specscope.trace.records import FinalKind
+from specscope.trace.history.history import RequestHistory
+from specscope.trace.record.records import FinalKind
 from specscope.tui.screens.base import Screens
 from specscope.tui.widgets.requests import RequestsPanel
 

@@ -9,10 +9,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
-from specscope.trace.decided import ended_by
-from specscope.trace.records import RequestStep
-from specscope.trace.why import Asker, brief
-from specscope.trace.wording import acceptance
+from specscope.trace.history.decided import ended_by
+from specscope.trace.history.why import Asker, brief
+from specscope.trace.history.wording import acceptance
+from specscope.trace.record.records import RequestStep
 from specscope.tui.compared import Beside, Compared, ComparedPair
 from specscope.tui.look import Look
 from specscope.tui.screens.fork_view import DEPTH, step_cell

@@ -12,8 +12,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
-from specscope.trace.records import FinalKind, RequestStep
-from specscope.trace.wording import acceptance, ending, plural
+from specscope.trace.history.wording import acceptance, ending, plural
+from specscope.trace.record.records import FinalKind, RequestStep
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import LEVELS, Ink, Line, clean, column_at, cut, figure, fit, left, right, show_token, spread

@@ -12,9 +12,9 @@ from textual.containers import Container
 
 from specscope.debug.answers import LookRefused
 from specscope.debug.views import NodeView
-from specscope.trace.at_parent import above
-from specscope.trace.decided import ended_by
-from specscope.trace.wording import acceptance
+from specscope.trace.history.at_parent import above
+from specscope.trace.history.decided import ended_by
+from specscope.trace.history.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.screens.request_view import TimelinePanel

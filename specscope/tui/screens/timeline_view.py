@@ -10,9 +10,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
-from specscope.trace import timeline
-from specscope.trace.timeline import SpanTimeline, TimelineRow
-from specscope.trace.wording import plural
+from specscope.trace.history import timeline
+from specscope.trace.history.timeline import SpanTimeline, TimelineRow
+from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Line, fit, left, paragraph, right

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specscope.trace.at_parent import above, end, is_deterministic
-from specscope.trace.decided import BELOW, TOSSED, coin_sign
-from specscope.trace.records import Outcome, RequestStep, Verdict
-from specscope.trace.rules import MATCH
+from specscope.trace.history.at_parent import above, end, is_deterministic
+from specscope.trace.history.decided import BELOW, TOSSED, coin_sign
+from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.rules import MATCH
 from specscope.tui.text import Ink, Line, bar, left, line_width, probability
 
 LABEL = 9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specscope.trace.records import StepRecord
+from specscope.trace.record.records import StepRecord
 from specscope.tui.text import Ink, Line, clean, line_width
 
 OWNERS: tuple[Ink, ...] = ("accepted", "bonus", "recovered", "target", "accent", "warn")

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.history import History
-from specscope.trace.records import RequestStep, StepRecord
-from specscope.trace.stats import Acceptance, mean_tau
-from specscope.trace.undrafted import Undrafted, why_undrafted
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import Acceptance, mean_tau
+from specscope.trace.history.undrafted import Undrafted, why_undrafted
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import RequestStep, StepRecord
 
 EVERY = 512  # request steps between two checkpoints
 Part = RequestStep | Aggregate

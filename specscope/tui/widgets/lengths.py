@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 from textual import events
 
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, Line, clean, column_at, fit, right, spread
 from specscope.tui.widgets.lines import Sheet

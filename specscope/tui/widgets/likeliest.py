@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specscope.trace.at_parent import AtParent, TopToken
-from specscope.trace.draw import MARKS
-from specscope.trace.records import Outcome
-from specscope.trace.vocabulary import Vocabulary
-from specscope.trace.wording import ordinal
+from specscope.trace.history.at_parent import AtParent, TopToken
+from specscope.trace.history.draw import MARKS
+from specscope.trace.history.wording import ordinal
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.text import Ink, Line, bar, cut, left, probability, show_token
 from specscope.tui.widgets.decision import INKS, beside
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specscope.trace.draft_vocabulary import draft_id, draft_tokens
-from specscope.trace.records import Outcome, RequestStep, Verdict
-from specscope.trace.rules import ABOUT
-from specscope.trace.tree import ROOT, Drawn
-from specscope.trace.vocabulary import printable, token_id
-from specscope.trace.wording import about_draft
+from specscope.trace.history.wording import about_draft
+from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
+from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.rules import ABOUT
+from specscope.trace.record.tree import ROOT, Drawn
+from specscope.trace.record.vocabulary import printable, token_id
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, folded, left, paragraph, show_token
 from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, decision, final_bar

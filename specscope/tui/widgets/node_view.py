@@ -7,8 +7,8 @@ import math
 from rich.cells import cell_len
 
 from specscope.debug.views import DistributionView, NodeView
-from specscope.trace.vocabulary import Vocabulary
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.text import (
     Ink,
     Line,

@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 
-from specscope.trace.history import RequestHistory
-from specscope.trace.records import FinishReason, Origin, RequestStep
-from specscope.trace.vocabulary import Vocabulary, token_id
-from specscope.trace.wording import ending, plural
+from specscope.trace.history.history import RequestHistory
+from specscope.trace.history.wording import ending, plural
+from specscope.trace.record.records import FinishReason, Origin, RequestStep
+from specscope.trace.record.vocabulary import Vocabulary, token_id
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, fit
 from specscope.tui.widgets.lines import Sheet

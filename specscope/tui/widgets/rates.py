@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.records import FinalKind
-from specscope.trace.stats import Acceptance
-from specscope.trace.undrafted import ABOUT, shares
-from specscope.trace.wording import plural
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.undrafted import ABOUT, shares
+from specscope.trace.history.wording import plural
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import FinalKind
 from specscope.tui.look import Look
 from specscope.tui.text import (
     LEVELS,

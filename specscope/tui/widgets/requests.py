@@ -10,8 +10,8 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from specscope.trace.records import FinishReason
-from specscope.trace.wording import ending
+from specscope.trace.history.wording import ending
+from specscope.trace.record.records import FinishReason
 from specscope.tui.look import Look
 from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, left, line_width, right
 from specscope.tui.widgets.lines import Sheet

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
-from specscope.trace.timeline import SpanTimeline, TimelineRow
-from specscope.trace.wording import plural
+from specscope.trace.history.timeline import SpanTimeline, TimelineRow
+from specscope.trace.history.wording import plural
 from specscope.tui.text import EIGHTHS, Ink, Line, cut, folded, left, paragraph, right
 
 SERVICE_INKS: tuple[Ink, ...] = ("accent", "target", "recovered", "bonus")  # of other services, in turn

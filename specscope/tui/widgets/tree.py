@@ -9,11 +9,11 @@ from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 
-from specscope.trace.at_parent import above as place_of
-from specscope.trace.decided import ended_by
-from specscope.trace.records import RequestStep, StepRecord, Verdict
-from specscope.trace.why import brief
-from specscope.trace.wording import about_method, acceptance
+from specscope.trace.history.at_parent import above as place_of
+from specscope.trace.history.decided import ended_by
+from specscope.trace.history.why import brief
+from specscope.trace.history.wording import about_method, acceptance
+from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.tui.keys import shown_key
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, paragraph, show_token

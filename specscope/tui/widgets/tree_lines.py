@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.cells import cell_len
 
-from specscope.trace.at_parent import above, draft_ps, end, raw_ps
-from specscope.trace.decided import coin_sign
-from specscope.trace.draw import MARKS, branches
-from specscope.trace.records import Outcome, RequestStep, Verdict
-from specscope.trace.tree import DraftTree, Drawn
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.history.at_parent import above, draft_ps, end, raw_ps
+from specscope.trace.history.decided import coin_sign
+from specscope.trace.history.draw import MARKS, branches
+from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.tree import DraftTree, Drawn
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, show_token
 from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, p_tried, q_tried, tried
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specscope.trace.at_parent import above, end
-from specscope.trace.decided import deciding
-from specscope.trace.draw import MARKS
-from specscope.trace.records import Outcome, RequestStep, Verdict
-from specscope.trace.tree import ROOT
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.history.at_parent import above, end
+from specscope.trace.history.decided import deciding
+from specscope.trace.history.draw import MARKS
+from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.tree import ROOT
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.text import Ink, Line, cut, fit, probability, show_token
 from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, beside, decision, final_bar
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.engines import DRAFTERS, PROMPTS
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
 

@@ -5,10 +5,10 @@ import pytest
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.history import History
-from specscope.trace.method import TEXT, model_part, text_part
-from specscope.trace.reading import read_capture
+from specscope.trace.history.history import History
+from specscope.trace.record.method import TEXT, model_part, text_part
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
 from tests.engines import PROMPTS, each_drafter
 

@@ -13,7 +13,7 @@ from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.audit.verdict import verdict
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.analyze.audit.runs import RULES, Bench, failed, run
 from tests.engines import PROMPTS
 

@@ -10,9 +10,9 @@ import pytest
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
+from specscope.trace.history.history import History
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, Bench, run
 from tests.engines import PROMPTS
 

@@ -6,7 +6,7 @@ from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.measure.judges import audit_options
 from specscope.measure.prompts import PLAIN
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.analyze.audit.runs import failed
 
 RULES = [{}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.0, "top_k": 40, "repetition_penalty": 1.2}]

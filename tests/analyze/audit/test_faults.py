@@ -13,7 +13,7 @@ from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 from specscope.speculate.verify import inputs
-from specscope.trace.tree import DraftTree
+from specscope.trace.record.tree import DraftTree
 from tests.analyze.audit.runs import RULES, Bench, failed, run
 from tests.engines import PROMPTS
 

@@ -6,7 +6,7 @@ from specscope.analyze.audit.shelf import EndedTexts
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.drafters import candidates, ngram, suffix
 from specscope.speculate.drafters.candidates import Candidates
-from specscope.trace.method import MODEL, TEXT
+from specscope.trace.record.method import MODEL, TEXT
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, run
 from tests.engines import PROMPTS
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.columns import Side
-from specscope.trace.coins import Stream, coins
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
+from specscope.trace.history.history import History
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
     DraftNotes,
     FinalKind,
     FinishReason,
@@ -31,8 +31,8 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.tree import ROOT, DraftTree, Drawn
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.vocabulary import Vocabulary
 from tests.analyze.histories import RUN
 
 WORDS = 12

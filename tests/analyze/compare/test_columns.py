@@ -1,4 +1,4 @@
-"""Columns hold what the records held: steps come back, and figures agree with trace/stats.py."""
+"""Columns hold what the records held: steps come back, and figures agree with trace/history/stats.py."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from specscope.analyze.compare.tables import details
 from specscope.analyze.tables import NONE
 from specscope.analyze.verify.arrays import places
 from specscope.errors import UserError
-from specscope.trace.at_parent import draft_ps, end, raw_ps
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
-from specscope.trace.stats import measure
+from specscope.trace.history.at_parent import draft_ps, end, raw_ps
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import measure
+from specscope.trace.wire.reading import read_capture
 
 from .runs import Made, make, side
 
@@ -140,7 +140,7 @@ def test_large_captures_are_read_in_processes_of_their_own(tmp_path, monkeypatch
 
 def write(history, path):
     """The capture of a history."""
-    from specscope.trace.capture import CaptureWriter
+    from specscope.trace.wire.capture import CaptureWriter
 
     writer = CaptureWriter(path, history.run, history.vocabulary)
     for record in sorted(history._known.values(), key=lambda record: record.step):

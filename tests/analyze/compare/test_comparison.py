@@ -12,8 +12,8 @@ from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import SUSPECT, PairedBy, PartingCause, Sameness
-from specscope.trace.history import History
-from specscope.trace.records import RunInfo
+from specscope.trace.history.history import History
+from specscope.trace.record.records import RunInfo
 from tests.analyze.histories import RUN, info, record, step
 
 from .runs import Made, make, side

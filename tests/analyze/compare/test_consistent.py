@@ -15,7 +15,7 @@ from specscope.analyze.compare.failif import named, parse
 from specscope.analyze.compare.page import render_html
 from specscope.analyze.compare.result import Comparison, Sameness
 from specscope.analyze.compare.verdict import exit_code
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 from .runs import Made, side
 

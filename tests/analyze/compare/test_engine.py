@@ -7,8 +7,8 @@ import pytest
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import SUSPECT, Sameness
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
 from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh
 from tests.faults.planted import FAULTS
 

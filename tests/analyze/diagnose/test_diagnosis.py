@@ -17,7 +17,7 @@ from specscope.analyze.diagnose.rates import Rate, ScoreSum, z_between
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.faults.fault import Fault
 from tests.faults.planted import FAULTS
 from tests.faults.settings import SETTINGS, history, record

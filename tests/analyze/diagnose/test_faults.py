@@ -9,7 +9,7 @@ from specscope.analyze.audit.audit import TARGET as TARGET_CHECKS
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.analyze.histories import RUN
 from tests.faults.planted import FAULTS
 from tests.faults.settings import SETTINGS, history, record

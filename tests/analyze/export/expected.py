@@ -2,11 +2,11 @@
 
 import json
 
-from specscope.trace.history import History
-from specscope.trace.privacy import Privacy
-from specscope.trace.records import Outcome
-from specscope.trace.tree import Drawn
-from specscope.trace.undrafted import why_undrafted
+from specscope.trace.history.history import History
+from specscope.trace.history.undrafted import why_undrafted
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.tree import Drawn
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 ANY = object()  # a value that does not follow from the records alone

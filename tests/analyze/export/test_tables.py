@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from specscope.analyze.export import chunk, writer
 from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.equal import same
-from specscope.trace.reading import read_capture
-from specscope.trace.records import ParentNotes
+from specscope.trace.record.equal import same
+from specscope.trace.record.records import ParentNotes
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.export import expected
 from tests.trace import samples
 from tests.trace.strategies import RUN, runs, vocabularies

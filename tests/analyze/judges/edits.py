@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
+from specscope.trace.history.history import History
+from specscope.trace.wire.reading import read_capture
 
 TRACES = Path(__file__).parents[3] / "traces"
 

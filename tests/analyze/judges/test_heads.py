@@ -11,7 +11,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.measure.judges import audit_options
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 from tests.faults.models import DRAFT, HEAD, TARGET
 from tests.faults.planted import FAULTS
 from tests.faults.settings import DRAFTERS, SETTINGS, record

@@ -16,7 +16,7 @@ from specscope.analyze.diagnose.naming import Failure, diagnose, settled
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.trial import judge
-from specscope.trace.records import Outcome
+from specscope.trace.record.records import Outcome
 from tests.analyze.histories import history as made
 from tests.analyze.histories import record, step
 from tests.analyze.judges.edits import changed, sample, with_verdict

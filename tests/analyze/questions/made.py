@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
+from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
     DraftNotes,
     FinalKind,
     Outcome,
@@ -18,7 +18,7 @@ from specscope.trace.records import (
     RequestStep,
     Verdict,
 )
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from tests.analyze.histories import RUN, history, record
 
 PROMPT = 10  # tokens

@@ -1,4 +1,4 @@
-"""Acceptance by condition: planted buckets, and totals that are those of trace/stats.py."""
+"""Acceptance by condition: planted buckets, and totals that are those of trace/history/stats.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specscope.analyze.questions.acceptance import by_condition
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.evidence import Evidence
-from specscope.trace.tree import Drawn
+from specscope.trace.record.tree import Drawn
 from tests.analyze.histories import demo, record
 from tests.analyze.synthetic import Synthetic
 

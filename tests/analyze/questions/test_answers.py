@@ -18,11 +18,11 @@ from specscope.analyze.questions.groups import Examples
 from specscope.analyze.report import build_report
 from specscope.analyze.several import several
 from specscope.analyze.text import render_text
-from specscope.trace.history import History
-from specscope.trace.privacy import Privacy
-from specscope.trace.reading import read_capture
-from specscope.trace.tree import Drawn
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.history.history import History
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.tree import Drawn
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.synthetic import Synthetic
 
 from .made import decode, run_of

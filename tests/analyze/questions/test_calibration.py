@@ -7,7 +7,7 @@ import pytest
 
 from specscope.analyze.questions.calibration import Plotted, calibration
 from specscope.analyze.questions.evidence import Evidence
-from specscope.trace.tree import Drawn
+from specscope.trace.record.tree import Drawn
 from tests.analyze.synthetic import Synthetic
 
 from .made import decode, run_of

@@ -13,9 +13,9 @@ from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.cells import FEWEST, by_cell
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.grids import grids
-from specscope.trace.reading import read_capture
-from specscope.trace.records import Outcome
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.histories import demo
 
 from .made import decode, run_of

@@ -10,7 +10,7 @@ import pytest
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.kinds import RejectionKinds
 from specscope.analyze.questions.missed import ChoicePlace
-from specscope.trace.records import Preceded
+from specscope.trace.record.records import Preceded
 
 from .made import decode, noted, run_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.missed import ChoicePlace, missed
-from specscope.trace.draft_vocabulary import pack
+from specscope.trace.record.draft_vocabulary import pack
 
 from .made import decode, noted, run_of
 

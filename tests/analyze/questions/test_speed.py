@@ -17,9 +17,9 @@ from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.missed import missed
 from specscope.analyze.questions.rejections import rejections
 from specscope.analyze.report import build_report
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.reading import read_capture
-from specscope.trace.tree import Drawn
+from specscope.trace.record.tree import Drawn
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.histories import record
 from tests.analyze.synthetic import Synthetic
 

@@ -12,9 +12,9 @@ from specscope.analyze.tune.lengths import lengths
 from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again
 from specscope.speculate.drafters.base import Context
-from specscope.trace.history import History
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import measure
 from specscope.trace.plan import parse_plan
-from specscope.trace.stats import measure
 from tests.faults.models import DRAFT, HEAD, TARGET, story
 
 DRAFTERS = {

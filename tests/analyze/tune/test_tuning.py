@@ -12,7 +12,7 @@ from specscope.analyze.tune.text import advice, tables
 from specscope.errors import UserError
 from specscope.trace.costs import CostPoint, StepCosts
 from specscope.trace.plan import parse_plan
-from specscope.trace.reading import read_capture
+from specscope.trace.wire.reading import read_capture
 
 TRACES = Path(__file__).parents[3] / "traces"
 

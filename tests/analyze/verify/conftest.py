@@ -3,7 +3,7 @@
 import pytest
 
 from specscope import SamplingParams
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.engines import PROMPTS, SMALL, build_engines, fresh
 
 GREEDY = {"temperature": 0.0}

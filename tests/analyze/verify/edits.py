@@ -6,8 +6,8 @@ import numpy as np
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history import History
-from specscope.trace.records import Outcome
+from specscope.trace.history.history import History
+from specscope.trace.record.records import Outcome
 
 
 def replaced(part, **change):

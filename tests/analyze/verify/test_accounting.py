@@ -7,8 +7,8 @@ import pytest
 
 from specscope import SamplingParams
 from specscope.analyze.findings import CheckResult
-from specscope.trace.history import History
-from specscope.trace.records import FinishReason, Preceded
+from specscope.trace.history.history import History
+from specscope.trace.record.records import FinishReason, Preceded
 from tests.analyze.verify.edits import check, edited, failed, passed, replaced
 from tests.engines import PROMPTS, fresh
 

@@ -24,7 +24,7 @@ def test_a_token_outside_the_draft_vocabulary_is_found(runs):
         unknown = next(t for t in range(300) if t not in known)
         return replaced(part, tree__token=put(part.tree.token, 0, unknown)) if len(part.tree) else None
 
-    from specscope.trace.draft_vocabulary import draft_tokens
+    from specscope.trace.record.draft_vocabulary import draft_tokens
 
     known = set(draft_tokens(runs["deterministic"].run).tolist())
     bad = check(edited(runs["deterministic"], outside))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specscope.analyze.findings import CheckResult
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import Drawn
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.tree import Drawn
 from tests.analyze.verify.edits import check, edited, elder, failed, node, passed, put, replaced
 
 

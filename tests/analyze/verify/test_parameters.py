@@ -6,7 +6,7 @@ import pytest
 
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.sampling import LogitRows
-from specscope.trace.history import History
+from specscope.trace.history.history import History
 from tests.analyze.verify.conftest import run
 from tests.analyze.verify.edits import check, failed, passed
 

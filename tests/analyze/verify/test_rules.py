@@ -11,8 +11,8 @@ from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.verify import traversal
 from specscope.trace.changes import Changes
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from tests.analyze.verify.conftest import HOT, run
 from tests.analyze.verify.edits import check, edited, failed, node, put, replaced
 from tests.speculate.verify.test_rules import TRAVERSAL_MISTAKES, mutant

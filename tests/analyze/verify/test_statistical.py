@@ -7,10 +7,10 @@ import pytest
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.statistical import BY_OUTCOME
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history import History
-from specscope.trace.sampling_sink import SamplingSink
-from specscope.trace.trace_sampling import read_sampling
-from specscope.trace.tree import Drawn
+from specscope.trace.history.history import History
+from specscope.trace.record.trace_sampling import read_sampling
+from specscope.trace.record.tree import Drawn
+from specscope.trace.wire.sampling_sink import SamplingSink
 from tests.analyze.synthetic import FAULTS, Synthetic
 from tests.analyze.verify.edits import check, failed, passed
 
@@ -148,13 +148,13 @@ def test_an_old_capture_is_judged_by_what_it_has():
 
 def test_coins_that_are_known_already_are_no_chance(engines):
     """Requests with one seed and one prompt make the same draws: they are counted once."""
-    from specscope.trace.params import SamplingParams
+    from specscope.trace.record.params import SamplingParams
     from tests.analyze.verify.conftest import run
     from tests.engines import PROMPTS
 
     once = run(engines["draft tree"], temperature=1.3)
     engine = engines["draft tree"]
-    from specscope.trace.history import History
+    from specscope.trace.history.history import History
 
     history = History(run=engine.run_info, vocabulary=engine.vocabulary)
     for _ in range(20):

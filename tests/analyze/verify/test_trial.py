@@ -12,9 +12,9 @@ from rich.console import Console
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.text import render_trial
 from specscope.analyze.verify.trial import judge
-from specscope.trace.capture import CaptureWriter
-from specscope.trace.history import History
-from specscope.trace.reading import read_capture
+from specscope.trace.history.history import History
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.histories import RUN
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import RUNS, run

@@ -12,7 +12,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT, DraftTree
 from tests.faults.fault import Fault
 
 

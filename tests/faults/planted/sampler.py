@@ -10,7 +10,7 @@ from specscope.speculate.drafters import tree_builder
 from specscope.speculate.sampling import all_probabilities
 from specscope.speculate.verify import host, inputs, verifier
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.trace.coins import coins
+from specscope.trace.record.coins import coins
 from tests.faults.fault import Fault
 
 

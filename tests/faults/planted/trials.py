@@ -10,7 +10,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 from specscope.speculate.verify import host, inputs, verifier
-from specscope.trace.coins import coins
+from specscope.trace.record.coins import coins
 from tests.faults.fault import Fault
 
 

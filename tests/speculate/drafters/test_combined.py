@@ -14,9 +14,9 @@ from specscope.speculate.acceptance import CandidateHistory
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.candidates import WORTH, Candidates
 from specscope.speculate.drafters.combined import model_of
-from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
-from specscope.trace.records import DraftNotes
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.method import BOTH, MODEL, TEXT, MethodNotes
+from specscope.trace.record.records import DraftNotes
+from specscope.trace.record.tree import ROOT, DraftTree
 from tests.engines import COSTS
 from tests.heads import head_tensors, write_head
 

@@ -15,11 +15,11 @@ from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, StaticTreeBuilder
-from specscope.trace.notes import DraftNotes
-from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan
-from specscope.trace.records import RequestStep
-from specscope.trace.tree import ROOT, DraftTree, Drawn, TreeShape
+from specscope.trace.record.notes import DraftNotes
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn, TreeShape
 from tests.speculate.test_adaptive import costs
 from tests.speculate.verify.enumeration import Model, emitted, sampled_children, variation
 from tests.speculate.verify.test_oracle import coin_outcomes

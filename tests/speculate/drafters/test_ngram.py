@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
-from specscope.trace.params import SamplingParams
-from specscope.trace.tree import ROOT
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import ROOT
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 

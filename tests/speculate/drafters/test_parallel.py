@@ -13,7 +13,7 @@ from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters import eagle
 from specscope.speculate.drafters.parallel import ParallelEagle, with_masks
 from specscope.trace.plan import parse_plan
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT, DraftTree
 from tests.heads import Reference, head_tensors, write_parallel_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]

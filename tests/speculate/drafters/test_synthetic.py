@@ -6,7 +6,7 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
-from specscope.trace.records import Outcome
+from specscope.trace.record.records import Outcome
 
 
 def test_the_rates_are_those_asked_for(tiny):

@@ -12,11 +12,11 @@ from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import start_tree
-from specscope.trace.coins import Stream, coins
-from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan, parse_plan
-from specscope.trace.tree import ROOT, Drawn, parse_tree
-from tests.trace.test_tree import shapes
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import ROOT, Drawn, parse_tree
+from tests.trace.record.test_tree import shapes
 
 VOCAB = 30
 D2T = torch.tensor([2, 3, 5, 8, 13, 21, 22, 29])  # what a reduced vocabulary of 8 tokens stands for

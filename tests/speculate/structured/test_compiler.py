@@ -12,8 +12,8 @@ from specscope.speculate.allowed import unpacked
 from specscope.speculate.structured import compiler
 from specscope.speculate.structured.compiler import Grammars
 from specscope.speculate.structured.worker import escaped
-from specscope.trace.structured import StructuredOutputs
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.vocabulary import Vocabulary
 
 pytest.importorskip("xgrammar")
 EOS, SPECIAL, BYTES = 2, 1, 3

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from specscope.trace.tree import ROOT
+from specscope.trace.record.tree import ROOT
 from tests.speculate.structured.test_compiler import EOS, SIZE, allowed, grammars, ids, state  # noqa: F401
 
 pytest.importorskip("xgrammar")

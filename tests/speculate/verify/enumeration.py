@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 SHAPES = [
     ("1", 5),

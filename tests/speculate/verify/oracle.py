@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.speculate.verify.distribution import Dense, Distribution
-from specscope.trace.records import FinalKind, Outcome, Verdict
-from specscope.trace.tree import ROOT, Doubles, DraftTree, Drawn
+from specscope.trace.record.records import FinalKind, Outcome, Verdict
+from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
 from tests.speculate.verify import book
 
 NONE_FORCED: Mapping[int, bool] = {}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from specscope.debug.forked import Forked
 from specscope.speculate.verify.distribution import Dense, OneHot
-from specscope.trace.records import ROUNDING, RequestStep
-from specscope.trace.tree import DraftTree, Drawn
-from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.record.records import ROUNDING, RequestStep
+from specscope.trace.record.tree import DraftTree, Drawn
+from specscope.trace.record.vocabulary import Vocabulary
 from tests.speculate.verify import book
 from tests.speculate.verify.oracle import verify
 

@@ -7,9 +7,9 @@ import torch
 from specscope.engine.engine import Engine
 from specscope.speculate.adaptive import Sizer
 from specscope.speculate.sampling import distributions
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.tree import ROOT, Drawn
 from tests.engines import DRAFTERS, PROMPTS, build_engines
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=5, ignore_eos=True)

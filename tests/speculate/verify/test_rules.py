@@ -17,10 +17,10 @@ from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
 from specscope.speculate.verify.left import Residual
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.rules import BLOCK, MATCH, TRAVERSAL
-from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.rules import BLOCK, MATCH, TRAVERSAL
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn, parse_tree
 from tests.kernels import DEVICE
 from tests.speculate.verify.enumeration import SHAPES, Model, dense, draws, total_variation
 from tests.speculate.verify.test_oracle import coin_outcomes

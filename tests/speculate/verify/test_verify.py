@@ -15,9 +15,9 @@ from specscope.speculate.verify import device, host
 from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput, step_batch
 from specscope.trace.changes import Changes
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from tests.kernels import DEVICE
 from tests.speculate.reads import Reads
 from tests.speculate.verify import oracle

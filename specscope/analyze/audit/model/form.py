@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import not_loaded
-from specscope.trace.params import SamplingParams
-from specscope.trace.tokens import read_vocabulary
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tokens import read_vocabulary
 
 WHITESPACE = 8  # between JSON's tokens, as the engine has it
 

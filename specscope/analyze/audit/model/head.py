@@ -23,7 +23,7 @@ from specscope.errors import UserError, first_line
 from specscope.trace.files import read_object
 from specscope.trace.head_folder import weight_files
 from specscope.trace.head_keys import FLAGS, SLIDING, flattened, unknown, unknown_tensor
-from specscope.trace.tree import ROOT
+from specscope.trace.record.tree import ROOT
 
 STEPS = 64  # steps whose trees are run together
 CHUNK = 512  # rows of the text that are run together

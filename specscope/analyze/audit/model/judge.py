@@ -12,11 +12,11 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import Tally, conditional, span, within
-from specscope.trace.limits import UNREAD, untold_limits
-from specscope.trace.method import TEXT
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinalKind, ParentNotes, RequestStep
-from specscope.trace.tree import Drawn
+from specscope.trace.record.limits import UNREAD, untold_limits
+from specscope.trace.record.method import TEXT
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
+from specscope.trace.record.tree import Drawn
 
 FORM = "structured_outputs"
 Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabilities are asked for

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.trace.params import SamplingParams
+from specscope.trace.record.params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.audit.tally import Tally
 from specscope.errors import UserError, first_line
-from specscope.trace.records import ROUNDING, RunInfo
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import ROUNDING, RunInfo
 
 REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, and so much of each
 BRANCHES = 4  # of them

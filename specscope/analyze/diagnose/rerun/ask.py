@@ -20,8 +20,8 @@ from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rows import of_head, of_model
 from specscope.analyze.diagnose.rerun.rules import rule_mistakes
 from specscope.analyze.findings import CheckResult
-from specscope.trace.method import model_part
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.record.method import model_part
+from specscope.trace.record.tree import ROOT, DraftTree
 
 REQUESTS, STEPS = 6, 12  # that are run again: the first steps of some requests
 SOME = 0.02  # of parents that differ as it should be: fewer are no mistake of every step

@@ -14,9 +14,9 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, Suspect
 from specscope.analyze.diagnose.rerun.rows import Asked, Rows, around
 from specscope.analyze.diagnose.rerun.rules import RIGHT, probabilities
-from specscope.trace.records import Outcome
-from specscope.trace.tree import ROOT
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.tree import ROOT
 
 STEPS = 24  # that are looked at
 ENOUGH = 4  # decisions that another row must explain

@@ -24,11 +24,11 @@ from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
 from specscope.analyze.diagnose.rates import ScoreSum
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import Reference
-from specscope.trace.method import model_part
-from specscope.trace.params import SamplingParams
-from specscope.trace.records import ROUNDING, FinalKind
-from specscope.trace.tree import Drawn
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.method import model_part
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import ROUNDING, FinalKind
+from specscope.trace.record.tree import Drawn
 
 REQUESTS = 12  # whose draws are done again
 BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that, whatever the dtype

@@ -16,7 +16,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun.match import Match, among, compare, recorded
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
-from specscope.trace.tree import ROOT
+from specscope.trace.record.tree import ROOT
 
 
 @dataclass(frozen=True)

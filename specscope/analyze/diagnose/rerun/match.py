@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.diagnose.case import Step
-from specscope.trace.records import ROUNDING
-from specscope.trace.tree import ROOT, Floats, Ints
+from specscope.trace.record.records import ROUNDING
+from specscope.trace.record.tree import ROOT, Floats, Ints
 
 SURE = 0.99  # so sure a row is like many others
 LEAST = 3e-4  # of a probability: below this two are the same

@@ -15,8 +15,8 @@ from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.diagnose.rerun.match import SURE, recorded, slack
 from specscope.analyze.diagnose.rerun.rows import Asked, Rows, differing, together
 from specscope.analyze.findings import Reference
-from specscope.trace.tree import Floats, Ints
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.tree import Floats, Ints
 
 STEPS = 10  # engine steps that are looked at
 LEAST = 3  # rows that must come from elsewhere

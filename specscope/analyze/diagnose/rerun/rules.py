@@ -21,10 +21,10 @@ from specscope.analyze.diagnose.diagnosis import RERUN, Suspect
 from specscope.analyze.diagnose.rerun.match import slack
 from specscope.analyze.diagnose.rerun.rows import Asked, Rows, around, differing
 from specscope.analyze.findings import Reference
-from specscope.trace.limits import unknown_limits
-from specscope.trace.params import SamplingParams
-from specscope.trace.tree import ROOT, Drawn
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
+from specscope.trace.record.limits import unknown_limits
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import ROOT, Drawn
 
 STEPS = 24  # that differ, and as many others
 GAIN = 0.5  # of the nodes that differ a mistake must explain so many

@@ -19,7 +19,7 @@ from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import target as targets
 from specscope.analyze.diagnose.rerun.match import Match, among, compare_rows, slack
 from specscope.analyze.findings import CheckResult
-from specscope.trace.wording import plural
+from specscope.trace.history.wording import plural
 
 REQUESTS = 8  # whose first step that differs is looked at
 LONGEST = 60  # steps before it

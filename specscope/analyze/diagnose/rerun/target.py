@@ -18,7 +18,7 @@ from torch import Tensor
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.diagnose.case import Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.trace.tree import Bools, DraftTree
+from specscope.trace.record.tree import Bools, DraftTree
 
 Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
 Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far behind the root each node is

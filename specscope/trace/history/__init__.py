@@ -1,0 +1,1 @@
+"""A run in memory: its figures, and what is said of its places."""

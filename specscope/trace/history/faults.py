@@ -1,0 +1,43 @@
+"""What was left out of a capture or of what engines sent, and why: each kind of fault once, with a count."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from specscope.trace.record.vocabulary import printable
+
+KINDS = 20  # kinds of fault that are told apart
+LONGEST = 200  # characters of a message
+
+
+@dataclass
+class Faults:
+    """DamagedError spans and lines by kind."""
+
+    total: int = 0
+    _counts: dict[str, int] = field(default_factory=dict)
+    _first: dict[str, str] = field(default_factory=dict)  # the message of the first of each kind
+    _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` tells of it
+
+    def add(self, what: str, why: str) -> None:
+        """Count one: `what` was left out, `why` names the attribute. Numbers make no other kind of fault."""
+        self.total += 1
+        text = printable(" ".join(f"{what}: {why}"[: 2 * LONGEST].split()))
+        text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+        kind = re.sub(r"[0-9]+", "0", text)
+        if kind not in self._counts and len(self._counts) >= KINDS:
+            kind, text = "", "faults of other kinds"
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._first.setdefault(kind, text)
+
+    def lines(self) -> list[str]:
+        """A line for each kind: the first of it, and how many there were."""
+        return [f"left out {count:,}×: {self._first[kind]}" for kind, count in self._counts.items()]
+
+    def news(self) -> list[str]:
+        """The lines that should be told now: of kinds that are new, and of those that became ten times as many."""
+        kinds = [kind for kind, count in self._counts.items() if count >= self._due.get(kind, 1)]
+        lines = [f"left out {self._counts[kind]:,}×: {self._first[kind]}" for kind in kinds]
+        self._due |= {kind: 10 * self._counts[kind] for kind in kinds}
+        return lines

@@ -1,0 +1,380 @@
+"""History: the records of one run in memory, indexed the ways people look at them.
+
+The live screen, replay and report are all fed from one of these, so they show the same thing. A run is a tree of
+branches. `steps` is the path from the start to where the history stands; steps beside it and after it are known too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from specscope.errors import UserError
+from specscope.trace.checked import short
+from specscope.trace.history.place_name import PlaceName, read_place
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.engine_spans import OtherSpans
+
+KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each history of it; a capture keeps them all
+KEPT_BYTES = 512 * 2**20  # and of them, roughly
+RECENT_BYTES = 64 * 2**20  # of an engine that nobody looks at
+
+
+def weight(record: StepRecord) -> int:
+    """Bytes that a record takes in memory, roughly."""
+    size = frame_weight(record) + sum(map(part_weight, record.requests))
+    return size + sum(map(info_weight, record.admitted)) + sum(map(end_weight, record.finished))
+
+
+def frame_weight(record: StepRecord) -> int:
+    """Of those, what does not belong to one of its requests."""
+    told = record.aggregate
+    depths = 0 if told is None else len(told.accepted_at) + len(told.proposed_at)
+    return 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
+
+
+def part_weight(part: RequestStep) -> int:
+    """Of a request's part in a step."""
+    size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
+    notes = part.notes
+    if part.logprobs is not None:
+        size += 400 + 12 * (len(part.logprobs.logprob) + part.logprobs.top.size)
+    return size + (
+        0 if notes is None else 12 * len(notes.dropped_token) + 8 * len(notes.fed_token) + notes.fed_norms.nbytes
+    )
+
+
+def info_weight(info: RequestInfo) -> int:
+    """Of what a request was when it came."""
+    return 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)
+
+
+def end_weight(end: RequestEnd) -> int:
+    """Of its end."""
+    return 2000 + 2 * len(end.error) + 4 * len(end.output)
+
+
+class RecentSteps:
+    """The newest records, within a number and within bytes: for a debugger that may come later."""
+
+    def __init__(self, limit: int, limit_bytes: int = RECENT_BYTES) -> None:
+        self._limit, self._limit_bytes = limit, limit_bytes
+        self._records: deque[tuple[StepRecord, int]] = deque()
+        self._bytes = 0
+
+    def append(self, record: StepRecord) -> None:
+        """One more; the oldest go where there is no room."""
+        self._records.append((record, weight(record)))
+        self._bytes += self._records[-1][1]
+        while len(self._records) > self._limit or self._bytes > self._limit_bytes:
+            self._bytes -= self._records.popleft()[1]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        """The oldest first."""
+        return iter([record for record, _ in self._records])
+
+    def take(self) -> Iterator[StepRecord]:
+        """The same, and none of them is kept."""
+        while self._records:
+            record, size = self._records.popleft()
+            self._bytes -= size
+            yield record
+
+
+@dataclass
+class RequestHistory:
+    """One request: what it asked, what it did, how it ended."""
+
+    id: str
+    info: RequestInfo | None = None  # None until its admission was seen (it may have been dropped on the way)
+    end: RequestEnd | None = None  # None while it runs
+    steps: list[RequestStep] = field(default_factory=list)
+    engine_steps: list[int] = field(default_factory=list)  # the position in History.steps of each of `steps`
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    preempted: int = 0  # times its KV was taken
+    _sums: list[tuple[int, int]] = field(default_factory=list)  # after each of `steps`: drafts, accepted nodes
+
+    @property
+    def state(self) -> str:
+        """`running`, or the reason it finished."""
+        return self.end.reason.value if self.end else "running"
+
+    def add(self, step: RequestStep, at: int) -> None:
+        """One more step, of the engine's step at that position."""
+        self.steps.append(step)
+        self.engine_steps.append(at)
+        self.acceptance.add(step)
+        self._sums.append((self.acceptance.drafts, self.acceptance.accepted))
+
+    def take_back(self) -> None:
+        """As before its last step."""
+        self.acceptance.take_back(self.steps.pop())
+        self.engine_steps.pop()
+        self._sums.pop()
+
+    def tau(self, place: int) -> float | None:
+        """Mean acceptance length up to and with the step at `place` in `steps`; None before any draft."""
+        drafts, accepted = self._sums[place]
+        return 1 + accepted / drafts if drafts else None
+
+    def place_of(self, index: int) -> int | None:
+        """The place in `steps` of its own step of that number; None where it is not known."""
+        at = bisect_left(self.steps, index, key=lambda step: step.index)
+        return at if at < len(self.steps) and self.steps[at].index == index else None
+
+    def position_of(self, index: int) -> int | None:
+        """The position in History.steps of its own step of that number; None where it is not known."""
+        place = self.place_of(index)
+        return None if place is None else self.engine_steps[place]
+
+    def at(self, index: int) -> int:
+        """The same. Raises UserError where it is not known."""
+        return self.engine_steps[self._place(index)]
+
+    def step(self, index: int) -> RequestStep:
+        """Its own step of that number. Raises UserError where it is not known."""
+        return self.steps[self._place(index)]
+
+    def _place(self, index: int) -> int:
+        place = self.place_of(index)
+        if place is None:
+            known = f"{self.steps[0].index} to {self.steps[-1].index}" if self.steps else "none yet"
+            raise UserError(f"{short(self.id)} has no step {index}; its steps: {known}")
+        return place
+
+    def output(self, upto: int | None = None) -> list[tuple[int, Origin]]:
+        """Output tokens with their origins, from the first `upto` of its steps (all by default)."""
+        out: list[tuple[int, Origin]] = []
+        for step in self.steps[:upto]:
+            if step.verdict is not None:
+                out += list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
+        return out
+
+    def before(self, place: int, most: int) -> list[int]:
+        """The last tokens before the step at `place` in `steps`, at most `most`: the prompt's, and the output so far.
+
+        Where the first steps are not known, what came between the prompt and the rest is not either: no prompt then.
+        """
+        tail: list[int] = []
+        while place > 0 and len(tail) < most:
+            place -= 1
+            tail = [*self.steps[place].output(), *tail]
+        if len(tail) < most and self.info is not None and self.steps[0].index == 0:
+            tail = [*self.info.prompt_tokens[-(most - len(tail)) :].tolist(), *tail]
+        return tail[-most:]
+
+    def output_text(self, vocabulary: Vocabulary) -> str:
+        """The output as text, cut at the stop string where one matched."""
+        tokens = [token for token, _ in self.output()]
+        return vocabulary.text(tokens) if self.end is None else self.end.text(tokens, vocabulary)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where a branch of a run begins."""
+
+    number: int  # 0 is what ran first
+    first: int  # its first step
+    after: int  # the step that it follows, on another branch; -1 for none
+
+    def begins(self) -> str:
+        """In words."""
+        if not self.number:
+            return "the original run"
+        return f"step {self.first:,} follows {f'step {self.after:,}' if self.after >= 0 else 'the start'}"
+
+
+@dataclass
+class History:
+    """All of a run that is known so far. `append` is called on one thread; readers see a growing list."""
+
+    run: RunInfo | None = None
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    steps: list[StepRecord] = field(default_factory=list)
+    requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
+    lost: int = 0  # records or spans known to be missing
+    rewinds: int = 0  # times that steps were taken back
+    limit: int | None = None  # steps that are kept; with more, the oldest quarter goes
+    limit_bytes: int = KEPT_BYTES  # with a limit, and of them, roughly
+    gone: int = 0  # steps that went so
+    others: OtherSpans = field(default_factory=OtherSpans, compare=False, repr=False)  # of vLLM itself, of SGLang, ...
+    _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
+    _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
+    _bytes: int = field(default=0, repr=False, compare=False)  # of the records since the last that went, roughly
+
+    def near_ties(self, step: RequestStep) -> list[int]:
+        """The decisions of a step that rounding could flip (Verdict.near_ties); none where the dtype is not known."""
+        return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
+
+    def near_draws(self, step: RequestStep) -> list[int]:
+        """The drafter's draws in a step of which the same holds (RequestStep.near_draws)."""
+        return [] if self.run is None else step.near_draws(self.run.dtype)
+
+    @property
+    def counts_only(self) -> bool:
+        """Whether there are counts of intervals and no step of a request: of an engine that tells no more."""
+        return bool(self.acceptance.aggregates) and not self.requests
+
+    @property
+    def branch(self) -> int:
+        """The branch on which the history stands."""
+        return self.steps[-1].branch if self.steps else 0
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last of `steps`; -1 for none."""
+        return self.steps[-1].step if self.steps else -1
+
+    def append(self, record: StepRecord) -> None:
+        """Take one more step, which may begin a branch: then the history goes back to where that does."""
+        if record.step not in self._known:
+            self._known[record.step] = record
+            if record.after is not None:
+                self.branches[record.branch] = Branch(record.branch, record.step, record.after)
+            self._last[record.branch] = record.step
+        if record.after is not None and self.last_step != record.after:
+            self.move(record.after)
+        self._push(record)
+        if self.limit is not None:
+            self._bytes += weight(record)
+            if len(self.steps) > self.limit or (self._bytes > self.limit_bytes and len(self.steps) > 1):
+                self.keep_last(min(len(self.steps), self.limit) * 3 // 4)
+                self._bytes = sum(map(weight, self._known.values()))
+
+    def replace_last(self, record: StepRecord) -> None:
+        """The last step once more: it was told while it ran, and more is known of it now."""
+        self._pop()
+        self._known[record.step] = record
+        self._push(record)
+
+    def take(self, message: StepRecord | Moved) -> None:
+        """What a bus gives those who follow it."""
+        if isinstance(message, Moved):
+            self.move(message.step)
+        else:
+            self.append(message)
+
+    def move(self, step: int) -> None:
+        """Stand after a step, on whatever branch; -1: before the first. One that is not known changes nothing."""
+        ahead: list[StepRecord] = []
+        while step >= 0 and self.position_of(step) is None:
+            record = self._known.get(step)
+            if record is None:
+                return
+            ahead.append(record)
+            step = record.before
+        self.truncate(0 if step < 0 else (self.position_of(step) or 0) + 1)
+        for record in reversed(ahead):
+            self._push(record)
+
+    def show(self, branch: int) -> None:
+        """Stand at the end of a branch."""
+        self.move(self._last.get(branch, -1))
+
+    def branch_sizes(self) -> dict[int, int]:
+        """How many known steps each branch has of its own."""
+        counts = Counter(record.branch for record in self._known.values())
+        return {branch: counts[branch] for branch in self.branches}
+
+    def position_of(self, step: int) -> int | None:
+        """The position in `steps` of the engine's step of that number; None where it is not on this path."""
+        at = bisect_left(self.steps, step, key=lambda record: record.step)
+        return at if at < len(self.steps) and self.steps[at].step == step else None
+
+    def knows(self, step: int) -> StepRecord | None:
+        """The step of that number, on whatever branch."""
+        return self._known.get(step)
+
+    def _push(self, record: StepRecord) -> None:
+        at = len(self.steps)
+        self.steps.append(record)
+        for info in record.admitted:
+            self.request(info.id).info = info
+        for part in record.requests:
+            self.request(part.request).add(part, at)
+        for counted in record.counted:
+            self.acceptance.add(counted)
+        for name in record.preempted:
+            self.request(name).preempted += 1
+        for end in record.finished:
+            request = self.request(end.info.id)
+            request.end = end
+            request.info = request.info or end.info
+
+    def _pop(self) -> None:
+        record = self.steps.pop()
+        for end in record.finished:
+            self.requests[end.info.id].end = None
+        for name in record.preempted:
+            self.requests[name].preempted -= 1
+        for part in record.requests:
+            self.requests[part.request].take_back()
+        for counted in record.counted:
+            self.acceptance.take_back(counted)
+        for name in self._names(record):
+            if name in self.requests and not self.requests[name].steps:
+                del self.requests[name]
+
+    def _names(self, record: StepRecord) -> Iterable[str]:
+        """The requests that a record may have been the first to tell of."""
+        yield from (part.request for part in record.requests)
+        yield from (info.id for info in record.admitted)
+        yield from (end.info.id for end in record.finished)
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` steps on the path, as if the others had never been. They stay known."""
+        if len(self.steps) > count:
+            self.rewinds += 1
+        while len(self.steps) > count:
+            self._pop()
+
+    def keep_last(self, count: int) -> None:
+        """Let the older steps go; figures are of what is left. What is known of requests that go on stays."""
+        self.rewinds += 1
+        self.gone += len(self.steps) - count
+        kept = self.steps[len(self.steps) - count :]
+        infos = {name: request.info for name, request in self.requests.items()}
+        self.steps.clear()
+        self.requests.clear()
+        self.acceptance = Acceptance()
+        first = kept[0].step if kept else 0
+        self._known = {step: record for step, record in self._known.items() if step >= first}
+        for branch in [branch for branch, last in self._last.items() if last < first]:
+            del self._last[branch], self.branches[branch]
+        for record in kept:
+            self._push(record)
+        for name, request in self.requests.items():
+            request.info = request.info or infos[name]
+
+    def request(self, name: str) -> RequestHistory:
+        """The request of that id, made where it is new."""
+        if name not in self.requests:
+            self.requests[name] = RequestHistory(name)
+        return self.requests[name]
+
+    def find(self, reference: str) -> tuple[RequestHistory, PlaceName]:
+        """What REQUEST, REQUEST@STEP or REQUEST@STEP/NODE names. Raises UserError where there is no such request."""
+        place = PlaceName(reference, None, None) if reference in self.requests else read_place(reference)
+        if place.request in self.requests:
+            return self.requests[place.request], place
+        name, sign, _ = reference.rpartition("@")
+        if sign and name in self.requests:
+            raise UserError(
+                f"{short(reference)}: write the number of a step after @, and of a node after /, such as r3@17/4"
+            )
+        known = ", ".join([*map(short, list(self.requests)[:4]), *(["..."] if len(self.requests) > 4 else [])])
+        raise UserError(f"there is no request {short(place.request)}; there are: {known or 'none'}")
+
+    def part(self, name: str, position: int) -> tuple[int, RequestStep] | None:
+        """The request's last step at or before `position` in `steps`: (its place among its steps, the step)."""
+        request = self.requests.get(name)
+        if request is None:
+            return None
+        at = bisect_right(request.engine_steps, position) - 1
+        return (at, request.steps[at]) if at >= 0 else None

@@ -1,0 +1,118 @@
+"""Text that loops: a cycle of up to 32 tokens that comes three times or more in a row.
+
+A drafter guesses such text with ease, so an acceptance length that is measured on it says little of the drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.tree import Bools
+
+LONGEST = 32  # tokens of a cycle
+TIMES = 3  # that it comes in a row
+TOLD = 0.1  # share of the output in loops from which it is said beside an acceptance length
+
+
+def in_loops(tokens: NDArray[np.integer], text: NDArray[np.integer] | None = None) -> Bools:
+    """[n] which tokens lie in such a cycle. `text`: [n] the text that each token is of; cycles do not go beyond one.
+
+    A stretch of n tokens repeats itself after `period` where n - period tokens in a row equal the one that far ahead.
+    So one pass for each period finds all of them.
+    """
+    n = len(tokens)
+    depth = np.zeros(n + 1, np.int64)  # differences of the number of stretches that a token lies in
+    for period in range(1, min(LONGEST, n // TIMES) + 1):
+        same = (tokens[period:] == tokens[:-period]) & (tokens[period:] != NO_TOKEN)
+        if text is not None:
+            same &= text[period:] == text[:-period]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]])))
+        start, end = edges[::2], edges[1::2]
+        long = end - start >= (TIMES - 1) * period
+        np.add.at(depth, start[long], 1)
+        np.add.at(depth, end[long] + period, -1)
+    return np.cumsum(depth[:-1]) > 0
+
+
+@dataclass(frozen=True)
+class Loops:
+    """How much of some output lies in loops, and the acceptance of the other steps."""
+
+    tokens: int = 0  # of the output, where they are told
+    looped: int = 0  # of those, in loops
+    rest: Acceptance = field(default_factory=Acceptance)  # without the steps all of whose output lies in loops
+
+    @property
+    def share(self) -> float | None:
+        """Of the output tokens."""
+        return self.looped / self.tokens if self.tokens else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the acceptance length that is left."""
+        return {
+            "tokens": self.tokens,
+            "looped": self.looped,
+            "share": self.share,
+            "drafts_without": self.rest.drafts,
+            "mean_acceptance_length_without": self.rest.tau,
+        }
+
+
+def loop_share(outputs: Sequence[NDArray[np.integer]]) -> float:
+    """Of all tokens of some whole outputs, the share in loops; 0 of nothing."""
+    texts = np.repeat(np.arange(len(outputs)), [len(output) for output in outputs])
+    return float(in_loops(np.concatenate(outputs), texts).mean()) if len(texts) else 0.0
+
+
+def step_sums(looped: Bools, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
+    """[steps] how many of each step's tokens lie in loops. `sizes`: [steps] its tokens, which lie end to end."""
+    sums = np.concatenate([[0], np.cumsum(looped)])
+    ends = np.cumsum(sizes)
+    found: NDArray[np.int64] = sums[ends] - sums[ends - sizes]
+    return found
+
+
+def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
+    """Of each request, from its steps in order. Where steps are missing between two, no cycle goes on."""
+    judged: list[list[RequestStep]] = []
+    texts: list[int] = []  # of each step that was judged
+    text = 0
+    for request in requests:
+        judged.append([])
+        text += 1
+        for before, step in zip([None, *request], request, strict=False):
+            text += before is not None and step.index > before.index + 1
+            if step.verdict is not None:
+                judged[-1].append(step)
+                texts.append(text)
+    outputs = [step.output() for steps in judged for step in steps]
+    sizes = np.array([len(output) for output in outputs], np.int64)
+    tokens = np.array([token for output in outputs for token in output], np.int64)
+    looped = step_sums(in_loops(tokens, np.repeat(np.array(texts, np.int64), sizes)), sizes).tolist()
+    known = [0 if NO_TOKEN in output else len(output) for output in outputs]
+    counts = iter(zip(sizes.tolist(), known, looped, strict=True))
+    return [_loops(steps, [next(counts) for _ in steps]) for steps in judged]
+
+
+def _loops(steps: Sequence[RequestStep], counts: Sequence[tuple[int, int, int]]) -> Loops:
+    """Of one request. `counts`: of each step its output tokens, how many are told, and how many lie in loops."""
+    rest = measure(step for step, (size, _, inside) in zip(steps, counts, strict=True) if not size or inside < size)
+    return Loops(sum(known for _, known, _ in counts), sum(inside for _, _, inside in counts), rest)
+
+
+def together(parts: Iterable[Loops]) -> Loops:
+    """Of all these."""
+    tokens = looped = 0
+    rest = Acceptance()
+    for part in parts:
+        tokens, looped = tokens + part.tokens, looped + part.looped
+        rest.merge(part.rest)
+    return Loops(tokens, looped, rest)

@@ -1,0 +1,210 @@
+"""Every acceptance figure, defined once.
+
+drafts  steps with at least one drafted token
+tau     mean acceptance length: 1 + accepted / drafts (the bonus or recovered token is the 1); steps without drafts
+        do not count here, but in tokens per step
+rate    draft acceptance rate: accepted / drafted nodes; for trees also accepted / depth
+r_d     per-position rate as vLLM has it: accepted at depth d / drafts; corrected: / drafts that proposed depth >= d
+c_d     conditional: r_d / r_(d-1), on the corrected counts accepted at d / (accepted at d-1 that proposed d)
+        A depth that no draft proposed has none of the three.
+
+An engine may tell sums over an interval and no steps (Aggregate). They are counted like steps as far as they go; a
+figure that needs what one of them does not tell is None, or is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import FinalKind, RequestStep
+
+SUMS = ("drafts", "drafted", "accepted", "emitted")
+AT_DEPTH = ("accepted_at", "proposed_at", "tried_at")
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass
+class Acceptance:
+    """Counts over decode steps, and the figures that follow from them. A figure with nothing under it is None."""
+
+    steps: int = 0  # decode steps, with drafts or without
+    drafts: int = 0  # those with at least one drafted token
+    drafted: int = 0  # nodes
+    accepted: int = 0  # nodes
+    emitted: int = 0  # output tokens, after truncation
+    depth: int = 0  # sum of the trees' depths
+    kinds: Counter[FinalKind] = field(default_factory=Counter)  # final tokens by kind
+    accepted_at: list[int] = field(default_factory=list)  # [d-1]: drafts that accepted a token at depth d
+    proposed_at: list[int] = field(default_factory=list)  # [d-1]: drafts whose tree reached depth d
+    tried_at: list[int] = field(default_factory=list)  # [d-1]: drafts in which a node at depth d was tried
+    aggregates: int = 0  # sums that were counted, not steps: of steps, kinds and depth they tell nothing
+    untold: Counter[str] = field(default_factory=Counter)  # how many of them do not tell the count of that name
+    depths: Counter[int] = field(default_factory=Counter)  # how many of them tell of that many depths
+
+    def add(self, step: RequestStep | Aggregate) -> None:
+        """Count one request's step, or the sums of an interval; prefill chunks count nothing."""
+        self._count(step, 1)
+
+    def take_back(self, step: RequestStep | Aggregate) -> None:
+        """Count one less, which was added before."""
+        self._count(step, -1)
+        deepest = max((depth for depth, count in self.depths.items() if count), default=0)
+        while len(self.proposed_at) > deepest and not self.proposed_at[-1]:
+            for name in AT_DEPTH:
+                getattr(self, name).pop()
+
+    def _count(self, step: RequestStep | Aggregate, one: int) -> None:
+        if isinstance(step, Aggregate):
+            self._count_sums(step, one)
+            return
+        verdict = step.verdict
+        if verdict is None:
+            return
+        self.steps += one
+        self.emitted += one * step.emitted
+        self.kinds[verdict.kind] += one
+        if not len(step.tree):
+            return
+        accepted, depth = verdict.accepted, step.tree.max_depth
+        self.drafts += one
+        self.drafted += one * len(step.tree)
+        self.accepted += one * accepted
+        self.depth += one * depth
+        self._widen(depth)
+        tried = accepted + (1 if verdict.kind is FinalKind.RECOVERED else 0)
+        for counts, reached in ((self.proposed_at, depth), (self.accepted_at, accepted), (self.tried_at, tried)):
+            for d in range(min(reached, depth)):
+                counts[d] += one
+
+    def _count_sums(self, told: Aggregate, one: int) -> None:
+        self.aggregates += one
+        for name in SUMS:
+            value = getattr(told, name)
+            setattr(self, name, getattr(self, name) + one * (value or 0))
+            self.untold[name] += one if value is None else 0
+        self.depths[len(told.accepted_at)] += one
+        self._widen(len(told.accepted_at))
+        for name in AT_DEPTH:
+            at, into = getattr(told, name), getattr(self, name)
+            for d, value in enumerate(at):
+                into[d] += one * value
+            self.untold[name] += 0 if at or told.drafts == 0 else one
+
+    def merge(self, other: Acceptance) -> None:
+        """Add another count to this one."""
+        for name in ("steps", *SUMS, "depth", "aggregates"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("kinds", "untold", "depths"):
+            getattr(self, name).update(getattr(other, name))
+        self._widen(len(other.proposed_at))
+        for name in AT_DEPTH:
+            for d, count in enumerate(getattr(other, name)):
+                getattr(self, name)[d] += count
+
+    def _widen(self, depth: int) -> None:
+        for name in AT_DEPTH:
+            counts = getattr(self, name)
+            counts.extend([0] * (depth - len(counts)))
+
+    def knows(self, *names: str) -> bool:
+        """Whether these counts are of all that was added: an aggregate may not tell them."""
+        return not any(self.untold[name] for name in names)
+
+    def told(self, name: str) -> int | None:
+        """A count, None where something that was added does not tell it."""
+        known = self.knows(name) if name in SUMS else not self.aggregates
+        value: int = getattr(self, name)
+        return value if known else None
+
+    @property
+    def by_depth(self) -> bool:
+        """Whether there are figures by depth."""
+        return bool(self.drafts) and self.knows("drafts", "accepted_at")
+
+    @property
+    def tau(self) -> float | None:
+        """Mean acceptance length, the bonus or recovered token included."""
+        return 1 + self.accepted / self.drafts if self.drafts and self.knows("drafts", "accepted") else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Output tokens per decode step of a request, with drafts or without."""
+        return _ratio(self.emitted, self.steps) if not self.aggregates else None
+
+    @property
+    def rate(self) -> float | None:
+        """Draft acceptance rate: accepted / drafted nodes."""
+        return _ratio(self.accepted, self.drafted) if self.knows("accepted", "drafted") else None
+
+    @property
+    def depth_rate(self) -> float | None:
+        """Accepted / depth: how much of the deepest path a tree could give was accepted."""
+        return None if self.aggregates else _ratio(self.accepted, self.depth)
+
+    @property
+    def per_position(self) -> list[float | None]:
+        """r_d as vLLM reports it: accepted at depth d / drafts. None at a depth that no draft proposed."""
+        known = self.knows("proposed_at")
+        pairs = zip(self.accepted_at, self.proposed_at, strict=True) if self.by_depth else ()
+        return [None if known and not p else a / self.drafts for a, p in pairs]
+
+    @property
+    def per_position_corrected(self) -> list[float | None]:
+        """Accepted at depth d / drafts that proposed depth d. None where none did, or it is not told how many."""
+        known = self.knows("proposed_at")
+        pairs = zip(self.accepted_at, self.proposed_at, strict=True) if self.by_depth else ()
+        return [_ratio(a, p) if known else None for a, p in pairs]
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """c_d: accepted at depth d / drafts that came to a trial at depth d. None where none came so far."""
+        known = self.knows("tried_at")
+        pairs = zip(self.accepted_at, self.tried_at, strict=True) if self.by_depth else ()
+        return [_ratio(a, t) if known else None for a, t in pairs]
+
+    @property
+    def counts(self) -> list[int]:
+        """[drafts, accepted at 1, accepted at 2, ...]."""
+        return [self.drafts, *(self.accepted_at if self.knows("accepted_at") else ())]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All counts and figures as plain values."""
+        return {
+            "steps": self.told("steps"),
+            "drafts": self.told("drafts"),
+            "drafted": self.told("drafted"),
+            "accepted": self.told("accepted"),
+            "emitted": self.told("emitted"),
+            **({"intervals": self.aggregates} if self.aggregates else {}),
+            "mean_acceptance_length": self.tau,
+            "draft_acceptance_rate": self.rate,
+            "accepted_over_depth": self.depth_rate,
+            "per_position": self.per_position,
+            "per_position_corrected": self.per_position_corrected,
+            "conditional": self.conditional,
+            "counts": self.counts,
+            "proposed_at": self.proposed_at if self.by_depth and self.knows("proposed_at") else None,
+            "tried_at": self.tried_at if self.by_depth and self.knows("tried_at") else None,
+            "kinds": None if self.aggregates else {kind.value: self.kinds[kind] for kind in FinalKind},
+        }
+
+
+def measure(steps: Iterable[RequestStep | Aggregate]) -> Acceptance:
+    """Pooled counts over these steps."""
+    total = Acceptance()
+    for step in steps:
+        total.add(step)
+    return total
+
+
+def mean_tau(parts: Sequence[Acceptance]) -> float | None:
+    """Per-request mean of tau: every request counts alike, whatever its length."""
+    taus = [part.tau for part in parts if part.tau is not None]
+    return sum(taus) / len(taus) if taus else None

@@ -1,0 +1,89 @@
+"""How counts, acceptance and ends are said, once: the console, the screens and the reports all use these. No torch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from specscope.trace.record.method import SOURCES, MethodNotes
+from specscope.trace.record.records import FinishReason, RequestStep
+from specscope.trace.record.vocabulary import Vocabulary, printable
+
+
+def probability(value: float) -> str:
+    """A probability in at most five cells, never rounded to a 0 or 1 that it is not."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or value == 1:
+        return f"{value:.0f}"
+    if 0 < value < 0.0005:
+        return f"{value:.0e}"
+    return ">.999" if 0.9995 <= value < 1 else f"{value:.3f}"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """`1 request`, `1,000 requests`. `many`: the plural, where it is not `one` with an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def quoted(vocabulary: Vocabulary, token: int) -> str:
+    """A token inside a sentence."""
+    return f"‘{vocabulary.show(token)}’"
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `12th`, `1,022nd`."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def ending(reason: str) -> str:
+    """Why a request ended, for people: `length` alone means the acceptance length everywhere else."""
+    return "length limit" if reason == FinishReason.LENGTH else str(reason)
+
+
+def acceptance(step: RequestStep, *, short: bool = False) -> str:
+    """`2 of 16 nodes, depth 2 of 5`: how much of a step's tree was accepted, in nodes and in depth.
+
+    One node is accepted per level, so the two first numbers agree; what they are out of differs unless the tree is a
+    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict. `short`: with a
+    stroke for `of`, where there is little room.
+    """
+    if step.verdict is None:
+        return f"prefill of {plural(step.prefill_tokens, 'token')}"
+    if not len(step.tree):
+        return "nothing drafted"
+    accepted, depth, of = step.verdict.accepted, step.tree.max_depth, "/" if short else " of "
+    return f"{accepted}{of}{plural(len(step.tree), 'node')}, depth {accepted}{of}{depth}"
+
+
+def accepted_text(step: RequestStep) -> str:
+    """The same as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
+    judged = step.verdict is not None and len(step.tree)
+    return f"accepted {acceptance(step)}" if judged else acceptance(step)
+
+
+def about_method(notes: MethodNotes) -> list[str]:
+    """What a drafter's method tells of a tree as a whole."""
+    said = ["all depths in one pass"] if notes.one_pass else []
+    if notes.unverified:
+        said.append(f"{plural(notes.unverified, 'draft')} not verified")
+    counts = np.bincount(notes.source, minlength=len(SOURCES)).tolist()
+    if any(counts):
+        said.append(
+            "from " + ", ".join(f"{name} {count}" for name, count in zip(SOURCES, counts, strict=True) if count)
+        )
+    if notes.match_length:
+        often = f", {notes.match_count} times" if notes.match_count else ""
+        where = f", in {printable(notes.match_source)}" if notes.match_source else ""
+        said.append(f"a match of {plural(notes.match_length, 'token')}{often}{where}")
+    return said
+
+
+def about_draft(notes: MethodNotes, node: int) -> list[str]:
+    """And of one node."""
+    said = [f"confidence {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
+    source = notes.source_of(node)
+    said += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []
+    return said + ([f"module {int(notes.module[node])}"] if len(notes.module) else [])

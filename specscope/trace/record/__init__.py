@@ -1,0 +1,1 @@
+"""The types: what happened, as an engine leaves it behind."""

@@ -1,0 +1,37 @@
+"""Log-probabilities of output tokens, where a request asks for them: the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specscope.trace.record.equal import ArrayEq
+from specscope.trace.record.privacy import TokenIds
+from specscope.trace.record.tree import Floats
+
+
+@dataclass(frozen=True)
+class OutputLogprob:
+    """Of one output token, for both of OpenAI's layouts."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens with theirs, falling; the token may not be among them
+
+
+@dataclass(frozen=True, eq=False)
+class Logprobs(ArrayEq):
+    """Of the m tokens that a step emitted, each in the distribution behind the tokens before it.
+
+    vLLM's raw_logprobs: the log-softmax of the logits, before bias, penalties, form, temperature and what follows.
+    """
+
+    logprob: Floats  # [m]
+    top: TokenIds  # [m, N] the likeliest tokens
+    top_logprob: Floats  # [m, N] falling
+
+    def each(self, tokens: Sequence[int]) -> list[OutputLogprob]:
+        """One for each of the step's emitted tokens."""
+        rows = zip(self.top.tolist(), self.top_logprob.tolist(), strict=True)
+        both = zip(tokens, self.logprob.tolist(), rows, strict=True)
+        return [OutputLogprob(token, own, tuple(zip(*row, strict=True))) for token, own, row in both]

@@ -1,0 +1,56 @@
+"""MethodNotes: what drafters of some methods tell besides their tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specscope.trace.record.equal import ArrayEq
+from specscope.trace.record.tree import Floats, Ints
+
+TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # drafters that may be combined, one of each
+MODEL, TEXT, BOTH = 0, 1, 2
+SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
+
+
+@dataclass(frozen=True, eq=False)
+class MethodNotes(ArrayEq):
+    """Of one tree of n nodes. What a method does not have is empty, 0, "" or False. Filled by drafters that look into
+    texts, and by other engines' witnesses.
+
+    A block drafter (DFlash, DSpark, P-EAGLE) drafts all depths in one pass, and may say how sure it is of each node.
+    With an adaptive budget fewer are verified than were drafted: the rest are not in the tree. An MTP head has modules,
+    each for a depth. Suffix decoding goes on as a text did that it has seen. Combined drafters say
+    of each node whether the model drafted it, the text, or both. Their confidence is the chance that was expected.
+    """
+
+    confidence: Floats = field(default_factory=lambda: np.zeros(0, np.float32))  # [n] that a node is accepted
+    module: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [n] which module drafted it, from 0
+    source: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [n] of SOURCES, where two draft together
+    one_pass: bool = False  # all depths came from one pass
+    unverified: int = 0  # drafts beyond the tree that were not verified
+    match_length: int = 0  # tokens of the context that were found
+    match_count: int = 0  # how often
+    match_source: str = ""  # where: the prompt, the request's output, other requests
+
+    def source_of(self, node: int) -> str:
+        """Who drafted a node: model, text or both; "" where one drafter works alone."""
+        return SOURCES[self.source[node]] if len(self.source) else ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is told."""
+        return self == MethodNotes()
+
+
+def text_part(drafter: str) -> str:
+    """Which part of our drafters looks into the text: suffix or ngram, alone or combined; "" for none."""
+    name = drafter.partition("+")[0]
+    return name if name in TEXTS else ""
+
+
+def model_part(drafter: str) -> str:
+    """Which part of our drafters runs a model: eagle or draft_model, alone or combined; "" for none."""
+    name = drafter.rpartition("+")[2]
+    return name if name in MODELS else ""

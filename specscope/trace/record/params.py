@@ -1,0 +1,157 @@
+"""SamplingParams: what a request asks of the sampler."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from specscope.errors import UserError
+from specscope.trace.checked import Seed, Text, checked, field_types, short
+from specscope.trace.record.privacy import IDS, TEXT, Privacy, withheld
+from specscope.trace.record.structured import StructuredOutputs
+
+COLDEST = 1e-5  # a lower temperature is greedy, as in vLLM
+MOST_TOKENS = 2**31 - 1
+MOST_LOGPROBS = 20
+
+StopText = Annotated[Text, Meta(min_length=1, max_length=1000)]
+Penalty = Annotated[float, Meta(ge=-2, le=2, description="between -2 and 2")]
+Bias = Annotated[float, Meta(ge=-1e6, le=1e6)]
+TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS, description="a token id, 0 or more")]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a request is sampled. All of it shapes the distribution p that verification uses.
+
+    The annotations are the schema: raises UserError, naming the field, when a value is out of range.
+    """
+
+    # 0 is greedy: p is one-hot at the largest logit
+    temperature: Annotated[float, Meta(ge=0, le=1000, description="0 (greedy) or more, up to 1000")] = 0.0
+    # keep the k largest; 0 keeps all
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}")] = 0
+    # keep the smallest set whose mass reaches top_p
+    top_p: Annotated[float, Meta(gt=0, le=1, description="above 0 and at most 1")] = 1.0
+    # drop tokens below min_p times the largest probability
+    min_p: Annotated[float, Meta(ge=0, lt=1, description="at least 0 and below 1")] = 0.0
+    # divides (or multiplies) logits of tokens in prompt and output
+    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e12, description="between 1e-6 and 1e12")] = 1.0
+    presence_penalty: Penalty = 0.0  # subtracted once from logits of tokens in the output
+    frequency_penalty: Penalty = 0.0  # subtracted once for each time a token is in the output
+    # added to the logits of these token ids
+    logit_bias: Annotated[
+        Mapping[TokenId, Bias],
+        Meta(max_length=10_000, description="token ids (0 and up) with numbers between -1000000 and 1000000"),
+        IDS,
+    ] = field(default_factory=dict)
+    seed: Seed = 0  # every coin of the request follows from it
+    # output tokens at most
+    max_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description=f"1 or more, up to {MOST_TOKENS}")] = 128
+    # strings that end the output; not part of it
+    stop: Annotated[
+        tuple[StopText, ...],
+        Meta(max_length=64, description="a non-empty string or a list of them, at most 64 of 1000 characters"),
+        TEXT,
+    ] = ()
+    ignore_eos: bool = False  # go on past the end-of-sequence token
+    # output tokens before which neither EOS nor a stop token can be drawn
+    min_tokens: Annotated[int, Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}")] = 0
+    # log-probabilities of each output token and of so many likeliest ones, before all that is above; None for none
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None,
+        Meta(description=f"between 0 and {MOST_LOGPROBS}, or null for none"),
+    ] = None
+    # tokens that end the output, as EOS does, also under ignore_eos
+    stop_token_ids: Annotated[
+        tuple[TokenId, ...], Meta(max_length=64, description="a list of at most 64 token ids (0 and up)"), IDS
+    ] = ()
+    # the form that the output must have
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        Meta(description="an object with one of json, regex, choice, grammar and json_object"),
+        TEXT,
+    ] = None
+    # those of the above that were given and are not told (privacy.py); nobody asks for it
+    left_out: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.structured_outputs, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_dict(self.structured_outputs))
+        for name, kind in PARAM_TYPES.items():
+            value = getattr(self, name)
+            value = float(value) if isinstance(value, float) else value  # numpy's floats are floats too
+            object.__setattr__(self, name, checked(value, kind, name))
+        if self.min_tokens > self.max_tokens:
+            raise UserError(f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})")
+
+    @property
+    def greedy(self) -> bool:
+        """True at temperature 0, and below COLDEST, where logits divided by the temperature could overflow."""
+        return self.temperature < COLDEST
+
+    def has(self, name: str) -> bool:
+        """Whether a parameter that may be left out was given."""
+        return bool(getattr(self, name)) or name in self.left_out
+
+    def kept(self, level: Privacy) -> SamplingParams:
+        """What is told of them at a level: `left_out` names the rest."""
+        due = [name for name, mark in withheld(SamplingParams).items() if mark is not None and mark.level <= level]
+        gone = {name: getattr(_DEFAULT, name) for name in due if getattr(self, name)}
+        return dataclasses.replace(self, left_out=tuple(sorted((*self.left_out, *gone))), **gone) if gone else self
+
+    @property
+    def heeds_eos(self) -> bool:
+        """Whether the end-of-sequence token ends the output: under a form it comes where that is complete alone."""
+        return not self.ignore_eos or self.has("structured_outputs")
+
+    @property
+    def limited(self) -> bool:
+        """Whether not every token may follow every output."""
+        return self.min_tokens > 0 or self.has("structured_outputs")
+
+    @property
+    def moved(self) -> bool:
+        """Whether p is not the softmax of the model's own logits over the temperature, but for min-p, top-k, top-p."""
+        return self.penalised or self.has("logit_bias") or self.limited
+
+    @property
+    def penalised(self) -> bool:
+        """True where p depends on the tokens before it beyond the model itself."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` reads them back to an equal object."""
+        values = dataclasses.asdict(self)
+        values["logit_bias"] = {str(token): value for token, value in self.logit_bias.items()}
+        values["stop"], values["stop_token_ids"] = list(self.stop), list(self.stop_token_ids)
+        form = self.structured_outputs
+        values["structured_outputs"] = None if form is None else form.to_dict()
+        if left_out := values.pop("left_out"):
+            values["left_out"] = list(left_out)
+        return values
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> SamplingParams:
+        """The object that `to_dict` described. Unknown names raise UserError."""
+        unknown = set(values) - PARAM_NAMES
+        if unknown:
+            name = short(sorted(unknown)[0])
+            raise UserError(f"unknown sampling parameter {name}: use {', '.join(sorted(PARAM_NAMES))}")
+        return SamplingParams(**values)
+
+
+PARAM_NAMES = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"left_out"}
+PARAM_TYPES = field_types(SamplingParams)
+_DEFAULT = SamplingParams()
+
+
+def kept_params(values: Mapping[str, Any], level: Privacy) -> Mapping[str, Any]:
+    """The same of the parameters of a run, as `to_dict` gave them; another engine may tell none."""
+    return SamplingParams(**values).kept(level).to_dict() if values else values

@@ -1,0 +1,112 @@
+"""Token ids to bytes to text. Bytes, because one token may hold half of a character."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from specscope.trace.record.privacy import NO_TOKEN
+
+
+def token_id(token: int) -> str:
+    """An id for people."""
+    return "#?" if token == NO_TOKEN else f"#{token}"
+
+
+@dataclass
+class Vocabulary:
+    """What each token id stands for.
+
+    A live run knows every piece; one read from a capture knows those that appeared in it.
+    """
+
+    pieces: dict[int, bytes] = field(default_factory=dict)  # id -> bytes; filled by model/loader or a reader
+    special: set[int] = field(default_factory=set)  # ids that are markup, not text: shown, but not part of output
+
+    def piece(self, token: int) -> bytes | None:
+        """The token's bytes, or None where they are unknown."""
+        return self.pieces.get(token)
+
+    def show(self, token: int) -> str:
+        """The token for people: one line, quotes off, control and broken characters escaped, spaces visible."""
+        piece = self.pieces.get(token)
+        if piece is None:
+            return token_id(token)
+        if not piece:
+            return "∅"
+        text = piece.decode("utf-8", "backslashreplace")
+        if text.isprintable():
+            return text.replace(" ", "␣")
+        return "".join(_VISIBLE.get(c) or (c if c.isprintable() else repr(c)[1:-1]) for c in text)
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """Output text of a token sequence: special tokens left out, broken UTF-8 replaced."""
+        return b"".join(self.pieces.get(t, b"") for t in tokens if t not in self.special).decode("utf-8", "replace")
+
+
+_VISIBLE: Mapping[str, str] = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def stop_begins(text: str, before: int, stop: str) -> int:
+    """Where the stop string begins that the last token of a text completed; the text's length where there is none.
+
+    `before`: characters without that token. An earlier one may be there too: min_tokens let it pass. Other engines may
+    end later than at that token: then the first one counts.
+    """
+    at = text.find(stop, max(before - len(stop) + 1, 0))
+    at = text.find(stop) if at < 0 else at
+    return len(text) if at < 0 else at
+
+
+class Detokenizer:
+    """Text of a growing token sequence, character by whole character."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """The characters that these tokens complete."""
+        return self._decoder.decode(
+            b"".join(self._vocabulary.pieces.get(t, b"") for t in tokens if t not in self._vocabulary.special)
+        )
+
+    def flush(self) -> str:
+        """What is left at the end, replacement characters for a broken tail."""
+        return self._decoder.decode(b"", True)
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""The text with control and format characters as escapes, so that it can neither move a cursor nor turn a line."""
+    return "".join(c if c.isprintable() or c in keep or c == "\u200d" else repr(c)[1:-1] for c in text)
+
+
+def shell_word(text: str) -> str:
+    """The text as one word of a suggested shell command: nothing in it is run where that is pasted."""
+    return printable(shlex.quote(text))
+
+
+def escape(piece: bytes) -> str:
+    r"""Bytes as a valid Unicode string, reversibly: a byte that is no UTF-8 becomes `\xNN`, a backslash `\\`."""
+    return piece.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+def unescape(text: str) -> bytes:
+    """The bytes that `escape` was given."""
+    out = bytearray()
+    at = 0
+    while at < len(text):
+        if text[at] != "\\":
+            end = text.find("\\", at)
+            end = len(text) if end < 0 else end
+            out += text[at:end].encode()
+            at = end
+        elif text[at + 1 : at + 2] == "x":
+            out.append(int(text[at + 2 : at + 4], 16))
+            at += 4
+        else:
+            out += b"\\"
+            at += 2
+    return bytes(out)

@@ -1,0 +1,101 @@
+"""Spans over the network: OTLP by gRPC or HTTP, through the official exporters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+
+import specscope
+from specscope.errors import UserError
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, resource_attributes
+
+BATCH = 128  # spans an export
+PROTOCOLS = ("grpc", "http/protobuf")
+_FLAGS = TraceFlags(TraceFlags.SAMPLED)
+_SCOPE = InstrumentationScope(SCOPE, specscope.__version__)
+
+
+def readable(span: Span, resource: Resource) -> ReadableSpan:
+    """A Span as the SDK's ReadableSpan, for any OpenTelemetry exporter. Built by hand: 10 times cheaper."""
+    context = SpanContext(span.trace, span.id, False, _FLAGS)
+    return ReadableSpan(
+        name=span.name,
+        context=context,
+        parent=SpanContext(span.trace, span.parent, False, _FLAGS) if span.parent else None,
+        resource=resource,
+        attributes=span.attributes,
+        links=[Link(SpanContext(trace, own, False, _FLAGS)) for trace, own in span.links],
+        kind=SpanKind.INTERNAL,
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+class SpanSink:
+    """A sink that hands a run's spans to an exporter. Spans that it refuses are counted in `failed`."""
+
+    def __init__(self, exporter: SpanExporter, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel) -> None:
+        self.failed = 0
+        self._exporter = exporter
+        self._encoder = Encoder(run, vocabulary, level)
+        self._resource = Resource.create(resource_attributes(run))
+        self._batch: list[ReadableSpan] = []
+
+    def __call__(self, record: StepRecord) -> None:
+        """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
+        self._batch += [readable(span, self._resource) for span in self._encoder.encode(record)]
+        if len(self._batch) >= BATCH or record.finished:
+            self.flush()
+
+    def flush(self) -> None:
+        """Export what is waiting."""
+        batch: Sequence[ReadableSpan] = self._batch
+        self._batch = []
+        if batch and self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+            self.failed += len(batch)
+
+    def close(self) -> None:
+        """Flush and shut the exporter down."""
+        self.flush()
+        self._exporter.shutdown()
+
+
+def endpoint_from_environment() -> bool:
+    """Whether the OTEL_EXPORTER_OTLP_* variables name an endpoint for traces."""
+    return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_"))
+
+
+def pick_protocol(endpoint: str | None, protocol: str | None) -> str:
+    """The protocol asked for; else the environment's; else http for port 4318 and paths, grpc otherwise."""
+    env = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    chosen = protocol or env
+    if chosen is None:
+        looks_http = endpoint is not None and (":4318" in endpoint or endpoint.rstrip("/").endswith("/v1/traces"))
+        return "http/protobuf" if looks_http else "grpc"
+    if chosen not in PROTOCOLS:
+        raise UserError(f"unknown OTLP protocol {chosen!r}: use {' or '.join(PROTOCOLS)}")
+    return chosen
+
+
+def make_exporter(endpoint: str | None, protocol: str | None = None) -> SpanExporter:
+    """An OTLP exporter. `endpoint` None leaves it to the OTEL_EXPORTER_OTLP_* variables."""
+    if endpoint is not None and "://" not in endpoint:
+        endpoint = f"http://{endpoint}"
+    if pick_protocol(endpoint, protocol) == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter(endpoint=endpoint, timeout=10)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    if endpoint is not None and not endpoint.rstrip("/").endswith("/v1/traces"):
+        endpoint = endpoint.rstrip("/") + "/v1/traces"
+    return HttpExporter(endpoint=endpoint, timeout=10)

@@ -1,0 +1,394 @@
+"""Metrics that follow from the records, under vLLM's names, so that dashboards made for vLLM work.
+
+In Prometheus text a name has the prefix `vllm:` and a counter ends in `_total`, as vLLM's /metrics has it:
+`vllm:spec_decode_num_drafts_total`. OpenTelemetry allows no colon in a name, so there it is the name without the
+prefix: `spec_decode_num_drafts`. What vLLM has no name for is `specscope:...` and `specscope.…` respectively. Every
+series carries vLLM's labels `model_name` and `engine`, and positions count from 0 (depth 1 is position 0).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from specscope.errors import UserError
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import FinishReason, StepRecord
+from specscope.trace.record.trace_sampling import Reason
+
+if TYPE_CHECKING:
+    from specscope.trace.wire.sampling_sink import SamplingSink
+
+EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
+
+EXPORT_TIMEOUT = 5  # seconds that one export may take; `close` waits so long for an endpoint that is not there
+
+# FinishReason as vLLM's finished_reason label has it.
+VLLM_REASON = {
+    FinishReason.EOS: "stop",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+    FinishReason.ERROR: "error",
+}
+
+
+@dataclass
+class Totals:
+    """What is counted. Counters only grow; the last four are as the newest record has them."""
+
+    past: Acceptance = field(default_factory=Acceptance)  # up to the last `take`
+    recent: Acceptance = field(default_factory=Acceptance)  # since then
+    prompt_tokens: int = 0
+    preemptions: int = 0
+    queried: int = 0  # tokens that were looked for in the prefix cache, after a preemption again
+    found: int = 0  # and found
+    finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_free: int = 0
+    told: Aggregate | None = None  # the newest record's, of an engine that tells counts only
+
+    def add(self, record: StepRecord) -> None:
+        """Count one engine step."""
+        for part in record.counted:
+            self.recent.add(part)
+        for info in record.admitted:
+            self.prompt_tokens += len(info.prompt_tokens)
+        for end in record.finished:
+            self.finished[VLLM_REASON[end.reason]] += 1
+        self.preemptions += len(record.preempted)
+        self.queried += record.queried
+        self.found += sum(part.found for part in record.requests)
+        self.running, self.waiting = record.running, record.waiting
+        self.blocks_used, self.blocks_free = record.blocks_used, record.blocks_free
+        self.told = record.aggregate
+
+    def take(self) -> Acceptance:
+        """What was accepted since the last call."""
+        taken, self.recent = self.recent, Acceptance()
+        self.past.merge(taken)
+        return taken
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """All that was accepted so far."""
+        total = Acceptance()
+        total.merge(self.past)
+        total.merge(self.recent)
+        return total
+
+    @property
+    def kv_usage(self) -> float | None:
+        """Share of the KV blocks in use, 0 to 1; None where the engine does not tell it."""
+        if self.told is not None:
+            return self.told.kv_usage
+        blocks = self.blocks_used + self.blocks_free
+        return self.blocks_used / blocks if blocks else 0.0
+
+
+Sample = tuple[float, Mapping[str, str]]  # a value and its own labels
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric: its name without prefix, what it is, and how it is read from the totals."""
+
+    name: str
+    unit: str  # as OpenTelemetry writes units
+    text: str
+    read: Callable[[Totals], Iterable[Sample]]
+    counter: bool = True
+    prefix: str = "vllm"
+
+    @property
+    def otlp_name(self) -> str:
+        """The name of the OpenTelemetry instrument."""
+        return self.name if self.prefix == "vllm" else f"{self.prefix}.{self.name}"
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name in Prometheus text, without a counter's `_total`."""
+        return f"{self.prefix}:{self.name}"
+
+
+def _one(value: float | None) -> list[Sample]:
+    return [] if value is None else [(value, {})]
+
+
+def _load(totals: Totals, name: str) -> list[Sample]:
+    return _one(getattr(totals if totals.told is None else totals.told, name))
+
+
+def _of_engine(totals: Totals, value: float) -> list[Sample]:
+    """What an engine that tells counts only does not tell."""
+    return _one(value if totals.told is None else None)
+
+
+def _per_position(totals: Totals) -> list[Sample]:
+    counts = totals.acceptance
+    at_depth = counts.accepted_at if counts.knows("accepted_at") else ()
+    return [(count, {"position": str(at)}) for at, count in enumerate(at_depth)]
+
+
+def _finished(totals: Totals) -> list[Sample]:
+    if totals.told is not None:
+        return []
+    return [(totals.finished[reason], {"finished_reason": reason}) for reason in ("stop", "length", "abort", "error")]
+
+
+SERIES = (
+    Series(
+        "spec_decode_num_drafts",
+        "{draft}",
+        "Steps with at least one drafted token.",
+        lambda t: _one(t.acceptance.told("drafts")),
+    ),
+    Series("spec_decode_num_draft_tokens", "{token}", "Drafted tokens.", lambda t: _one(t.acceptance.told("drafted"))),
+    Series(
+        "spec_decode_num_accepted_tokens",
+        "{token}",
+        "Accepted tokens.",
+        lambda t: _one(t.acceptance.told("accepted")),
+    ),
+    Series("spec_decode_num_accepted_tokens_per_pos", "{token}", "Accepted tokens per draft position.", _per_position),
+    Series("prompt_tokens", "{token}", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
+    Series("generation_tokens", "{token}", "Output tokens.", lambda t: _one(t.acceptance.told("emitted"))),
+    Series("num_preemptions", "{preemption}", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
+    Series(
+        "prefix_cache_queries",
+        "{token}",
+        "Tokens looked for in the prefix cache.",
+        lambda t: _of_engine(t, t.queried),
+    ),
+    Series("prefix_cache_hits", "{token}", "Tokens found in it.", lambda t: _of_engine(t, t.found)),
+    Series("request_success", "{request}", "Requests that ended, by the reason.", _finished),
+    Series("num_requests_running", "{request}", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
+    Series("num_requests_waiting", "{request}", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
+    Series("kv_cache_usage_perc", "1", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
+)
+
+
+def _of_sampling(sampling: Callable[[], SamplingSink | None]) -> Iterable[Series]:
+    """What trace sampling decided. Everything else here is counted before it."""
+
+    def decided(_: Totals) -> list[Sample]:
+        if (sink := sampling()) is None:
+            return []
+        counts = sink.decisions
+        kept = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
+        return [*kept, (counts.left_out, {"decision": "left_out"})]
+
+    def of(read: Callable[[SamplingSink], float]) -> Callable[[Totals], list[Sample]]:
+        return lambda _: [] if (sink := sampling()) is None else _one(read(sink))
+
+    undecided, held = of(lambda sink: sink.decisions.left_out_undecided), of(lambda sink: sink.held)
+    text = "Requests whose spans were left out before their end: the buffer was full."
+    yield Series("trace_requests", "{request}", "Requests decided by trace sampling.", decided, True, "specscope")
+    yield Series("left_out_undecided", "{request}", text, undecided, True, "specscope")
+    yield Series("keep_buffer_bytes", "By", "Bytes of undecided steps.", held, False, "specscope")
+
+
+def log_line(acceptance: Acceptance, seconds: float) -> str | None:
+    """vLLM's log line for the counts of an interval of that length; None where nothing was drafted, as in vLLM."""
+    if acceptance.tau is None or not acceptance.drafted or not acceptance.knows("drafted"):
+        return None
+    accepted, drafted = acceptance.accepted, acceptance.drafted
+    per_second = 1 / seconds if seconds > 0 else 0.0
+    at_depth = acceptance.accepted_at if acceptance.by_depth else ()  # vLLM has 0 at a depth that nothing proposed
+    rates = ", ".join(f"{count / acceptance.drafts:.3f}" for count in at_depth)
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {acceptance.tau:.2f}, "
+        f"Accepted throughput: {accepted * per_second:.2f} tokens/s, "
+        f"Drafted throughput: {drafted * per_second:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, "
+        f"Per-position acceptance rate: {rates}, "
+        f"Avg Draft acceptance rate: {accepted / drafted * 100:.1f}%"
+    )
+
+
+class _LogLines:
+    """Writes vLLM's log line once an interval. Time is the records' own, so a replay logs what the run logged."""
+
+    def __init__(self, log: Callable[[str], None], seconds: float) -> None:
+        self._log = log
+        self._ns = int(seconds * 1e9)
+        self._start_ns: int | None = None  # of the interval's first record
+        self._end_ns = 0  # of its last
+
+    def before(self, record: StepRecord, totals: Totals) -> None:
+        """Write the line for the records before this one, where their interval is over."""
+        if self._start_ns is not None and record.end_ns - self._start_ns > self._ns:
+            self.flush(totals)
+        if self._start_ns is None:
+            self._start_ns = record.start_ns
+        self._end_ns = record.end_ns
+
+    def flush(self, totals: Totals) -> None:
+        """Write the line for what was counted since the last one, and start again."""
+        if self._start_ns is None:
+            return
+        line = log_line(totals.take(), (self._end_ns - self._start_ns) / 1e9)
+        self._start_ns = None
+        if line is not None:
+            self._log(line)
+
+
+class _PrometheusServer(Protocol):
+    """What is needed of the server that prometheus_client starts."""
+
+    server_port: int
+
+    def shutdown(self) -> None: ...
+
+    def server_close(self) -> None: ...
+
+
+def port_taken(host: str, port: int) -> UserError:
+    """Why metrics cannot be served."""
+    return UserError(f"cannot serve metrics on {host}:{port}: choose another port if this one is in use")
+
+
+class Metrics(Collector):
+    """A sink: call it with each StepRecord. Everything is counted here and read from here only when asked for.
+
+    With `provider`, an OpenTelemetry MeterProvider, the instruments are registered on it, and it stays the caller's.
+    With `endpoint`, a provider is made that exports there over OTLP every `seconds`, and `close` ends it. With `log`,
+    vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
+    records are known to be missing; `sampling` is what decides whose spans are kept, where not all are.
+    """
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        engine: str = "0",
+        provider: MeterProvider | None = None,
+        endpoint: str = "",
+        protocol: str = "grpc",
+        log: Callable[[str], None] | None = None,
+        seconds: float = EXPORT_SECONDS,
+        lost: Callable[[], int] = lambda: 0,
+        sampling: Callable[[], SamplingSink | None] | None = None,
+    ) -> None:
+        self.totals = Totals()
+        self._labels = {"model_name": model, "engine": engine}
+        self._lock = threading.Lock()
+        self._lines = _LogLines(log, seconds) if log is not None else None
+        self._series = (
+            *SERIES,
+            Series(
+                "lost_records",
+                "{record}",
+                "Records lost on the way.",
+                lambda _: _one(lost()),
+                True,
+                "specscope",
+            ),
+            *(() if sampling is None else _of_sampling(sampling)),
+        )
+        self._servers: list[_PrometheusServer] = []
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._made: list[MeterProvider] = []
+        if endpoint:
+            reader = otlp_reader(endpoint, protocol, seconds)
+            self._made.append(MeterProvider([reader], Resource.create({"service.name": "specscope"})))
+        for one in [*self._made, *([provider] if provider else [])]:
+            self._instrument(one)
+
+    def __call__(self, record: StepRecord) -> None:
+        """Count one engine step."""
+        with self._lock:
+            if self._lines is not None:
+                self._lines.before(record, self.totals)
+            self.totals.add(record)
+
+    def collect(self) -> Iterator[Metric]:
+        """The series as prometheus_client's families."""
+        for series in self._series:
+            family = CounterMetricFamily if series.counter else GaugeMetricFamily
+            samples = self._read(series)
+            names = list(samples[0][1]) if samples else [*self._labels, "position"]
+            metric = family(series.prometheus_name, series.text, labels=names)
+            for value, labels in samples:
+                metric.add_metric([labels[name] for name in names], value)
+            yield metric
+
+    def prometheus_text(self) -> str:
+        """All series in the Prometheus text format."""
+        return generate_latest(self._registry).decode()
+
+    def serve_prometheus(self, port: int, host: str = "127.0.0.1") -> int:
+        """Serve that text over HTTP until `close`; port 0 takes any free one. Returns the port.
+
+        Raises UserError where the port cannot be used.
+        """
+        try:
+            server, _ = start_http_server(port, host, self._registry)
+        except (OSError, OverflowError):
+            raise port_taken(host, port) from None
+        self._servers.append(server)
+        return int(server.server_port)
+
+    def close(self) -> None:
+        """Log and export what is left, and end what this object started."""
+        with self._lock:
+            if self._lines is not None:
+                self._lines.flush(self.totals)
+        for provider in self._made:
+            provider.shutdown()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+        self._made, self._servers = [], []
+
+    def _read(self, series: Series) -> list[tuple[float, dict[str, str]]]:
+        with self._lock:
+            return [(value, {**self._labels, **labels}) for value, labels in series.read(self.totals)]
+
+    def _instrument(self, provider: MeterProvider) -> None:
+        meter = provider.get_meter("specscope")
+        for series in self._series:
+
+            def observe(_: CallbackOptions, series: Series = series) -> list[Observation]:
+                return [Observation(value, labels) for value, labels in self._read(series)]
+
+            make = meter.create_observable_counter if series.counter else meter.create_observable_gauge
+            make(series.otlp_name, [observe], series.unit, series.text)
+
+
+def otlp_reader(endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS) -> MetricReader:
+    """A reader that exports every `seconds` to an OTLP endpoint, `http://localhost:4317` for one.
+
+    `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL; anything else raises UserError.
+    """
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    exporter: Any
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+
+        exporter = GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_TIMEOUT)
+    elif protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+
+        url = endpoint if "://" in endpoint else f"http://{endpoint}"
+        base = url.rstrip("/").removesuffix("/v1/metrics").removesuffix("/v1/traces")
+        exporter = HttpExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT)
+    else:
+        raise UserError(f"unknown OTLP protocol {protocol!r}; use grpc or http/protobuf")
+    return PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)

@@ -1,0 +1,221 @@
+"""Ties an engine's bus to where its records go: a capture file, an OTLP endpoint, metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from specscope.errors import UserError
+from specscope.trace.files import Existing
+from specscope.trace.history.wording import plural
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.record.trace_sampling import TraceSampling
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.bus import Bus, Subscription
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.open_requests import OpenRequests
+from specscope.trace.wire.spans import SpanLevel
+
+if TYPE_CHECKING:
+    from specscope.trace.wire.export import SpanSink
+    from specscope.trace.wire.sampling_sink import SamplingSink
+
+
+class Closing(Protocol):
+    """A sink that is closed at the end."""
+
+    def __call__(self, record: StepRecord, /) -> None:
+        """Take a record."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where records go besides the screen. Filled from flags."""
+
+    capture: str | None
+    otlp_endpoint: str | None
+    otlp_protocol: str | None
+    level: SpanLevel
+    metrics_port: int | None
+    privacy: Privacy = Privacy.EVERYTHING
+    sampling: TraceSampling = field(default_factory=TraceSampling)
+    existing: Existing = Existing.REPLACE  # what becomes of an older capture
+    drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
+
+
+def check_metrics_port(port: int) -> None:
+    """Refuse a port that others have, before a model is loaded. Raises UserError."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        from specscope.trace.wire.metrics import port_taken
+
+        raise port_taken("127.0.0.1", port) from None
+
+
+class Outputs:
+    """The sinks that the flags asked for. Opened before the run begins, so that a bad path or port fails first.
+
+    The capture is lossless: the engine waits when it is behind. The network may drop, and the drops are counted.
+    Metrics count everything: trace sampling is between the bus and what writes spans.
+    """
+
+    def __init__(
+        self,
+        options: OutputOptions,
+        bus: Bus,
+        run: RunInfo,
+        vocabulary: Vocabulary,
+        params: SamplingParams | None,
+        log: Callable[[str], None] | None = None,
+        engine: str = "0",
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`params`: the default ones, None where they are not known; `engine`: the metrics' label.
+
+        `tell`: hears of steps that are dropped, when they are.
+        """
+        run = dataclasses.replace(run, privacy=options.privacy)
+        if params is not None:
+            run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed)
+        self._bus = bus
+        self._closers: list[Callable[[], None]] = []
+        self._network: Subscription | None = None
+        self._span_failures: Callable[[], int] = lambda: 0
+        self._sampling = options.sampling
+        self._sampled: SamplingSink | None = None
+        self._writer: CaptureWriter | None = None
+        self._running = OpenRequests()
+        self._closing = threading.Lock()
+        bus.subscribe(self._running, lossless=True)
+        try:
+            self._open_network(options, run, vocabulary)
+            self._open_metrics(options, run, log, engine)
+            if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
+                self._open_capture(options.capture, options, run, vocabulary, tell)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_capture(
+        self, path: str, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary, tell: Callable[[str], None]
+    ) -> None:
+        sampling = self._sampling if self._sampling.captures else TraceSampling()
+        told, on_full = dataclasses.replace(run, sampling=sampling.text), tell if options.drops else None
+        writer = self._writer = CaptureWriter(path, told, vocabulary, existing=options.existing, on_full=on_full)
+        sink = self._behind_sampling(writer, run, sampling)
+        self._bus.subscribe(sink, lossless=True)
+        self._closers.append(sink.close)
+
+    def _behind_sampling(self, sink: SpanSink | CaptureWriter, run: RunInfo, sampling: TraceSampling) -> Closing:
+        """What the bus calls: the sink itself where everything is kept."""
+        if not sampling.is_on:
+            return sink
+        from specscope.trace.wire.sampling_sink import SamplingSink
+
+        stage = SamplingSink(sink, run, sampling)
+        self._sampled = self._sampled or stage  # the network's, where there are two
+        return stage
+
+    def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
+        from specscope.trace.wire.export import SpanSink, endpoint_from_environment, make_exporter
+
+        wanted = options.otlp_endpoint is not None or endpoint_from_environment()
+        if not wanted or options.level is SpanLevel.OFF:
+            return
+        try:
+            exporter = make_exporter(options.otlp_endpoint, options.otlp_protocol)
+        except ValueError as error:  # of the OTEL_* variables
+            raise UserError(f"cannot make the OTLP exporter: {error}") from error
+        spans = SpanSink(exporter, dataclasses.replace(run, sampling=self._sampling.text), vocabulary, options.level)
+        sink = self._behind_sampling(spans, run, self._sampling)
+        self._network = self._bus.subscribe(sink)
+        self._span_failures = lambda: spans.failed
+        self._closers.append(sink.close)
+
+    def _open_metrics(
+        self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None, engine: str
+    ) -> None:
+        if options.metrics_port is None and options.otlp_endpoint is None and log is None:
+            return
+        from specscope.trace.wire.export import pick_protocol
+        from specscope.trace.wire.metrics import Metrics
+
+        endpoint = options.otlp_endpoint or ""
+        protocol = pick_protocol(endpoint or None, options.otlp_protocol)
+        metrics = Metrics(
+            run.target,
+            engine=engine,
+            endpoint=endpoint,
+            protocol=protocol,
+            log=log,
+            lost=lambda: self._bus.lost,
+            sampling=(lambda: self._sampled) if self._sampling.is_on else None,
+        )
+        self._bus.subscribe(metrics)
+        self._closers.append(metrics.close)
+        if options.metrics_port is not None:
+            metrics.serve_prometheus(options.metrics_port)
+
+    def close(self) -> list[str]:
+        """Flush the bus, close every sink; what was lost, a line each. Raises the first error of the capture.
+
+        Requests that the engine has not ended are cancelled. May be called again, and from any thread.
+        """
+        with self._closing:
+            return self._close()
+
+    def _close(self) -> list[str]:
+        failed: Exception | None = None
+        try:
+            self._bus.close(self._running.ends)
+        except Exception as error:
+            failed = error
+        for close in self._closers:
+            try:
+                close()
+            except Exception as error:
+                failed = failed or error
+        self._closers = []
+        if failed is not None:
+            raise failed
+        return self._losses()
+
+    @property
+    def sampled(self) -> str:
+        """How many requests were kept, and why; "" where all are."""
+        return "" if self._sampled is None else self._sampled.decisions.text()
+
+    @property
+    def captured(self) -> str:
+        """The capture's file, "" where there is none; after `close` also where it was deleted during the run."""
+        return "" if self._writer is None or self._writer.is_gone else str(self._writer.path)
+
+    @property
+    def renamed(self) -> str:
+        """That the capture has another name than was asked for; "" where it has not."""
+        return "" if self._writer is None else self._writer.renamed
+
+    @property
+    def code(self) -> int:
+        """After `close`: the exit code of a run, 1 where its capture lacks something."""
+        return int(self._writer is not None and bool(self._writer.losses()))
+
+    def _losses(self) -> list[str]:
+        lines = [] if self._writer is None else self._writer.losses()
+        if self._sampled is not None and (line := self._sampled.decisions.early_text(self._sampling.buffer)):
+            lines.append(line)
+        if self._network is not None and self._network.lost:
+            lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
+        if failures := self._span_failures():
+            lines.append(f"{plural(failures, 'span')} not sent: the OTLP endpoint refused them")
+        return lines

@@ -1,0 +1,268 @@
+"""Reading capture files: OTLP JSON Lines to a History, a piece at a time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from specscope.errors import UserError
+from specscope.trace.bench_result import read_bench
+from specscope.trace.checked import decoded
+from specscope.trace.compressed import BROKEN, open_plain, reason
+from specscope.trace.documents import LARGEST, documents
+from specscope.trace.history.history import History
+from specscope.trace.history.place_name import read_place
+from specscope.trace.history.wording import plural
+from specscope.trace.kinds import BENCH, CAPTURE, kind_of, start_of
+from specscope.trace.record.records import StepRecord
+from specscope.trace.record.vocabulary import printable
+from specscope.trace.wire.engine_spans import is_ours
+from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
+from specscope.trace.wire.schema import DamagedError, plain_error
+from specscope.trace.wire.schema_run import newer
+from specscope.trace.wire.unspan import Decoder, run_info
+
+LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
+
+
+class CaptureReader:
+    """Reads a capture into `history`, a piece at a time, so that a screen can show the beginning at once.
+
+    Raises UserError for a file that is none. What is damaged in one is left out, and so is a torn last line;
+    `warnings` says what was, and how much is missing.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], history: History | None = None, *, others_alone: bool = False
+    ) -> None:
+        """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records.
+
+        `others_alone`: also read a file with spans of other services and no run of ours.
+        """
+        self.path = Path(path)
+        self.name = printable(str(self.path))
+        self.warnings: list[str] = []
+        self.history = History() if history is None else history
+        self.done = False
+        self._began = time.monotonic()
+        self._decoder = Decoder()
+        self.history.vocabulary = self._decoder.vocabulary
+        try:
+            found = self.path.stat()
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a device may have no end
+                raise UserError(f"cannot read {self.name}: a capture must be a regular file")
+            kind = kind_of(start_of(self.path))
+            if kind not in (None, CAPTURE, BENCH):
+                raise kind.refusal(str(path), "a capture")
+            self._file = open(self.path, "rb")  # noqa: SIM115
+            self._content = open_plain(self._file, str(path))
+            self.size = found.st_size
+        except OSError as error:
+            file, sign, step = str(path).rpartition("#")
+            if sign and os.path.exists(file):
+                raise UserError(
+                    f"{self.name} names a step: give the whole capture, {printable(file)} (specscope replay, or debug "
+                    f"--over, opens it at {printable(step)})"
+                ) from None
+            raise UserError(f"cannot read {self.name}: {error.strerror}") from error
+        self._others_alone = others_alone
+        self._lines = self._bench() if kind is BENCH else self._records()
+        for records in self._lines:  # up to the run's resource: refuses what is no capture
+            self._append(records)
+            if self.history.run is not None:
+                break
+
+    def read(self, seconds: float | None = None) -> bool:
+        """Read for about so long, or to the end; True where there is more."""
+        stop = None if seconds is None else time.monotonic() + seconds
+        for records in self._lines:
+            self._append(records)
+            if stop is not None and time.monotonic() > stop:
+                return True
+        if not self.done:
+            self._finish()
+        return False
+
+    @property
+    def progress(self) -> float:
+        """How much of the file has been read, 0 to 1."""
+        return 1.0 if self.done else self._file.tell() / max(self.size, 1)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """That the rest takes if it is read as fast as what was read; None where too little was."""
+        share = self.progress
+        return (time.monotonic() - self._began) * (1 - share) / share if share >= LEAST_READ else None
+
+    def _append(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self.history.append(record)
+
+    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each with its number. One that is too long is left out without being held."""
+        try:
+            for number in count(1):
+                line = self._content.readline(LARGEST + 1)
+                if not line:
+                    return
+                if len(line) <= LARGEST:
+                    yield number, line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = self._content.readline(2**20)
+                self._leave_out(number, f"it is longer than {LARGEST >> 20} MiB, the limit")
+        except BROKEN as error:
+            if self.history.run is None or getattr(error, "strerror", None):
+                raise UserError(f"cannot read {self.name}: {reason(error)}") from error
+            self.warnings.append(f"{self.name} was cut off: {reason(error)}")
+
+    def _bench(self) -> Iterator[list[StepRecord]]:
+        """Of a result of a serving bench."""
+        self.history.run, records = read_bench(self._raw_lines(), self.name)
+        yield records
+
+    def _records(self) -> Iterator[list[StepRecord]]:
+        for number, line in documents(self._raw_lines(), self.name):
+            if not line.endswith(b"\n") and not _whole(line):
+                of = f" of {self.size:,}" if self._content is self._file else ""
+                lost = f"{len(line):,}{of} bytes are lost"
+                self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
+                break
+            if line.strip():
+                yield self._line(line, number)
+        yield self._decoder.flush()
+
+    def _line(self, line: bytes, number: int) -> list[StepRecord]:
+        """The records that one line completes. The first line that is ours must tell of the run; others may be lost."""
+        try:
+            parts = read_line(line)
+            if not all(is_ours(resource) for resource, _ in parts):
+                self._keep_others(line)
+            return [record for resource, spans in parts if is_ours(resource) for record in self._part(resource, spans)]
+        except UserError as error:
+            raise UserError(f"{self.name}, line {number}: {error}") from None
+        except DamagedError as error:
+            self._leave_out(number, str(error))
+            return []
+
+    def _leave_out(self, number: int, why: str) -> None:
+        """A line that cannot be read. Raises UserError where none could be before it."""
+        if self.history.run is None and not len(self.history.others):
+            raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
+        self._decoder.faults.add(f"line {number}", why)
+
+    def _keep_others(self, line: bytes) -> None:
+        """The spans of other services in a line: vLLM's own, SGLang's, a client's."""
+        others = self.history.others
+        try:
+            for span in read_others(line):
+                if isinstance(span, DamagedError):
+                    others.faults.add("a span of another service", str(span))
+                else:
+                    others.add(span)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+            others.faults.add("spans of another service", plain_error(error))
+
+    def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
+        if self.history.run is None:
+            self.history.run = run_info(resource)
+            self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
+            self._decoder.privacy = self.history.run.privacy
+        run = resource.get("specscope.run.id")
+        if not isinstance(run, str):
+            raise DamagedError("the resource does not name its run")
+        if run != self.history.run.run_id:
+            raise UserError("the file holds more than one run: write each to its own file")
+        records: list[StepRecord] = []
+        for span in spans:
+            if isinstance(span, DamagedError):
+                self._decoder.faults.add("a span", str(span))
+            else:
+                records += self._decoder.feed(span.name, span.start_ns, span.end_ns, plain(span.attributes))
+        return records
+
+    def _finish(self) -> None:
+        self.done = True
+        self._file.close()
+        decoder, history = self._decoder, self.history
+        history.lost = decoder.lost
+        others = history.others
+        if history.run is None and (len(others) or others.faults.total) and not self._others_alone:
+            services = ", ".join(others.services[:3]) or "none of them can be read"
+            raise UserError(
+                f"{self.name} holds only spans of other services ({services}) and no specscope run: "
+                "specscope replay shows them on a timeline (key w)"
+            )
+        if history.run is None and not len(others):
+            raise UserError(f"{self.name} is not a capture: it is empty")
+        if others.dropped:
+            self.warnings.append(f"{plural(others.dropped, 'span')} of other services left out, the oldest: too many")
+        self.warnings += others.faults.lines()
+        if decoder.summaries and not history.acceptance.steps:
+            raise UserError(f"{self.name} holds spans of level `steps`; replay and report need level `trees`")
+        self.warnings += decoder.faults.lines()
+        if decoder.summaries:
+            self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
+        if history.run is not None and not history.run.tells_tokens:
+            self.warnings.append(history.run.privacy.lack)
+        if history.run is not None and history.run.sampling:
+            asked = printable(history.run.sampling)
+            self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
+        if decoder.lost:
+            self.warnings.append(f"{plural(decoder.lost, 'incomplete step')} left out")
+        unfinished = sum(request.end is None for request in history.requests.values())
+        if unfinished:
+            self.warnings.append(f"{unfinished} of {plural(len(history.requests), 'request')} did not end in this file")
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        decoded(line)
+    except ValueError:
+        return False
+    return True
+
+
+def read_capture(path: str | os.PathLike[str], progress: Callable[[float], None] | None = None) -> CaptureReader:
+    """Read a whole capture; the result has `history` and `warnings`."""
+    reader = CaptureReader(path)
+    with without_gc():
+        while reader.read(0.2 if progress else None):
+            if progress:
+                progress(reader.progress)
+    return reader
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """No search for cycles: records have none, and with millions of them the search takes a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def split_reference(text: str) -> tuple[str, str]:
+    """FILE#REQUEST[@STEP[/NODE]] as (FILE, the rest); a file's name alone gives "" for the second. Raises UserError."""
+    file, place = split_file(text)
+    if place and read_place(place).index is None and ("@" in place or not os.path.exists(file)):
+        raise UserError(f"{text}: write a request and its step after #, such as run.jsonl#r3@17")
+    return file, place
+
+
+def split_file(text: str) -> tuple[str, str]:
+    """FILE#REST as (FILE, REST); a file whose name has a # in it is one."""
+    file, sign, rest = text.rpartition("#")
+    return (text, "") if not sign or os.path.exists(text) else (file, rest)

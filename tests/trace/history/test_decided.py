@@ -1,0 +1,50 @@
+"""How a coin stands to its a, by rule; and ratios of paths from a step's evidence."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.speculate.sampling import TargetRows
+from specscope.speculate.verify import match, traversal
+from specscope.speculate.verify.inputs import VerifyBatch
+from specscope.trace.history.decided import coin_sign
+from specscope.trace.history.ratios import ratios
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from tests.speculate.verify.enumeration import dense
+from tests.speculate.verify.test_rules import batch_of
+from tests.speculate.verify.test_verify import random_input
+
+TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
+P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]
+
+
+def test_a_node_that_was_accepted_for_one_below_it_had_no_say():
+    (found,), _ = traversal.verify(batch_of(TREE, P, {}, [0.5, 0.99, 0.4, 0.5]))
+    assert found.path.tolist() == [0, 1]
+    assert [coin_sign(found, node) for node in (0, 1)] == ["↓", "<"]
+
+
+def test_under_match_the_coin_draws():
+    (found,), _ = match.verify(batch_of(TREE, P, {}, [0.5, 0.7, 0.4, 0.1]))
+    assert found.path.tolist() == [2]
+    assert [coin_sign(found, node) for node in (0, 2)] == ["≠", "="]
+    assert found.coin[0] == found.coin[2] == 0.7
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(list(Drawn)))
+def test_ratios_follow_from_the_evidence(seed, drawn):
+    """What each coin was held against comes out again from p and q as tried and the residuals' masses."""
+    one, p = random_input(np.random.default_rng(seed), drawn, False, 0.0)
+    rows = torch.stack([row.probs for row in p])
+    (found,), _ = traversal.verify(VerifyBatch.build([one], TargetRows(torch.zeros(0, dtype=torch.int64), rows)))
+    again = ratios(one.tree, found)
+    for node in np.flatnonzero(found.judged):
+        assert again.left[node] == pytest.approx(found.accept_prob[node], abs=1e-5, rel=1e-4)
+    for node in found.path[:-1]:
+        assert again.own[node] == pytest.approx(found.accept_prob[node], abs=1e-5, rel=1e-4)
+    untried = found.outcome == Outcome.UNTRIED
+    assert not again.own[untried].any()

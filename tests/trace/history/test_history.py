@@ -1,0 +1,53 @@
+"""What is kept of a run that goes on: within a number of steps, and within bytes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from specscope.trace.history.history import History, RecentSteps, weight
+from specscope.trace.record.logprobs import Logprobs
+from tests.trace.samples import records
+
+
+def steps(count):
+    """Records of which each weighs much the same: with the log-probabilities of a thousand tokens."""
+    first = next(record for record in records() if record.requests)
+    many = Logprobs(np.zeros(1000, np.float32), np.zeros((1000, 20), np.int32), np.zeros((1000, 20), np.float32))
+    part = dataclasses.replace(first.requests[0], logprobs=many)
+    plain = dataclasses.replace(first, admitted=(), finished=(), preempted=(), requests=(part,))
+    return [dataclasses.replace(plain, step=step) for step in range(count)]
+
+
+def test_log_probabilities_weigh_what_they_are():
+    assert weight(steps(1)[0]) > 1000 * 20 * 8
+
+
+@pytest.mark.parametrize("room", [1, 7])
+def test_the_newest_records_within_bytes(room):
+    made = steps(30)
+    recent = RecentSteps(1000, room * weight(made[0]) + 1)
+    for record in made:
+        recent.append(record)
+    assert [record.step for record in recent] == list(range(30 - room, 30))
+    few = RecentSteps(2, 10**12)
+    for record in made:
+        few.append(record)
+    assert [record.step for record in few] == [28, 29]
+    assert [record.step for record in few.take()] == [28, 29]
+    assert list(few) == []
+    for record in made:
+        few.append(record)
+    assert [record.step for record in few] == [28, 29]
+
+
+def test_a_history_with_a_limit_is_within_bytes_too():
+    made = steps(200)
+    history, all_of_it = History(limit=1000, limit_bytes=20 * weight(made[0])), History()
+    for record in made:
+        history.append(record)
+        all_of_it.append(record)
+        assert sum(map(weight, history.steps)) <= 20 * weight(made[0])
+    assert history.steps[-1] == made[-1]
+    assert len(history.steps) + history.gone == 200
+    assert (len(all_of_it.steps), all_of_it.gone) == (200, 0)

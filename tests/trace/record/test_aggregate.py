@@ -1,0 +1,218 @@
+"""Sums of intervals: in spans, in figures, in metrics and in a history."""
+
+import contextlib
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace.history.history import History
+from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record, missing
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.record.aggregate import Aggregate, full_chains
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.metrics import Metrics
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import Encoder
+from specscope.trace.wire.unspan import Decoder
+from tests.trace.damage import damaged
+from tests.trace.look_at import look_at
+from tests.trace.samples import records
+from tests.trace.strategies import RUN, aggregates
+
+WATCHED = Path(__file__).parents[2] / "data" / "vllm" / "watched.jsonl"
+TOLD = Aggregate(
+    source="vLLM /metrics",
+    engine="0",
+    drafts=143,
+    drafted=429,
+    accepted=50,
+    emitted=193,
+    accepted_at=(40, 8, 2),
+    proposed_at=(143, 143, 143),
+    running=3,
+    waiting=0,
+    kv_usage=0.25,
+)
+GAUGES = Aggregate("SGLang /metrics", averages={"sglang:spec_accept_length": 2.31, "sglang:spec_accept_rate": 0.44})
+
+
+def interval(step, told, seconds=5):
+    start = (1000 + step * seconds) * 10**9
+    return interval_record(step, start, start + seconds * 10**9, told)
+
+
+def feed(span, **changes):
+    attributes = {**span.attributes, **{f"specscope.aggregate.{name}": value for name, value in changes.items()}}
+    decoder = Decoder()
+    plain = {name: value for name, value in attributes.items() if value is not None}
+    return decoder, decoder.feed(span.name, span.start_ns, span.end_ns, plain) + decoder.flush()
+
+
+def test_an_interval_is_one_engine_step_with_its_counts_as_arrays():
+    spans = Encoder(RUN, Vocabulary()).encode(interval(0, TOLD))
+    assert [span.name for span in spans] == ["interval", "engine_step"]
+    attributes = spans[-1].attributes
+    assert attributes["specscope.aggregate.accepted_at"] == [40, 8, 2]
+    assert "specscope.aggregate.averages" not in attributes
+    assert feed(spans[-1])[1] == [interval(0, TOLD)]
+
+
+def test_a_capture_of_intervals_is_read_as_it_was_written(tmp_path):
+    writer = CaptureWriter(tmp_path / "c.jsonl", RUN, Vocabulary())
+    made = [interval(0, TOLD), interval(1, GAUGES)]
+    for record in made:
+        writer(record)
+    writer.close()
+    reader = read_capture(tmp_path / "c.jsonl")
+    assert reader.history.steps == made
+    assert reader.history.counts_only
+    assert reader.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"source": None}, "missing required field `specscope.aggregate.source`"),
+        ({"drafts": -1}, "Expected `int` >= 0 in `specscope.aggregate.drafts`"),
+        ({"drafted": 1.5}, "Expected `int | null`, got `float` in `specscope.aggregate.drafted`"),
+        ({"drafts": 39}, "`specscope.aggregate.accepted_at` counts more than `specscope.aggregate.drafts`"),
+        ({"drafts": None}, "counts more than `specscope.aggregate.drafts`"),
+        ({"accepted_at": [1, 2, 0]}, "`specscope.aggregate.accepted_at` rises"),
+        ({"accepted_at": None}, "`specscope.aggregate.proposed_at` without"),
+        ({"proposed_at": [143]}, "`specscope.aggregate.proposed_at` holds 1 values, not 3"),
+        ({"kv_usage": 1.5}, "in `specscope.aggregate.kv_usage`"),
+        ({"averages": ["a"]}, "`specscope.aggregate.average_values` are not one for each name"),
+        ({"averages": ["a", "a"], "average_values": [1.0, 2.0]}, "are not one for each name"),
+        ({"averages": ["a"], "average_values": [float("nan")]}, "in `specscope.aggregate.average_values[0]`"),
+        ({"accepted_at": [1] * 5000}, "in `specscope.aggregate.accepted_at`"),
+    ],
+)
+def test_a_damaged_interval_is_left_out_and_named(changes, why):
+    decoder, back = feed(Encoder(RUN, Vocabulary()).encode(interval(0, TOLD))[-1], **changes)
+    assert back == []
+    assert why in decoder.faults.lines()[0]
+
+
+def test_figures_of_intervals():
+    sums = measure([TOLD, Aggregate("x", drafts=57, drafted=171, accepted=0, accepted_at=(0, 0, 0))])
+    assert sums.tau == pytest.approx(1 + 50 / 200)
+    assert sums.rate == pytest.approx(50 / 600)
+    assert sums.per_position == pytest.approx([0.2, 0.04, 0.01])
+    assert sums.per_position_corrected == [None, None, None]  # the second does not tell how long its drafts were
+    assert sums.conditional == [None, None, None]
+    assert (sums.told("emitted"), sums.told("drafts"), sums.told("steps")) == (None, 200, None)
+    assert sums.depth_rate is None
+    alone = measure([TOLD])
+    assert alone.per_position_corrected == pytest.approx([40 / 143, 8 / 143, 2 / 143])
+    assert alone.conditional == pytest.approx([40 / 143, 8 / 40, 2 / 8])
+    told = alone.to_dict()
+    assert (told["steps"], told["kinds"], told["intervals"]) == (None, None, 1)
+
+
+def test_what_a_gauge_does_not_tell_no_figure_tells():
+    sums = measure([GAUGES])
+    assert (sums.tau, sums.rate, sums.per_position, sums.conditional) == (None, None, [], [])
+    assert measure([TOLD, GAUGES]).tau is None
+    assert GAUGES.length == 2.31
+    assert Aggregate("x", averages={"sglang:spec_accept_length": 0.0}).length is None
+    assert missing(GAUGES)[:2] == ["trees, tokens, probabilities and coins", "the number of drafts"]
+    assert missing(TOLD) == ["trees, tokens, probabilities and coins"]
+
+
+def test_an_interval_without_drafts_hides_nothing():
+    idle = Aggregate("x", drafts=0, drafted=0, accepted=0, emitted=0)
+    assert measure([TOLD, idle]).per_position == measure([TOLD]).per_position
+    assert measure([idle]).tau is None
+    assert measure([idle]).per_position == []
+
+
+@given(st.lists(aggregates(), min_size=1, max_size=6), st.data())
+def test_what_is_taken_back_was_never_there(told, data):
+    keep = data.draw(st.integers(0, len(told)))
+    sums, plain = Acceptance(), measure(told[:keep])
+    for one in told:
+        sums.add(one)
+    merged = Acceptance()
+    for part in (told[:1], told[1:]):
+        merged.merge(measure(part))
+    assert merged == sums
+    for one in reversed(told[keep:]):
+        sums.take_back(one)
+    assert sums == plain
+    assert sums.to_dict() == plain.to_dict()
+
+
+@given(aggregates())
+def test_every_interval_can_be_written_as_cells(told):
+    found = cells(interval(0, told), told)
+    assert found.keys() == COLUMNS.keys()
+    assert len(at_depth(told)) in (0, len(told.accepted_at))
+    assert missing(told)
+
+
+def test_the_length_of_drafts_follows_from_their_sum():
+    assert full_chains(4, 12, 3) == (4, 4, 4)
+    assert full_chains(4, 11, 3) == ()
+    assert full_chains(None, 12, 3) == full_chains(4, None, 3) == ()
+
+
+def test_a_history_of_intervals_can_go_back():
+    history = History()
+    for step in range(4):
+        history.append(interval(step, TOLD))
+    assert history.counts_only
+    assert history.acceptance.drafts == 4 * 143
+    history.truncate(1)
+    assert history.acceptance == measure([TOLD])
+    history.keep_last(0)
+    assert not history.counts_only
+
+
+def test_a_history_with_requests_is_no_history_of_counts():
+    history = History()
+    for record in records():
+        history.append(record)
+    assert not history.counts_only
+
+
+def test_metrics_of_intervals_are_those_that_were_told():
+    metrics = Metrics("m", engine="1")
+    metrics(interval(0, TOLD))
+    metrics(interval(1, TOLD))
+    text = metrics.prometheus_text()
+    assert 'vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 286.0' in text
+    assert 'per_pos_total{engine="1",model_name="m",position="1"} 16.0' in text
+    assert 'vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.25' in text
+    assert "vllm:prompt_tokens_total{" not in text  # which the source does not tell
+    metrics(interval(2, GAUGES))
+    text = metrics.prometheus_text()
+    assert "vllm:spec_decode_num_drafts_total{" not in text  # a sum of which a part is not known is none
+    assert "vllm:num_requests_running{" not in text
+
+
+@given(st.lists(aggregates(), min_size=1, max_size=5))
+@settings(max_examples=50)
+def test_metrics_of_any_intervals_can_be_served(told):
+    metrics = Metrics("m", log=lambda line: None, seconds=1)
+    for step, one in enumerate(copy.deepcopy(told)):
+        metrics(interval(step, one))
+    metrics.prometheus_text()
+    metrics.close()
+
+
+def test_damaged_captures_of_intervals_are_shown_as_far_as_they_go(tmp_path):
+    path, lines = tmp_path / "c.jsonl", [json.loads(line) for line in WATCHED.read_text().splitlines()]
+    look_at(WATCHED, page=True)
+    shown = 0
+    for seed in range(60):
+        path.write_bytes(damaged(lines, seed))
+        with contextlib.suppress(UserError):
+            look_at(path)
+            shown += 1
+    assert shown > 30

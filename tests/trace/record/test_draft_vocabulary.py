@@ -1,0 +1,67 @@
+"""A reduced vocabulary in a run's header: packed and read back, and what is damaged refused."""
+
+import base64
+import dataclasses
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens, pack, unpack
+from specscope.trace.wire.spans import resource_attributes
+from specscope.trace.wire.unspan import run_info
+from tests.trace.strategies import RUN
+
+
+@given(st.sets(st.integers(0, 5000), max_size=300), st.booleans(), st.randoms())
+def test_whatever_is_packed_is_read_back(tokens, shuffled, chance):
+    order = sorted(tokens)
+    if shuffled:
+        chance.shuffle(order)
+    assert unpack(pack(order), len(order)).tolist() == order
+
+
+def test_a_head_takes_a_few_kilobytes():
+    known = np.flatnonzero(np.random.default_rng(0).random(49152) < 1 / 6)
+    text = pack(known.tolist())
+    assert text.startswith("set:")
+    assert len(text) < 8000
+    assert pack([5, 3, 9]).startswith("map:")
+
+
+def test_draft_ids():
+    run = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=pack([7, 9, 30]))
+    assert run_info(resource_attributes(run)) == run
+    assert draft_tokens(run).tolist() == [7, 9, 30]
+    assert [draft_id(run, token) for token in (9, 30, 8)] == [1, 2, None]
+    whole = dataclasses.replace(RUN, draft_tokens="")
+    assert draft_tokens(whole) is None
+    assert draft_id(whole, 8) == 8
+
+
+def packed(data, kind="set"):
+    return f"{kind}:" + base64.b64encode(zlib.compress(data)).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("heap:xx", "neither a set nor a map"),
+        ("set:###", "not compressed as it should be"),
+        ("set:" + base64.b64encode(b"abc").decode(), "not compressed as it should be"),
+        (pack([1, 2, 3])[:-8], "as it should be|cut short"),
+        (packed(bytes(2**25)), "cut short or too long"),
+        (packed(b"\x01"), "holds 1 tokens, not 3"),
+        (packed(b"\x01\x00", "map"), "cut short or too long"),
+        (packed(np.array([1, 1, 2], "<i4").tobytes(), "map"), "names a token twice"),
+        (packed(np.array([1, -1, 2], "<i4").tobytes(), "map"), "one that cannot be"),
+    ],
+)
+def test_damaged_ones_are_refused(text, says):
+    attributes = resource_attributes(dataclasses.replace(RUN, draft_vocab=3, draft_tokens=text))
+    with pytest.raises(UserError, match=says) as error:
+        run_info(attributes)
+    assert "specscope.run.draft_tokens" in str(error.value)

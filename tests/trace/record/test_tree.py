@@ -1,0 +1,107 @@
+"""Trees and the strings that people write for them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace.history.draw import branches, draw_tree
+from specscope.trace.record.tree import MAX_NODES, ROOT, DraftTree, TreeShape, parse_tree
+from specscope.trace.record.vocabulary import Vocabulary
+from tests.trace.samples import records
+from tests.trace.strategies import trees
+
+
+@st.composite
+def shapes(draw):
+    """A random set of paths that hangs together, in random order."""
+    paths = [()]
+    for _ in range(draw(st.integers(1, 12))):
+        above = draw(st.sampled_from(paths))
+        rank = sum(1 for path in paths if len(path) == len(above) + 1 and path[: len(above)] == above)
+        paths.append((*above, rank))
+    return draw(st.permutations(paths[1:]))
+
+
+@given(shapes())
+def test_paths_round_trip_through_shape_and_string(paths):
+    shape = parse_tree(str(paths))
+    assert len(shape) == len(paths)
+    assert parse_tree(str(shape)) == shape
+    assert all(above < node for node, above in enumerate(shape.parent))
+    assert list(shape.depth) == sorted(len(path) for path in paths)
+    assert sum(map(len, shape.levels)) == len(shape)
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_fans_are_chains_side_by_side(width, depth):
+    shape = parse_tree(f"{width}x{depth}")
+    assert len(shape.children(ROOT)) == width
+    assert shape.max_depth == depth
+    assert all(len(shape.children(node)) == (0 if d == depth else 1) for node, d in enumerate(shape.depth))
+    assert parse_tree(str(depth)) == TreeShape.chain(depth)
+    assert TreeShape.chain(depth).is_chain
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot read the tree"),
+        ("0", "no nodes"),
+        ("0x5", "no nodes"),
+        ("[]", "no nodes"),
+        ("x3", "cannot read"),
+        ("[(0,), (0,)]", "appears twice"),
+        ("[(0, 0)]", r"\(0, 0\) has no parent \(0,\)"),
+        ("[(0,), (2,)]", r"\(2,\) has no earlier sibling \(1,\)"),
+        ("[(-1,)]", "not a path"),
+        ("[(0.5,)]", "not a path"),
+        ("[0, 1]", "cannot read"),
+        ("[(True,)]", "not a path"),
+        (f"{MAX_NODES + 1}", "the limit is"),
+        ("999999x999999", "the limit is"),
+        ("__import__('os')", "cannot read"),
+        ("[" * 500, "cannot read"),
+    ],
+)
+def test_bad_trees_are_refused_clearly(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_tree(text)
+
+
+@given(st.text(max_size=30))
+def test_no_text_crashes_the_parser(text):
+    shape, problem = None, ""
+    try:
+        shape = parse_tree(text)
+    except UserError as error:
+        problem = str(error)
+    assert (shape is not None and 0 < len(shape) <= MAX_NODES) or (problem and "\n" not in problem)
+
+
+@given(trees())
+def test_ancestors_paths_and_drawing_agree(tree):
+    for node in range(len(tree)):
+        path = tree.path_to(node)
+        assert np.flatnonzero(tree.ancestors[node]).tolist() == path
+        assert tree.depth[node] == len(path)
+    rows = branches(tree)
+    assert [node for node, _ in rows] == [node for node, _ in tree.walk()]
+    assert sorted(node for node, _ in rows) == list(range(len(tree)))
+    assert all(len(lead) == 3 * tree.depth[node] for node, lead in rows)
+
+
+def test_the_drawing_tells_the_whole_story():
+    drawing = draw_tree(records()[3].requests[0], Vocabulary({i: b"tok%d" % i for i in range(50)}))
+    assert drawing.splitlines() == [
+        "root @8",
+        "├─ ✗ tok30  p=0.1000 q=0.5000 a=0.2000 u=0.0500",
+        "└─ ✓ tok31  p=0.5000 q=0.2500 a=0.6000 u=0.5000",
+        "   └─ ✓ tok32  p=0.9000 q=0.5000 a=1.0000 u=0.9500  ⇒ bonus tok33  p=0.2500",
+    ]
+
+
+def test_trees_compare_by_their_arrays():
+    assert DraftTree.build([1], [ROOT]) == DraftTree.build([1], [ROOT])
+    assert DraftTree.build([1], [ROOT]) != DraftTree.build([2], [ROOT])

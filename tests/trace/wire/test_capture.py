@@ -1,0 +1,302 @@
+"""Capture files: the official format, value by value; torn tails, full disks, other programs' files."""
+
+import io
+import json
+import random
+import re
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from opentelemetry.exporter.otlp.json.file import FileSpanExporter
+from opentelemetry.proto_json.trace.v1.trace import TracesData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from specscope.errors import UserError
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.capture import CaptureWriter, line_json
+from specscope.trace.wire.export import readable
+from specscope.trace.wire.reading import CaptureReader, read_capture
+from specscope.trace.wire.spans import Encoder, resource_attributes
+from tests.processes import room_for
+from tests.trace.samples import record as sample
+from tests.trace.strategies import RUN, runs, vocabularies
+from tests.waiting import until
+
+
+def some_records(seed=0):
+    """A run of three steps with every kind of span in it."""
+    from tests.trace.samples import records
+
+    return records()
+
+
+@given(runs(), vocabularies)
+@settings(max_examples=40)
+def test_a_line_is_what_the_official_exporter_writes(records, vocabulary):
+    spans = [span for record in records for span in Encoder(RUN, vocabulary).encode(record)]
+    resource = Resource(resource_attributes(RUN))
+    stream = io.StringIO()
+    FileSpanExporter(stream=stream).export([readable(span, resource) for span in spans])
+    official = json.loads(stream.getvalue())
+    ours = json.loads(line_json(resource.attributes, spans))
+    assert ours == official
+
+
+def test_a_file_follows_the_opentelemetry_proto_json_schema(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, some_records())
+    lines = path.read_text().splitlines()
+    names = set()
+    for line in lines:
+        data = TracesData.from_json(line)
+        for by_resource in data.resource_spans:
+            for by_scope in by_resource.scope_spans:
+                for span in by_scope.spans or ():
+                    names.add(span.name)
+                    assert len(span.trace_id) == 16
+                    assert len(span.span_id) == 8
+                    assert span.end_time_unix_nano >= span.start_time_unix_nano > 0
+        raw = json.loads(line)
+        for span in raw["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+            assert re.fullmatch("[0-9a-f]{32}", span["traceId"])
+            assert isinstance(span["kind"], int)
+            assert isinstance(span["startTimeUnixNano"], str)
+    assert {"queue", "prefill", "decode_step", "engine_step", "forward", f"text_completion {RUN.target}"} <= names
+
+
+def write(path, records, vocabulary=None):
+    writer = CaptureWriter(path, RUN, vocabulary or Vocabulary({i: b"x%d" % i for i in range(60000)}))
+    for record in records:
+        writer(record)
+    writer.close()
+
+
+@given(records=runs(), vocabulary=vocabularies)
+@settings(max_examples=30)
+def test_a_file_reads_back_exactly(records, vocabulary, tmp_path_factory):
+    path = tmp_path_factory.mktemp("capture") / "run.jsonl"
+    write(path, records, vocabulary)
+    reader = read_capture(path)
+    assert [reader.history.knows(record.step) for record in records] == records
+    assert reader.history.steps[-1:] == records[-1:]
+    assert reader.history.run == RUN
+
+
+def test_every_cut_is_read_up_to_the_cut(tmp_path):
+    path, cut = tmp_path / "run.jsonl", tmp_path / "cut.jsonl"
+    records = some_records()
+    write(path, records)
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for size in range(first, len(whole), 97):
+        cut.write_bytes(whole[:size])
+        reader = read_capture(cut)
+        assert reader.history.steps == records[: len(reader.history.steps)]
+        torn = len(whole[:size]) - (whole[:size].rfind(b"\n") + 1)
+        if torn:
+            assert f"{torn:,} of {size:,} bytes are lost" in reader.warnings[0]
+    cut.write_bytes(whole[: first // 2])
+    with pytest.raises(UserError, match="not a capture"):
+        read_capture(cut)
+
+
+def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, some_records()[:-1])
+    assert "did not end" in read_capture(path).warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not a capture: it is empty"),
+        (b"hello\n", "is not a capture"),
+        (b'{"a": 1}\n', "is not a capture"),
+        (b"[1, 2]\n", "is not a capture"),
+        (b"\xff\xfe\x00\x01\n", "is not a capture"),
+    ],
+)
+def test_what_is_no_capture_is_refused(tmp_path, content, message):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_capture(path)
+
+
+def test_another_programs_spans_are_refused_by_name(tmp_path):
+    path = tmp_path / "other.jsonl"
+    context = SpanContext(1, 2, False, TraceFlags(1))
+    with path.open("w") as stream:
+        FileSpanExporter(stream=stream).export(
+            [ReadableSpan("x", context, resource=Resource({"service.name": "shop"}), start_time=1, end_time=2)]
+        )
+    with pytest.raises(UserError, match=r"holds only spans of other services \(shop\) and no specscope run"):
+        read_capture(path)
+
+
+def test_a_missing_file_or_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        CaptureReader(tmp_path / "nothing.jsonl")
+    with pytest.raises(UserError, match="Is a directory"):
+        CaptureReader(tmp_path)
+    with pytest.raises(UserError, match="cannot write"):
+        CaptureWriter(tmp_path / "no" / "where.jsonl", RUN, Vocabulary())
+
+
+def test_a_damaged_line_is_named_and_left_out(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, some_records())
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"{broken}\n" + b"".join(lines[1:]))
+    reader = read_capture(path)
+    assert reader.history.steps == some_records()
+    assert len(reader.warnings) == 1
+    assert "left out 1×: line 2: JSON is malformed" in reader.warnings[0]
+
+
+def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.trace.wire.capture.LINE_SPANS", 1)
+    path, records = tmp_path / "run.jsonl", some_records()
+    writer = CaptureWriter(path, RUN, Vocabulary())
+    writer(records[0])
+    with (
+        room_for(path.stat().st_size + 100),
+        pytest.raises(UserError, match="File too large; what was already written is readable"),
+    ):
+        writer(records[1])
+    writer.close()
+    reader = read_capture(path)
+    assert reader.history.steps == records[:1]
+    assert not [line for line in reader.warnings if "cut off" in line]
+
+
+def test_a_full_disk_drops_steps_where_that_is_asked_for_and_goes_on_when_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.trace.wire.capture.LINE_SPANS", 1)
+    path, told = tmp_path / "run.jsonl", []
+    records = [sample(number, ()) for number in range(9)]
+    writer = CaptureWriter(path, RUN, Vocabulary(), on_full=told.append)
+    writer(records[0])
+    with room_for(path.stat().st_size + 100):
+        for record in records[1:8]:
+            writer(record)
+    assert told == [
+        f"{path}: File too large: {text} not captured so far, and the run goes on"
+        for text in ("1 step", "2 steps", "4 steps")
+    ]
+    writer(records[8])
+    writer.close()
+    assert writer.losses() == [f"7 steps not captured: {path} could not be written"]
+    reader = read_capture(path)
+    assert reader.history.steps == [records[0], records[8]]
+    assert reader.warnings == ["7 incomplete steps left out"]
+
+
+def test_a_device_that_is_full_from_the_start_is_refused_either_way():
+    for on_full in (None, lambda line: None):
+        with pytest.raises(UserError, match="cannot continue writing /dev/full: No space left on device"):
+            CaptureWriter("/dev/full", RUN, Vocabulary(), on_full=on_full)
+
+
+def test_while_the_engine_rests_the_file_holds_every_step(tmp_path):
+    """Fewer spans than a line has: they are written when no more come, not when the run ends."""
+    bus, writer = Bus(), CaptureWriter(tmp_path / "run.jsonl", RUN, Vocabulary())
+    bus.subscribe(writer, lossless=True)
+    for record in some_records():
+        bus.publish(record)
+    until(lambda: len(read_capture(tmp_path / "run.jsonl").history.steps) == len(some_records()))
+    assert read_capture(tmp_path / "run.jsonl").history.steps == some_records()
+    bus.close()
+    writer.close()
+
+
+# Spans of other services in the same file
+
+SPANS = Path(__file__).parents[2] / "data" / "vllm" / "spans.jsonl"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_of_other_services_may_come_first_last_or_between(tmp_path, seed):
+    """What is read is the same in any order."""
+    whole = read_capture(SPANS)
+    lines = SPANS.read_bytes().splitlines(keepends=True)
+    random.Random(seed).shuffle(lines)
+    (tmp_path / "mixed.jsonl").write_bytes(b"".join(lines))
+    mixed = read_capture(tmp_path / "mixed.jsonl")
+    assert mixed.history.steps == whole.history.steps
+    assert mixed.warnings == whole.warnings == []
+    assert len(mixed.history.others) == len(whole.history.others) == 17
+    for trace in whole.history.others.traces:
+        known = mixed.history.others.of(trace)
+        assert sorted(known, key=str) == sorted(whole.history.others.of(trace), key=str)
+
+
+def test_other_services_and_ours_may_share_a_line(tmp_path):
+    parts = [part for line in SPANS.read_bytes().splitlines() for part in json.loads(line)["resourceSpans"]]
+    (tmp_path / "one.jsonl").write_text(json.dumps({"resourceSpans": parts}) + "\n")
+    read = read_capture(tmp_path / "one.jsonl").history
+    assert (len(read.steps), len(read.others)) == (20, 17)
+
+
+def test_a_file_of_other_services_alone_opens_where_that_is_asked_for(tmp_path):
+    path = tmp_path / "others.jsonl"
+    path.write_bytes(b"".join(SPANS.read_bytes().splitlines(keepends=True)[:5]))
+    with pytest.raises(UserError, match=r"only spans of other services \(unknown_service:python\)"):
+        read_capture(path)
+    reader = CaptureReader(path, others_alone=True)
+    while reader.read():
+        pass
+    assert reader.history.run is None
+    assert len(reader.history.others) == 15
+
+
+def test_damaged_spans_of_other_services_are_named_and_the_rest_is_read(tmp_path):
+    lines = [json.loads(line) for line in SPANS.read_bytes().splitlines()]
+    spans = lines[0]["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    good = spans[0]
+    spans[:] = [good, good | {"traceId": "AAAA"}, good | {"startTimeUnixNano": {}}, good | {"attributes": [5]}, 7]
+    (tmp_path / "damaged.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reader = read_capture(tmp_path / "damaged.jsonl")
+    assert len(reader.history.steps) == 20
+    assert reader.history.others.faults.total == 4
+    assert any("a span of another service: its trace id is not 32 hex digits" in line for line in reader.warnings)
+
+
+def test_other_services_spans_are_bounded_and_what_goes_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.trace.wire.engine_spans.MOST", 5)
+    reader = read_capture(SPANS)
+    assert len(reader.history.others) == 5
+    assert reader.warnings == ["12 spans of other services left out, the oldest: too many"]
+
+
+def test_while_a_capture_is_read_it_is_told_how_long_the_rest_takes():
+    reader = CaptureReader(Path(__file__).parents[3] / "traces" / "eagle.jsonl")
+    shares = [reader.progress]
+    while reader.read(0):
+        shares.append(reader.progress)
+        assert (reader.seconds_left is None) == (reader.progress < 0.01)
+        assert (reader.seconds_left or 0) >= 0
+    assert (shares, reader.progress, reader.seconds_left) == (sorted(shares), 1.0, 0.0)
+    assert len(set(shares)) > 2
+
+
+def test_a_line_without_end_is_left_out_without_being_held(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.trace.wire.reading.LARGEST", 2**20)
+    write(tmp_path / "run.jsonl", some_records())
+    first, *rest = (tmp_path / "run.jsonl").read_bytes().splitlines(keepends=True)
+    long = b'{"resourceSpans": [' + b"{}, " * 6 * 2**20 + b"{}]}\n"
+    (tmp_path / "long.jsonl").write_bytes(b"".join([first, long, *rest, long[:-1]]))
+    tracemalloc.start()
+    reader = read_capture(tmp_path / "long.jsonl")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reader.history.steps == some_records()
+    assert reader.warnings[0] == "left out 2×: line 2: it is longer than 1 MiB, the limit"
+    assert peak < len(long) / 2
+    (tmp_path / "long.jsonl").write_bytes(long)
+    with pytest.raises(UserError, match=r"is not a capture: .* \(it is longer than 1 MiB, the limit\)"):
+        read_capture(tmp_path / "long.jsonl")

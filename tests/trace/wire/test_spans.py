@@ -1,0 +1,88 @@
+"""The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
+from specscope.trace.wire.unspan import Decoder, run_info
+from tests.trace.strategies import RUN, runs, vocabularies
+
+
+def decode(spans):
+    decoder = Decoder()
+    records = [r for span in spans for r in decoder.feed(span.name, span.start_ns, span.end_ns, span.attributes)]
+    return decoder, records + decoder.flush()
+
+
+@given(runs(), vocabularies, st.randoms())
+@settings(max_examples=60)
+def test_records_survive_the_trip_in_any_order(records, vocabulary, chance):
+    encoder = Encoder(RUN, vocabulary)
+    spans = [span for record in records for span in encoder.encode(record)]
+    assert decode(spans)[1] == records
+    chance.shuffle(spans)
+    decoder, back = decode(spans)
+    assert back == records
+    assert decoder.lost == 0
+    for record in records:
+        for part in record.requests:
+            for token in part.tokens():
+                assert decoder.vocabulary.pieces[token] == vocabulary.pieces[token]
+                assert (token in decoder.vocabulary.special) == (token in vocabulary.special)
+
+
+@given(runs(max_steps=3), vocabularies)
+@settings(max_examples=30)
+def test_a_lost_span_costs_its_step_and_is_counted(records, vocabulary):
+    encoder = Encoder(RUN, vocabulary)
+    spans = [span for record in records for span in encoder.encode(record)]
+    needed = [i for i, s in enumerate(spans) if s.name in ("engine_step", "decode_step")]
+    gone = random.Random(0).choice(needed)
+    step = spans[gone].attributes["specscope.step"]
+    decoder, back = decode(spans[:gone] + spans[gone + 1 :])
+    assert [record.step for record in back] == [record.step for record in records if record.step != step]
+    assert decoder.lost == (1 if step < records[-1].step or decoder.lost else 0)
+
+
+def test_the_resource_tells_the_run():
+    assert run_info(resource_attributes(RUN)) == RUN
+    sampled = dataclasses.replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
+    assert run_info(resource_attributes(sampled)) == sampled
+    with pytest.raises(UserError, match=r"another program \(shop\)"):
+        run_info({"service.name": "shop"})
+
+
+@given(runs(max_steps=2), vocabularies)
+@settings(max_examples=20)
+def test_ids_links_and_parents_hang_together(records, vocabulary):
+    spans = [span for record in records for span in Encoder(RUN, vocabulary).encode(record)]
+    assert len({(s.trace, s.id) for s in spans}) == len(spans)
+    by_id = {(s.trace, s.id): s for s in spans}
+    for span in spans:
+        if span.name in ("decode_step", "prefill"):
+            assert by_id[span.links[0]].name == "engine_step"
+            assert not [key for key in span.attributes if key.startswith("gen_ai")]
+        if span.name in ("schedule", "draft", "forward", "verify", "commit"):
+            assert by_id[(span.trace, span.parent)].name == "engine_step"
+        assert span.end_ns >= span.start_ns or span.name not in ("engine_step", "queue")
+
+
+@given(runs(max_steps=2), vocabularies)
+@settings(max_examples=20)
+def test_levels_hold_less_and_less(records, vocabulary):
+    def names(level):
+        encoder = Encoder(RUN, vocabulary, level)
+        return [s for record in records for s in encoder.encode(record)]
+
+    trees, steps, requests, off = (
+        names(level) for level in (SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS, SpanLevel.OFF)
+    )
+    assert off == []
+    assert {s.name for s in requests} <= {"queue", "text_completion a/model"}
+    assert [s.name for s in steps] == [s.name for s in trees]
+    assert not any(key.startswith(("specscope.tree", "specscope.verdict")) for s in steps for key in s.attributes)
