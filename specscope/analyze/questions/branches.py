@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
-from specscope.analyze.verify.fields import join
+from specscope.analyze.evidence.arrays import Indices, join
+from specscope.analyze.evidence.columns import Columns
 
 
 def among_children(c: Columns, steps: Indices, token: Indices) -> Indices:

@@ -23,12 +23,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.parents import TriedParents
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.branches import among_children, among_dropped, on_branches
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import TriedParents
 from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools, Doubles

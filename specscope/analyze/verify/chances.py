@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.verify.exact import BONUS, RECOVERED, TARGET
 from specscope.analyze.verify.sums import Sum
 from specscope.trace.record.records import FinishReason

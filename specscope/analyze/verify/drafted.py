@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, CheckResult, Unit
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import found
 from specscope.analyze.verify.follows import Follows
 from specscope.analyze.verify.sums import share_of

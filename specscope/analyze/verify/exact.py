@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import KINDS, Columns
 from specscope.analyze.findings import Check, CheckResult, Unit
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.trace.record.coins import Stream, coins_at
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome

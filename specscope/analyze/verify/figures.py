@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from specscope.analyze.evidence.columns import Columns, in_range, rows_in_range
 from specscope.analyze.findings import Check
-from specscope.analyze.verify.columns import Columns, in_range, rows_in_range
 from specscope.analyze.verify.exact import found
 from specscope.trace.record.records import RunInfo
 

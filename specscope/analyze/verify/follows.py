@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.tree import Bools, Doubles
 

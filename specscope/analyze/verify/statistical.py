@@ -10,12 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, CheckResult, Unit
 from specscope.analyze.significance import holm
 from specscope.analyze.verify import coins
-from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.chances import Chances
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.parents import LACKING
 from specscope.analyze.verify.sums import Distance, Sum
 

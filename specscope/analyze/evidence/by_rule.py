@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.verify.fields import join
+from specscope.analyze.evidence.arrays import join
 from specscope.trace.history.ratios import ratios
 from specscope.trace.record.records import Outcome, RequestStep
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL

@@ -1,4 +1,4 @@
-"""The decode steps of a history laid out as arrays: a hundred thousand steps are checked in a few numpy calls.
+"""Decode steps laid out as arrays: the one place where records become columns, for every judge and every table.
 
 Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: its root, then its nodes; a
 row stands for the place at which its children are tried. Rows number the trees end to end.
@@ -13,18 +13,25 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.analyze.evidence.arrays import Indices, join, levels, siblings
+from specscope.analyze.evidence.by_rule import ByRule
+from specscope.analyze.evidence.fields import (
+    of_methods,
+    of_notes,
+    of_trees,
+    of_verdicts,
+)
+from specscope.analyze.evidence.parents import Rows, TriedParents
+from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Reference, Unit
-from specscope.analyze.verify.arrays import Indices, levels
-from specscope.analyze.verify.by_rule import ByRule
-from specscope.analyze.verify.fields import join, of_finals, of_parents, of_their_nodes, of_trees, of_verdicts, stacked
-from specscope.analyze.walk import Visit
 from specscope.trace.record.method import TEXT
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
-from specscope.trace.record.records import FinalKind, Outcome, ParentNotes, Verdict
-from specscope.trace.record.tree import Bools, Doubles, Drawn, Ints
+from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
+from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 KINDS = tuple(FinalKind)
+PRECEDED = tuple(Preceded)
 SUMMED = 1e-4  # by which rounding may carry a probability beyond 0 or 1
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
 
@@ -44,8 +51,8 @@ def rows_in_range(table: Doubles) -> Bools:
 class Columns:
     """S decode steps with N nodes, and K parents where the evidence has them."""
 
-    visits: list[Visit]  # [S]
-    start: Indices  # [S + 1] the first node of each step
+    parts: list[RequestStep]  # [S] each has a verdict
+    visits: Sequence[Visit] = ()  # [S] the same with what lies around them; none where only their numbers matter
     ours: bool = True  # whether our own engine made the run: then coins follow from seed and position
 
     # [N] fields of DraftTree and Verdict
@@ -60,23 +67,36 @@ class Columns:
     accept_prob = of_verdicts("accept_prob", np.float64)
     coin = of_verdicts("coin", np.float64)
     residual_mass = of_verdicts("residual_mass", np.float64)
+    by_own_coin = of_verdicts("judged", np.bool_)
+    margin = of_verdicts("margin", np.float64)
+    prob = of_notes("prob", np.float64, np.nan)  # the drafter's own; draft_prob passes over a text's
+    draw_margin = of_notes("draw_margin", np.float64, np.nan)  # of the drafter's draw
+    score = of_notes("score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
+    source = of_methods("source", np.int32, -1)  # who drafted it: a number of method.SOURCES; -1 where only one drafts
+    confidence = of_methods("confidence", np.float64, np.nan)
+    module = of_methods("module", np.int32, -1)
 
     @staticmethod
     def of(every: Sequence[Visit], *, ours: bool = True) -> Columns:
         """Of the decode steps among these."""
-        found = [visit for visit in every if visit.part.verdict is not None]
-        sizes = np.array([len(visit.part.tree.token) for visit in found], np.int64)
-        return Columns(found, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), ours)
+        visits = [visit for visit in every if visit.part.verdict is not None]
+        return Columns([visit.part for visit in visits], visits, ours)
 
     # Steps
 
     def __len__(self) -> int:
-        return len(self.visits)
+        return len(self.parts)
+
+    @cached_property
+    def start(self) -> Indices:
+        """[S + 1] the first node of each step."""
+        sizes = np.array([len(part.tree.token) for part in self.parts], np.int64)
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """[S]"""
-        return [verdict for visit in self.visits if (verdict := visit.part.verdict) is not None]
+        return [verdict for part in self.parts if (verdict := part.verdict) is not None]
 
     @cached_property
     def kind(self) -> NDArray[np.uint8]:
@@ -100,9 +120,19 @@ class Columns:
         return np.array([verdict.final_coin for verdict in self.verdicts], np.float64)
 
     @cached_property
+    def final_margin(self) -> Doubles:
+        """[S]"""
+        return np.array([verdict.final_margin for verdict in self.verdicts], np.float64)
+
+    @cached_property
+    def tells_p(self) -> Bools:
+        """[S] whether p was recorded."""
+        return np.array([verdict.tells_p for verdict in self.verdicts], np.bool_)
+
+    @cached_property
     def by_rule(self) -> ByRule:
         """What the rule of each step makes of its coins and ratios."""
-        return ByRule.of([visit.part for visit in self.visits], ours=self.ours)
+        return ByRule.of(self.parts, ours=self.ours)
 
     @cached_property
     def told(self) -> Bools:
@@ -151,7 +181,7 @@ class Columns:
     @cached_property
     def position(self) -> Indices:
         """[S] of the root."""
-        return np.array([visit.part.position for visit in self.visits], np.int64)
+        return np.array([part.position for part in self.parts], np.int64)
 
     @cached_property
     def last(self) -> Indices:
@@ -239,7 +269,7 @@ class Columns:
     @cached_property
     def sibling(self) -> Indices:
         """[N] its place among its siblings, from 0."""
-        return levels(self.elder) - 1
+        return siblings(self.row).astype(np.int64)
 
     @cached_property
     def q_left(self) -> Doubles:
@@ -255,6 +285,13 @@ class Columns:
     def depth(self) -> Indices:
         """[N] the root's children at 1."""
         return levels(self.above)
+
+    @cached_property
+    def tree_depth(self) -> Indices:
+        """[S] levels of each step's tree."""
+        deepest = np.zeros(len(self), np.int64)
+        np.maximum.at(deepest, self.step, self.depth)
+        return deepest
 
     @cached_property
     def tried(self) -> Bools:
@@ -306,22 +343,7 @@ class Columns:
     @cached_property
     def draft_prob(self) -> Doubles:
         """[N] the drafter's own probability of each token; NaN where no model drafted it."""
-        prob = np.full(len(self.token), np.nan)
-        noted = [s for s, visit in enumerate(self.visits) if visit.part.notes is not None]
-        values = [notes.prob for s in noted if (notes := self.visits[s].part.notes) is not None]
-        prob[np.isin(self.step, noted)] = join(values, np.float64)
-        prob[self.source == TEXT] = np.nan
-        return prob
-
-    @cached_property
-    def source(self) -> Ints:
-        """[N] who drafted each node: a number of method.SOURCES; -1 where only one drafts."""
-        found = np.full(len(self.token), -1, np.int32)
-        for s, visit in enumerate(self.visits):
-            method = visit.part.method
-            if method is not None and len(method.source):
-                found[self.start[s] : self.start[s + 1]] = method.source
-        return found
+        return np.where(self.source == TEXT, np.nan, self.prob)
 
     @cached_property
     def has_coins(self) -> bool:
@@ -337,9 +359,10 @@ class Columns:
     @cached_property
     def parents(self) -> TriedParents:
         """What the evidence says of the parents that were tried."""
-        notes = [visit.part.parents for visit in self.visits]
-        there = np.array([one is not None for one in notes], np.bool_)
-        return TriedParents(self, [one for one in notes if one is not None], there)
+        notes = [part.parents for part in self.parts]
+        there = np.array([note is not None for note in notes], np.bool_)
+        rows = Rows(self.step, self.row, self.root_row, self.rows)
+        return TriedParents([note for note in notes if note is not None], there, rows)
 
     @property
     def nodes(self) -> Unit:
@@ -351,6 +374,11 @@ class Columns:
         """What a check over decode steps looks at."""
         return Unit("step", self.at_step)
 
+    @property
+    def tried_parents(self) -> Unit:
+        """What a check over parents looks at: each is shown at its step."""
+        return Unit("parent", lambda parent: self.at_step(int(self.parents.step[parent])))
+
     def at_node(self, node: int) -> Reference:
         """Where to look at a node."""
         return self.visits[int(self.step[node])].reference(int(self.node[node]))
@@ -358,80 +386,3 @@ class Columns:
     def at_step(self, step: int) -> Reference:
         """Where to look at a step."""
         return self.visits[step].reference()
-
-
-@dataclass(frozen=True)
-class TriedParents:
-    """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
-
-    columns: Columns
-    notes: list[ParentNotes]  # of those steps
-    there: Bools  # [S] whether the step's evidence has parents
-
-    # [K] fields of ParentNotes
-    choice = of_parents("choice", np.int64)
-    choice_p = of_parents("choice_p", np.float64)
-    entropy = of_parents("entropy", np.float64)
-    varentropy = of_parents("varentropy", np.float64)
-    q_entropy = of_parents("q_entropy", np.float64)
-    q_varentropy = of_parents("q_varentropy", np.float64)
-    choice_rank = of_parents("choice_rank", np.int64)
-    choice_q = of_parents("choice_q", np.float64)
-    # [K, t] the target's likeliest tokens, raw; [K, m] the drafter's; -1 where there are none, and probability 0
-    top = stacked("top", np.int64)
-    top_p = stacked("top_p", np.float64)
-    draft_top = stacked("draft_top", np.int64)
-    draft_top_p = stacked("draft_top_p", np.float64)
-    # [N] of each node; 0 where there are no notes
-    raw_p = of_their_nodes("raw_p", np.float64)
-    rank = of_their_nodes("rank", np.int64)
-    q_rank = of_their_nodes("q_rank", np.int64)
-    # [S] of the final token: of what it was drawn from, and its p before any rejection
-    final_entropy = of_finals("final_entropy")
-    final_varentropy = of_finals("final_varentropy")
-    final_p = of_finals("final_target_p")
-
-    @cached_property
-    def step(self) -> Indices:
-        """[K]"""
-        return np.repeat(np.flatnonzero(self.there), [len(one.node) for one in self.notes])
-
-    @cached_property
-    def row(self) -> Indices:
-        """[K]"""
-        return self.columns.root_row[self.step] + 1 + join([one.node for one in self.notes], np.int64)
-
-    @cached_property
-    def at_row(self) -> Indices:
-        """[rows] the parent at each row, -1 where there is none."""
-        found = np.full(self.columns.rows, -1)
-        found[self.row] = np.arange(len(self.row))
-        return found
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def shares(self) -> dict[str, Doubles]:
-        """[K] or [K, t] each, by name: all that is a probability."""
-        return {
-            "p of the likeliest tokens": self.top_p,
-            "p of the choice": self.choice_p,
-            "the drafter's probability of its likeliest tokens": self.draft_top_p,
-            "the drafter's probability of the choice": self.choice_q,
-        }
-
-    def nats(self) -> dict[str, Doubles]:
-        """[K] each, by name: entropies and varentropies."""
-        return {name: getattr(self, name) for name in ("entropy", "varentropy", "q_entropy", "q_varentropy")}
-
-    @property
-    def unit(self) -> Unit:
-        """What a check over parents looks at: each is shown at its step."""
-        return Unit("parent", lambda parent: self.columns.at_step(int(self.step[parent])))
-
-    def drafters(self, at: Indices, token: Indices) -> Doubles:
-        """The drafter's raw probability of these tokens at these parents; NaN where it is not among the likeliest."""
-        if not self.draft_top.size:
-            return np.full(len(at), np.nan)
-        same = (self.draft_top[at] == token[:, None]) & (at >= 0)[:, None]
-        return np.where(same.any(axis=1), np.where(same, self.draft_top_p[at], 0).sum(axis=1), np.nan)
