@@ -1,7 +1,7 @@
 """Decode steps laid out as arrays: the one place where records become columns, for every judge and every table.
 
 Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: its root, then its nodes; a
-row stands for the place at which its children are tried. Rows number the trees end to end.
+row stands for the place at which its children are tried. TreeRows number the trees end to end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specscope.analyze.evidence.fields import (
     of_trees,
     of_verdicts,
 )
-from specscope.analyze.evidence.parents import Rows, TriedParents
+from specscope.analyze.evidence.parents import TreeRows, TriedParents
 from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Reference, Unit
 from specscope.trace.record.method import TEXT
@@ -203,7 +203,7 @@ class Columns:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of all steps."""
+        """TreeRows of all steps."""
         return len(self.token) + len(self)
 
     @cached_property
@@ -361,7 +361,7 @@ class Columns:
         """What the evidence says of the parents that were tried."""
         notes = [part.parents for part in self.parts]
         there = np.array([note is not None for note in notes], np.bool_)
-        rows = Rows(self.step, self.row, self.root_row, self.rows)
+        rows = TreeRows(self.step, self.row, self.root_row, self.rows)
         return TriedParents([note for note in notes if note is not None], there, rows)
 
     @property

@@ -14,7 +14,7 @@ from specscope.trace.record.tree import Bools, Doubles
 
 
 @dataclass(frozen=True)
-class Rows:
+class TreeRows:
     """The rows of S trees with N nodes, see columns.py."""
 
     steps: Indices  # [N] the step of each node
@@ -29,7 +29,7 @@ class TriedParents:
 
     notes: list[ParentNotes]  # of those steps
     there: Bools  # [S] whether the step's evidence has parents
-    rows: Rows
+    rows: TreeRows
 
     # [K] fields of ParentNotes
     node = of_parents("node", np.int64)  # within its tree; ROOT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.export.nodes import ids, node_columns
 from specscope.analyze.export.schema import NAME, SCHEMAS
-from specscope.analyze.export.writer import Tables
 from specscope.trace.history.undrafted import why_undrafted
 from specscope.trace.record.records import RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
 
-MOST_STEPS, MOST_NODES = 4096, 50_000  # that are held as Python objects
+MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 DEPTH_AT = SCHEMAS["steps"].get_field_index("depth") - SCHEMAS["steps"].get_field_index("start_ns")
 
@@ -35,6 +34,13 @@ def some(text: str) -> str | None:
 def repeated(text: str, rows: int) -> pa.Array:
     """A column that holds the same text everywhere."""
     return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([text], pa.string()))
+
+
+class Sink(Protocol):
+    """Where rows go: files, or memory."""
+
+    def add(self, name: str, columns: Iterable[Any], rows: int) -> None:
+        """Rows of a table: its columns in order, as arrays of its types or as plain values."""
 
 
 class StepRows:
@@ -124,7 +130,7 @@ class StepRows:
             None if parents is None else parents.final_target_p,
         )
 
-    def flush(self, tables: Tables) -> None:
+    def flush(self, tables: Sink) -> None:
         """Write the rows that were added, and begin again."""
         if self._keys:
             c, judged = Columns(self._parts), np.array(self._judged, np.int64)

@@ -1,4 +1,4 @@
-"""The columns of the table of nodes: those of the evidence as Arrow's, null where the capture does not tell."""
+"""The columns of nodes and of parents: those of the evidence as Arrow's, null where the capture does not tell."""
 
 from __future__ import annotations
 
@@ -72,6 +72,23 @@ def _parent_columns(c: Columns) -> list[pa.Array]:
         *(_floats(_of(values, row), of_model) for values in (e.choice_q, e.outside)),
         *_lists(e.top, e.top_p, e.tops, row, given),
         *_lists(e.draft_top, e.draft_top_p, e.draft_tops, row, of_model),
+    ]
+
+
+def parent_columns(c: Columns) -> list[pa.Array]:
+    """[K] each, those of schema.PARENTS behind the keys."""
+    e, row = c.parents, np.arange(len(c.parents))
+    depth = np.concatenate([[0], c.depth])[np.where(e.node < 0, 0, c.start[e.step] + e.node + 1)]
+    looked = np.any(e.draft_top_p > 0, axis=1) if len(e) else np.zeros(0, np.bool_)
+    return [
+        _ints(e.node),
+        _ints(depth),
+        ids(e.choice),
+        *(_floats(values) for values in (e.choice_p, e.entropy, e.varentropy, e.q_entropy, e.q_varentropy)),
+        _ints(e.choice_rank, looked),
+        *(_floats(values, looked) for values in (e.choice_q, e.outside)),
+        *_lists(e.top, e.top_p, e.tops, row, np.ones(len(e), np.bool_)),
+        *_lists(e.draft_top, e.draft_top_p, e.draft_tops, row, looked),
     ]
 
 
