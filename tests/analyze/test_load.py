@@ -32,8 +32,10 @@ def test_parents_are_those_of_the_records(capture):
         for place, node in enumerate(notes.node.tolist()):
             row = next(rows)
             assert (row["step"], row["request"], row["index"]) == (record.step, part.request, part.index)
-            assert row["node"] == node and row["depth"] == (part.tree.depth[node] if node >= 0 else 0)
-            assert row["entropy"] == notes.entropy[place] and row["top"] == notes.top[place].tolist()
+            assert row["node"] == node
+            assert row["depth"] == (part.tree.depth[node] if node >= 0 else 0)
+            assert row["entropy"] == notes.entropy[place]
+            assert row["top"] == notes.top[place].tolist()
             looked = bool((notes.draft_top_p[place] > 0).any())
             assert row["draft_top"] == (notes.draft_top[place].tolist() if looked else None)
             assert row["choice_rank"] == (notes.choice_rank[place] if looked else None)
@@ -42,9 +44,12 @@ def test_parents_are_those_of_the_records(capture):
 
 def test_records_are_by_request():
     run = specscope.load(SAMPLES[0])
-    assert run.info.target and not run.warnings
+    assert run.info.target
+    assert not run.warnings
     step = run.requests["r0"].steps[2]
-    assert step.request == "r0" and step.index == 2 and len(step.tree) == len(step.verdict.coin)
+    assert step.request == "r0"
+    assert step.index == 2
+    assert len(step.tree) == len(step.verdict.coin)
 
 
 def test_no_capture(tmp_path):
