@@ -19,7 +19,8 @@ def test_tables_are_those_of_export(capture, tmp_path):
     export([capture], str(tmp_path / "tables"))
     for name in ("steps", "nodes", "finals"):
         written = pq.read_table(tmp_path / "tables" / f"{name}.parquet")
-        assert written.num_rows and getattr(run, name).to_pylist() == written.to_pylist(), name
+        assert written.num_rows
+        assert getattr(run, name).to_pylist() == written.to_pylist(), name
 
 
 @pytest.mark.parametrize("capture", SAMPLES)
