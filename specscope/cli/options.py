@@ -21,7 +21,8 @@ from specscope.trace.record.params import MOST_LOGPROBS, PARAM_TYPES, SamplingPa
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.rules import RULES
 from specscope.trace.record.structured import LONGEST_SCHEMA, StructuredOutputs
-from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling, read_sampling
+from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling
+from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.outputs import OutputOptions, check_metrics_port
 from specscope.trace.wire.spans import SpanLevel
 

@@ -193,7 +193,7 @@ def test_a_node_shows_distributions_and_the_same_verdict(engine):
         "KL(target, drafter)",
         "target, as sampled: the drafted token has p 0.",
         "context: …",
-        "residual mass after it",
+        "of the target's mass is left",
     ):
         assert part in said
     assert "ANOTHER" not in said

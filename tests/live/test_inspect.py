@@ -79,7 +79,7 @@ def test_info_drafter_shows_what_fed_a_head_and_node_the_draft_id(engines):
     assert [float(norm) for norm in last[1:4]] == pytest.approx(part.notes.fed_norms[-1].tolist(), rel=1e-3)
     token = int(part.tree.token[0])
     assert engine.drafter.runner.d2t[draft_id(run, token)] == token
-    assert f"token {token}: draft id {draft_id(run, token)}" in commands.run("node 0").splitlines()
+    assert f"draft id: {draft_id(run, token)} of the draft vocabulary" in commands.run("node 0").splitlines()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
