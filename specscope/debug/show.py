@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,14 +10,14 @@ from specscope.debug.session import Session
 from specscope.trace.history.at_parent import AtParent, above
 from specscope.trace.history.decided import decision_text, ended_by
 from specscope.trace.history.draw import draw_tree
-from specscope.trace.history.stats import measure
 from specscope.trace.history.why import Asker, why_step
 from specscope.trace.history.why import why as why_node
-from specscope.trace.history.wording import about_method, accepted_text, ending, plural, probability
+from specscope.trace.history.wording import about_method, accepted_text, plural, probability
 from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo
 from specscope.trace.record.trace_sampling import LeftOut
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.request_words import request_row
 from specscope.trace.words import FLIPS, NEAR_TIE, NODE, node_rows
 
 TAIL = 12  # tokens of the context that are shown
@@ -133,21 +132,15 @@ def breakpoints(session: Session) -> str:
 
 def requests(session: Session) -> str:
     """A line each, as of the step that ran last: what came later is not told."""
-    known = session.history.steps[: session.position + 1]
-    ends = {end.info.id: end.reason.value for record in known for end in record.finished}
-    came = {info.id for record in known for info in record.admitted} | set(ends)
     lines = []
     for request in session.history.requests.values():
-        steps = request.steps[: bisect_right(request.engine_steps, session.position)]
-        if not steps and request.id not in came:
+        row = request_row(request, session.position, session.history.vocabulary)
+        if row.state == "later":
             continue
         mark = "▸" if session.current_request is request else " "
-        tau = measure(steps).tau
-        figures = "" if tau is None else f"τ {tau:.2f}"
-        title = "" if request.info is None else printable((request.info.title or request.info.prompt)[:50])
-        count = f"{plural(len(steps), 'step'):>11}"
-        state = ending(ends.get(request.id, "running"))
-        lines.append(f"{mark} {printable(request.id):<6} {state:<12} {count}  {figures:<7} {title}")
+        figures = "" if row.tau is None else f"τ {row.tau:.2f}"
+        line = f"{mark} {printable(row.name):<6} {row.state:<12} {plural(row.steps, 'step'):>11}  {figures:<7}"
+        lines.append(f"{line} {printable(row.prompt[:50])}")
     return "\n".join(lines) or "no requests"
 
 

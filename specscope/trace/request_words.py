@@ -14,13 +14,41 @@ from msgspec import Meta
 from specscope.errors import UserError
 from specscope.trace.checked import checked
 from specscope.trace.history.expressions import Expression
+from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.history.wording import ending
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RequestStep
 from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import WordField
 
+PROMPT_CHARS = 400  # of a list
 Share = Annotated[float, Meta(ge=0, le=1, description="between 0 and 1, such as 0.01")]
 Mib = Annotated[float, Meta(ge=1, le=2**20, description="between 1 and 1,048,576 (MiB)")]
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """A line of a list of requests: what one had come to."""
+
+    name: str
+    state: str  # as RequestHistory.state_at has it, in words
+    tokens: int
+    steps: int
+    tau: float | None
+    kind: str  # its label of that name
+    prompt: str  # on one line: its title, where it has one
+
+
+def request_row(request: RequestHistory, position: int, vocabulary: Vocabulary) -> RequestRow:
+    """A request as it stood at a position in History.steps."""
+    info, count, state = request.info, request.count_at(position), request.state_at(position)
+    prompt = "" if info is None else (info.title or info.prompt)[:PROMPT_CHARS]
+    if info is not None and not prompt:
+        prompt = vocabulary.text(info.prompt_tokens[: PROMPT_CHARS // 4].tolist())
+    kind = "" if info is None else str(info.labels.get("kind", ""))
+    tokens, tau = request.totals.emitted[count], request.totals.tau(0, count)
+    return RequestRow(request.id, ending(state), tokens, count, tau, kind, " ".join(prompt.split()))
 
 
 @dataclass(frozen=True)
