@@ -12,7 +12,7 @@ CROWDED: dict[str, int] = {
     "specscope/cli": 26,
     "specscope/engine": 24,
     "specscope/model": 29,
-    "specscope/tui/widgets": 24,
+    "specscope/tui/widgets": 23,
     "specscope/vllm": 36,
 }
 NAMES: dict[str, int] = {}
@@ -41,7 +41,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/debug/show_spans.py": 1,
     "specscope/debug/show_stop.py": 1,
     "specscope/debug/stops.py": 1,
-    "specscope/debug/views.py": 1,
     "specscope/engine/clock.py": 1,
     "specscope/engine/gate.py": 1,
     "specscope/engine/models_given.py": 1,

@@ -18,9 +18,8 @@ from specscope.debug.point_commands import PointCommands
 from specscope.debug.session import Session
 from specscope.debug.show_spans import spans
 from specscope.debug.show_stop import place_text, why_text
-from specscope.debug.show_view import view_text
 from specscope.debug.stops import Stop, StopReason
-from specscope.debug.views import NodeView
+from specscope.debug.views import NodeView, view_text
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
 from specscope.trace.history.expressions import Expression
