@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from specscope.trace.words import NODE as NODE_FIELDS
 from specscope.trace.words import label as field_label
 from specscope.tui.keys import KEYS, label
-from specscope.tui.text import Ink, Line, folded, left
+from specscope.tui.text import Ink, Line, labelled
 from specscope.tui.widgets.decision import beside
 from specscope.tui.widgets.lines import Lines, Sheet
 
@@ -75,17 +75,8 @@ def _column(parts: Sequence[Part], label_width: int, width: int) -> list[Line]:
     lines: list[Line] = []
     for name, rows in parts:
         lines += [[]] if lines else []
-        lines += _table(name, rows, label_width, width)
-    return lines
-
-
-def _table(name: str, rows: Sequence[Row], wide: int, width: int) -> list[Line]:
-    """Labels and texts below a name; what is too long goes on below."""
-    lines: list[Line] = [[(name, "accent")]]
-    for text, ink, what in rows:
-        for row in folded(what, width - wide):
-            lines.append([(left(text, wide), ink), (row, "text")])
-            text = ""
+        lines.append([(name, "accent")])
+        lines += [line for text, ink, what in rows for line in labelled(text, ink, what, "text", label_width, width)]
     return lines
 
 

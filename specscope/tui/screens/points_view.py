@@ -14,7 +14,7 @@ from specscope.debug.events import EventKind
 from specscope.trace.words import NODE, STEP
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, fit, folded, left, line_width, paragraph, right
+from specscope.tui.text import Ink, Line, clean, cut, fit, folded, labelled, left, line_width, paragraph, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import PickPanel
@@ -112,8 +112,7 @@ class FieldsPanel(Panel):
         for head, fields in (("Fields", STEP), ("Fields at reject and accept", at_nodes)):
             lines += [[], [(head, "accent")]]
             for name, field in fields.items():
-                for at, row in enumerate(folded(field.about, max(width - wide, 12))):
-                    lines.append([(left("" if at else name, wide), "strong"), (row, "dim")])
+                lines += labelled(name, "strong", field.about, "dim", wide, width)
         return Sheet(lines, [("Conditions", "strong")])
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
-from specscope.trace.words import WordRow, node_rows
+from specscope.trace.words import node_rows
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, folded, left, paragraph, show_token
+from specscope.tui.text import Ink, Line, labelled, left, paragraph, show_token
 from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, decision, final_bar
 from specscope.tui.widgets.output import feed, feed_prompt, feed_step
 from specscope.tui.widgets.wrap import Wrapper
@@ -28,23 +27,16 @@ def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width
     picture = [final_bar(step, verdict, room)] if final else decision(step, verdict, node, width)
     outcome: Ink = verdict.kind.value if final else INKS[Outcome(int(verdict.outcome[node]))]
     rows = node_rows(look.history, step, node, partial(show_token, look.vocabulary))
-    lines = [*answer, [], *picture, [], *_wrapped(rows, outcome, width)]
+    lines = [*answer, [], *picture, []]
+    for row in rows:
+        ink: Ink = outcome if row.name in ("token", "kind") else "warn" if row.odd else "text"
+        lines += labelled(row.label, "dim", row.text, ink, LABEL, width)
     return [*lines, *_context(look, step, node, width, max(height - len(lines), CONTEXT_LINES))]
 
 
 def _ink(place: int) -> Ink:
     """The headline stands out."""
     return "strong" if place == 0 else "text"
-
-
-def _wrapped(rows: Sequence[WordRow], outcome: Ink, width: int) -> list[Line]:
-    """Label and text; what is too long goes on below, under the text. `outcome`: the ink of the token and its kind."""
-    lines: list[Line] = []
-    for row in rows:
-        ink: Ink = outcome if row.name in ("token", "kind") else "warn" if row.odd else "text"
-        for at, text in enumerate(folded(row.text, max(width - LABEL, 10))):
-            lines.append([(left("" if at else row.label, LABEL), "dim"), (text, ink)])
-    return lines
 
 
 def _context(look: Look, step: RequestStep, node: int, width: int, most: int) -> list[Line]:
