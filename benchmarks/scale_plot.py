@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.scale_points import SHORTS, ScalePoint
-from specscope.bench.show import STYLE
+from specscope.bench.plot import STYLE
 from specscope.trace.files import save_figure
 
 COLOURS = {"specscope": "#3f7fbf", "transformers": "#d98324", "vLLM": "#4a9c5d"}

@@ -44,7 +44,7 @@ class LoadPlan:
 def run_serve(plan: LoadPlan, json_file: str | None, plot: str | None) -> int:
     """Measure, print and write; the exit code. Raises UserError."""
     if plot is not None:
-        from specscope.bench.show import write_plot
+        from specscope.bench.plot import write_plot
     console = text_console()
     dataset = built_in() if plan.dataset is None else read_dataset(plan.dataset)
     asks = dataset.take(plan.requests + plan.warm_up, plan.request.seed)

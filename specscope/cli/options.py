@@ -20,7 +20,8 @@ from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.structured import LONGEST_SCHEMA, StructuredOutputs
-from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling, read_sampling
+from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling
+from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.outputs import OutputOptions, check_metrics_port
 from specscope.trace.wire.spans import SpanLevel
 

@@ -91,7 +91,7 @@ def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
     assert step == one.vllm.steps  # counted from 0: those before it are done, and this one is not
     shown = client.run(f"node {node}")
     assert "target, as sampled" in shown
-    assert "residual mass" in shown
+    assert "of the target's mass is left" in shown
     assert "CONTRADICTION" not in shown
     assert "✗" in client.run("tree")
 

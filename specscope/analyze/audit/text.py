@@ -9,7 +9,7 @@ from rich.text import Text
 from specscope.analyze.audit.audit import Audit, verdict
 from specscope.analyze.audit.tally import Finding
 from specscope.analyze.findings import CheckResult, Exit
-from specscope.analyze.tables import Table, count
+from specscope.analyze.table import Table, count
 from specscope.analyze.text import table_block
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable

@@ -2,109 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from matplotlib.axes import Axes
-
 from specscope.analyze.compare import tables
-from specscope.analyze.compare.changes import is_depth
-from specscope.analyze.compare.result import Comparison, Estimate
-from specscope.analyze.plots import BLUE, GREY, ORANGE, legend, svg
-from specscope.analyze.tables import one_line
+from specscope.analyze.compare.result import Comparison
 from specscope.errors import UserError
 from specscope.trace.record.vocabulary import printable
-
-# The plots of a comparison's page.
-
-MOST = 24  # rows of a plot
-MOST_POINTS = 1000
-
-
-def plots(comparison: Comparison) -> list[tuple[str, str]]:
-    """(title, SVG) of each plot that there are figures for."""
-    wanted = [
-        ("Acceptance by depth", _by_depth, bool(_depths(comparison))),
-        ("Difference of the acceptance length, with its 95 % interval", _differences, bool(_told(comparison))),
-        ("Acceptance length by request", _by_request, any(None not in pair.tau for pair in comparison.pairs)),
-        ("Calibration of q", _calibration, bool(comparison.calibration)),
-        ("Output tokens before a pair parts", _lengths, bool(comparison.partings)),
-    ]
-    return [(title, svg(title, partial(draw, comparison=comparison))) for title, draw, known in wanted if known]
-
-
-def _depths(comparison: Comparison) -> list[Estimate]:
-    return [one for one in comparison.figures if is_depth(one)]
-
-
-def _told(comparison: Comparison) -> list[tuple[str, Estimate]]:
-    tau = [("all", one) for one in comparison.figures if one.name == "tau" and one.low is not None]
-    groups = [(f"{t}: {one.name}", one) for t, each in comparison.groups.items() for one in each if one.low is not None]
-    return [*tau, *groups][:MOST]
-
-
-def _by_depth(axes: Axes, comparison: Comparison) -> None:
-    depths = _depths(comparison)
-    places = range(1, len(depths) + 1)
-    axes.bar([at - 0.2 for at in places], [one.a or 0.0 for one in depths], 0.36, label="A", color=BLUE)
-    reach = [0.0 if one.low is None else (one.difference or 0.0) - one.low for one in depths]
-    style = {"elinewidth": 1, "ecolor": GREY}
-    heights = [one.b or 0.0 for one in depths]
-    axes.bar([at + 0.2 for at in places], heights, 0.36, yerr=reach, label="B", color=ORANGE, error_kw=style)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_xticks(
-        places, [f"{at}\n{depths[at - 1].weight[0]:,.0f}\n{depths[at - 1].weight[1]:,.0f}" for at in places]
-    )
-    axes.set_xlabel("depth; drafts of A, of B that proposed it (the line on B: 95 % of B − A)")
-    legend(axes)
-
-
-def _differences(axes: Axes, comparison: Comparison) -> None:
-    told = _told(comparison)
-    names = [one_line(name, 40) for name, _ in told]
-    middles = [one.difference or 0.0 for _, one in told]
-    reach = [(one.difference or 0.0) - (one.low or 0.0) for _, one in told]
-    places = list(range(len(told)))
-    axes.errorbar(middles, places, xerr=reach, fmt="o", markersize=4, color=BLUE, ecolor=BLUE, elinewidth=1.2)
-    axes.set_yticks(places, names, fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(0, color=GREY, linestyle="--", linewidth=1)
-    axes.set_xlabel("B − A")
-
-
-def _by_request(axes: Axes, comparison: Comparison) -> None:
-    points = [(a, b) for pair in comparison.pairs for a, b in [pair.tau] if a is not None and b is not None]
-    points = points[:: -(-len(points) // MOST_POINTS)]  # evenly: each is text in the page
-    top = max(max(point) for point in points)
-    axes.plot([1, top], [1, top], color=GREY, linestyle="--", linewidth=1)
-    axes.plot([a for a, _ in points], [b for _, b in points], color=BLUE, marker="o", markersize=4, linewidth=0)
-    axes.set_xlabel("A")
-    axes.set_ylabel("B")
-
-
-def _calibration(axes: Axes, comparison: Comparison) -> None:
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1)
-    for side, (name, colour) in enumerate((("A", BLUE), ("B", ORANGE))):
-        known = [(q, got) for one in comparison.calibration for q, got in [(one.q[side], one.accepted[side])]]
-        points = [(q, got) for q, got in known if q is not None and got is not None]
-        axes.plot(
-            [q for q, _ in points], [got for _, got in points], color=colour, marker="o", markersize=4, label=name
-        )
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("q")
-    axes.set_ylabel("accepted")
-    legend(axes)
-
-
-def _lengths(axes: Axes, comparison: Comparison) -> None:
-    lengths = sorted(pair.parting.position for pair in comparison.pairs if pair.parting is not None)
-    share = [(at + 1) / len(comparison.pairs) for at in range(len(lengths))]
-    axes.step(lengths, share, where="post", color=BLUE)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_xlabel("output tokens")
-    axes.set_ylabel("pairs that have parted")
 
 
 def render_html(comparison: Comparison) -> str:
@@ -113,7 +14,7 @@ def render_html(comparison: Comparison) -> str:
     from markupsafe import Markup
 
     try:
-        from specscope.analyze.compare.page import plots
+        from specscope.analyze.compare.plots import plots
     except ImportError as error:
         raise UserError(f"the HTML page needs {error.name}: pip install 'specscope[html]'") from error
     environment = Environment(
