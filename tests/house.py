@@ -13,7 +13,6 @@ CROWDED: dict[str, int] = {
     "specscope/engine": 24,
     "specscope/model": 29,
     "specscope/tui/widgets": 24,
-    "specscope/vllm": 36,
 }
 NAMES: dict[str, int] = {}
 FRAGMENTS: dict[str, int] = {
@@ -96,13 +95,7 @@ FRAGMENTS: dict[str, int] = {
     "specscope/tui/screens/over.py": 1,
     "specscope/tui/signals.py": 1,
     "specscope/tui/widgets/panel.py": 1,
-    "specscope/vllm/block_rule.py": 1,
-    "specscope/vllm/draft_vocabulary.py": 1,
-    "specscope/vllm/guard.py": 1,
     "specscope/vllm/launch.py": 1,
-    "specscope/vllm/losses.py": 1,
-    "specscope/vllm/philox.py": 1,
-    "specscope/vllm/raw_rows.py": 1,
     "specscope/vllm/stat_logger.py": 1,
     "specscope/watch/told.py": 1,
 }
