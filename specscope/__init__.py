@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
-    from specscope.engine.result import Result
+    from specscope.engine.generate import Result
     from specscope.trace.record.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ __all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__"]
 _HOMES = {
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
-    "Result": "specscope.engine.result",
+    "Result": "specscope.engine.generate",
     "SamplingParams": "specscope.trace.record.params",
 }
 

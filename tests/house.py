@@ -10,7 +10,6 @@ MOST_FILES = 20  # of a folder
 CROWDED: dict[str, int] = {
     "specscope/analyze/compare": 24,
     "specscope/cli": 26,
-    "specscope/engine": 24,
     "specscope/model": 29,
     "specscope/tui/widgets": 24,
 }
@@ -41,10 +40,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/debug/show_stop.py": 1,
     "specscope/debug/stops.py": 1,
     "specscope/debug/views.py": 1,
-    "specscope/engine/clock.py": 1,
-    "specscope/engine/gate.py": 1,
-    "specscope/engine/models_given.py": 1,
-    "specscope/engine/warm_up.py": 1,
     "specscope/envelope.py": 1,
     "specscope/errors.py": 1,
     "specscope/live/local.py": 1,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from specscope.engine.generate import Prompt
+from specscope.engine.prompt_encoder import Prompt
 from specscope.errors import UserError
 from specscope.serve.errors import ApiError
 from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFormat, Sampling

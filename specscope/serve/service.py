@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from starlette.datastructures import Headers
 
-from specscope.engine.generate import Encoded, Prompt, title_of
+from specscope.engine.prompt_encoder import Encoded, Prompt, title_of
 from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.serve.asked import params_of, prompts_of, template_of
