@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from specscope.analyze.load import load
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
-    from specscope.engine.result import Result
+    from specscope.engine.generate import Result
     from specscope.trace.record.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ _HOMES = {
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
     "load": "specscope.analyze.load",
-    "Result": "specscope.engine.result",
+    "Result": "specscope.engine.generate",
     "SamplingParams": "specscope.trace.record.params",
 }
 

@@ -10,10 +10,8 @@ MOST_FILES = 20  # of a folder
 CROWDED: dict[str, int] = {
     "specscope/analyze/compare": 22,
     "specscope/cli": 25,
-    "specscope/engine": 24,
     "specscope/model": 29,
     "specscope/tui/widgets": 23,
-    "specscope/vllm": 36,
 }
 NAMES: dict[str, int] = {}
 FRAGMENTS: dict[str, int] = {
@@ -36,10 +34,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/debug/show_spans.py": 1,
     "specscope/debug/show_stop.py": 1,
     "specscope/debug/stops.py": 1,
-    "specscope/engine/clock.py": 1,
-    "specscope/engine/gate.py": 1,
-    "specscope/engine/models_given.py": 1,
-    "specscope/engine/warm_up.py": 1,
     "specscope/envelope.py": 1,
     "specscope/errors.py": 1,
     "specscope/live/local.py": 1,
@@ -84,13 +78,7 @@ FRAGMENTS: dict[str, int] = {
     "specscope/tui/signals.py": 1,
     "specscope/tui/widgets/node_facts.py": 1,
     "specscope/tui/widgets/panel.py": 1,
-    "specscope/vllm/block_rule.py": 1,
-    "specscope/vllm/draft_vocabulary.py": 1,
-    "specscope/vllm/guard.py": 1,
     "specscope/vllm/launch.py": 1,
-    "specscope/vllm/losses.py": 1,
-    "specscope/vllm/philox.py": 1,
-    "specscope/vllm/raw_rows.py": 1,
     "specscope/vllm/stat_logger.py": 1,
     "specscope/watch/told.py": 1,
 }

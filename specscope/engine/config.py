@@ -11,8 +11,10 @@ from msgspec import Meta
 
 import specscope
 from specscope.errors import UserError
+from specscope.model.places import on_disk
 from specscope.trace.checked import Flag, base_of, checked, required_types, short, whole
 from specscope.trace.head_folder import is_head
+from specscope.trace.model_digest import model_digest, of_layers
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.record.method import MODELS, TEXTS, model_part, text_part
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
@@ -293,3 +295,42 @@ class EngineConfig:
 
 
 _NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if base_of(kind) in (int, float)}
+
+
+@dataclass(frozen=True)
+class ModelsGiven:
+    """Which models a run was given: their paths as they were given, and digests of what lay there.
+
+    RunInfo's fields of the same names. Filled by `models_given`.
+    """
+
+    target_path: str = ""
+    target_digest: str = ""
+    draft_path: str = ""
+    draft_digest: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was given is known."""
+        return bool(self.target_digest) and (bool(self.draft_digest) or not self.draft_path)
+
+
+def models_given(config: EngineConfig) -> ModelsGiven:
+    """Of an engine. Half a second for each 270 MB that were never hashed on this machine."""
+    target = given_digest(config.target)
+    told = ModelsGiven(config.target or "", target)
+    if not config.model_part:
+        return told
+    if config.model_part == "eagle":
+        digest = model_digest(Path(config.head).expanduser())
+    elif config.draft_layers is not None:
+        digest = of_layers(target, config.draft_layers)
+    else:
+        digest = given_digest(config.draft_model)
+    return ModelsGiven(told.target_path, target, config.draft_model or "", digest)
+
+
+def given_digest(target: str | None) -> str:
+    """Of the model that a --target names; "" where it is not on this machine."""
+    place = on_disk(target)
+    return "" if place is None else model_digest(place)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specscope.engine.generate import Encoded
+from specscope.engine.prompt_encoder import Encoded
 from specscope.serve.errors import ApiError
 from specscope.serve.figures import RequestCounts
 from specscope.serve.logprobs import TokenLogprobs, emitted_logprobs

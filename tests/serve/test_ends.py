@@ -210,7 +210,7 @@ def test_a_failed_engine_fails_its_requests(served_engine, monkeypatch):
         def broken(now):
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(served_engine, "_forward", broken)
+        monkeypatch.setattr(served_engine.phases, "forward", broken)
         thread.join(HANG_SECONDS)
         server.join()
         monkeypatch.undo()

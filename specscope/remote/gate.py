@@ -1,4 +1,4 @@
-"""Gate: where vLLM's worker waits for a debugger, and where the debugger waits for vLLM's next step.
+"""Gate: where another engine's worker waits for a debugger, and where the debugger waits for its next step.
 
 One lock for both: whoever holds it may use the history. Waiting lets go of it, and of the interpreter's lock.
 """
@@ -19,9 +19,11 @@ from specscope.trace.record.records import StepRecord
 class Gate:
     """`stand` is the worker's side, `open` to `close` the debugger's. All but these two and `interrupt` need `lock`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
+        """`engine`: its name, for what is said of it."""
+        self.engine = engine
         self.lock = threading.Condition()
-        self.controlled = False  # whether vLLM waits at each step until it is moved; else it runs by itself
+        self.controlled = False  # whether it waits at each step until it is moved; else it runs by itself
         self.interrupted = False  # whether the debugger is asked to wait no longer
         self.expired: float | None = None  # after how many seconds the worker last went on by itself
         self._closed = True  # whether no debugger is there
@@ -63,24 +65,24 @@ class Gate:
 
     @property
     def stands(self) -> bool:
-        """Whether vLLM waits at a step."""
+        """Whether the engine waits at a step."""
         return self._standing is not None
 
-    def ask(self, task: Callable[[], Any]) -> Any:
+    def ask(self, task: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Let the worker's thread do something where it stands: tensors are used on that thread alone."""
         if not self.stands:
-            raise UserError("vLLM is running: pause stops it at its next step")
+            raise UserError(f"{self.engine} is running: pause stops it at its next step")
         future: Future[Any] = Future()
         self._tasks.append((task, future))
         self.lock.notify_all()
         self.lock.wait_for(lambda: future.done() or not self.stands)
         if not future.done():
             self._tasks.clear()
-            raise UserError("vLLM went on before it could answer")
+            raise UserError(f"{self.engine} went on before it could answer")
         return future.result()
 
     def next(self) -> StepRecord | None:
-        """Let vLLM go on, and wait for the next step at which it stands; None where waiting was broken off."""
+        """Let the engine go on, and wait for the next step at which it stands; None where waiting was broken off."""
         if self._closed:
             return None
         self.controlled, self._standing, self.expired = True, None, None
@@ -89,18 +91,18 @@ class Gate:
         return self._standing
 
     def interrupt(self) -> None:
-        """Wait no longer for a step. vLLM stands at the next one that it runs."""
+        """Wait no longer for a step. The engine stands at the next one that it runs."""
         with self.lock:
             self.interrupted = True
             self.lock.notify_all()
 
     def open(self) -> None:
-        """A debugger is there. vLLM runs on until it is moved."""
+        """A debugger is there. The engine runs on until it is moved."""
         with self.lock:
             self._closed, self.interrupted, self.expired = False, False, None
 
     def close(self) -> None:
-        """It is gone, and vLLM runs on."""
+        """It is gone, and the engine runs on."""
         with self.lock:
             self._closed, self.controlled = True, False
             self.lock.notify_all()

@@ -1,20 +1,22 @@
 """The debugger's socket: JSON lines, one client at a time, none but this user's.
 
+Our server listens on one, and so does the plugin inside another engine.
+
 A client sends {"line": TEXT} for each command and {"interrupt": true} to end the wait of one. It gets a greeting and an
 answer to each line: {"text", "refused", "reading", "quitting"}. {"context": true} asks for a capture of the current
-request up to where vLLM stands; the answer has it as "text", and "request".
+request up to where the engine stands; the answer has it as "text", and "request".
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -28,8 +30,8 @@ from specscope.trace.checked import decoded
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.schema import plain_error
 from specscope.trace.wire.spans import Encoder, Span, resource_attributes
-from specscope.vllm.guard import log
 
+log = logging.getLogger("specscope.debug")
 LONGEST = 2**16  # bytes of a line
 LEAVES = 1.0  # seconds in which the client before may take its leave
 BUSY = "another debugger is attached here: it must quit first"
@@ -44,10 +46,10 @@ class DebugMessage(Struct):
 
 
 class DebugGate(Protocol):
-    """Where an engine waits for a debugger: vllm/gate.py has vLLM's."""
+    """Where an engine waits for a debugger: gate.py has that of another's worker."""
 
     @property
-    def lock(self) -> Any:  # a lock or a condition
+    def lock(self) -> Any:  # noqa: ANN401  a lock or a condition
         """Held while a command runs."""
 
     def open(self) -> None:
@@ -80,12 +82,12 @@ class DebugServer:
         debugger: Debugged,
         greeting: Callable[[], str],
         *,
-        commands: Callable[[], Commands] | None = None,
+        commands: Callable[[], Commands],
         forks: bool = False,
     ) -> None:
-        """`commands`: makes a client's, vLLM's by default; `forks`: whether they fork here. Raises OSError."""
+        """`commands`: makes a client's; `forks`: whether they fork here. Raises OSError."""
         self._path, self._debugger, self._greeting = path, debugger, greeting
-        self._commands = commands or partial(_vllm_commands, debugger)
+        self._commands = commands
         self._forks = forks
         self._free = threading.Lock()  # held while a client is there
         self._socket = _listen(path)
@@ -110,7 +112,7 @@ class DebugServer:
                 client.close()
 
     def _serve(self, client: socket.socket) -> None:
-        """One client, to its end: however that comes, vLLM goes on."""
+        """One client, to its end: however that comes, the engine goes on."""
         gate, lines = self._debugger.gate, SimpleQueue[DebugMessage | UserError | None]()
         gate.open()
         reader = threading.Thread(target=self._read, args=(client, lines), name="specscope-reader", daemon=True)
@@ -153,12 +155,6 @@ class DebugServer:
             lines.put(None)
 
 
-def _vllm_commands(debugged: Any) -> Commands:
-    from specscope.vllm.console import VllmCommands  # it imports torch, which a server's flags do not need
-
-    return VllmCommands(debugged)
-
-
 def _message(raw: bytes) -> DebugMessage | UserError:
     """What a line says, or why it cannot be read."""
     if len(raw) == LONGEST and not raw.endswith(b"\n"):
@@ -185,7 +181,7 @@ def _run(commands: Commands, message: DebugMessage | UserError) -> dict[str, Any
 
 
 def context(session: Session) -> str:
-    """A capture of the current request alone, up to where vLLM stands. Raises UserError."""
+    """A capture of the current request alone, up to where the engine stands. Raises UserError."""
     run, request = session.history.run, session.current_request
     if run is None or request is None or session.part is None:
         raise UserError("nothing has run yet")
@@ -199,7 +195,7 @@ def context(session: Session) -> str:
     return line_json(resource_attributes(run), spans).decode()
 
 
-def _send(client: socket.socket, **message: Any) -> None:
+def _send(client: socket.socket, **message: object) -> None:
     client.sendall(json.dumps(message).encode() + b"\n")
 
 

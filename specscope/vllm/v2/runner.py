@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specscope.vllm.batch import BatchPlace, OnDevice
-from specscope.vllm.device import Gathered, gather
-from specscope.vllm.guard import ErrorGuard, wrap
+from specscope.vllm.gather import gather
+from specscope.vllm.gathered import Gathered, Judgements
+from specscope.vllm.hooks import ErrorGuard, wrap
 from specscope.vllm.numbers import NO_INTS
-from specscope.vllm.v2_rows import Verified, rows_of_verified
-from specscope.vllm.witness import Witness
+from specscope.vllm.v2.rows import Verified, rows_of_verified
+from specscope.vllm.witness import BatchPlace, Witness
 
 
 class V2Hooks:
@@ -100,7 +100,7 @@ class V2Hooks:
         calls, self._calls = self._calls, []
         if sum(call.requests for call in calls) == batch.num_reqs:
             budget = None if self._confidence is None else int(batch.num_draft_tokens)
-            witness.judged(places(batch), OnDevice(calls), budget)
+            witness.judged(places(batch), Judgements(calls), budget)
 
     def _verify(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _verify(sampler: Any, logits: Any, draft_logits: Any, *args: Any, **kwargs: Any) -> Any:

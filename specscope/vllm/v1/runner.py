@@ -8,20 +8,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.trace.record.tree import Ints
-from specscope.vllm.batch import BatchPlace, Judgements, OnDevice, OnHost
 from specscope.vllm.call import SamplerCall
-from specscope.vllm.device import gather
-from specscope.vllm.draft_vocabulary import DraftVocabulary
-from specscope.vllm.guard import ErrorGuard, wrap
-from specscope.vllm.judged import judge_batch
+from specscope.vllm.gather import gather
+from specscope.vllm.gathered import Judgements
+from specscope.vllm.hooks import ErrorGuard, wrap
 from specscope.vllm.numbers import NO_INTS
-from specscope.vllm.rows import rows_of
-from specscope.vllm.sampler import SamplerHooks
-from specscope.vllm.scores import NONE, DrafterScores, Passes
-from specscope.vllm.witness import Witness, some_blocks
+from specscope.vllm.v1.here import DraftVocabulary, gather_here
+from specscope.vllm.v1.rows import rows_of
+from specscope.vllm.v1.sampler import SamplerHooks
+from specscope.vllm.v1.scores import NONE, DrafterScores, Passes
+from specscope.vllm.witness import BatchPlace, Witness, some_blocks
 
 if TYPE_CHECKING:
-    from specscope.vllm.debugger import Debugger
+    from specscope.vllm.v1.debugger import Debugger
 
 
 class RunnerHooks:
@@ -153,9 +152,8 @@ class RunnerHooks:
 def judge_here(
     call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> Judgements:
-    """Of the rows that `passes` names, read at once. `passes`: what the drafter gave for each."""
-    found = judge_batch(call, passes, full=full, vocabulary=vocabulary)
-    return OnHost([found.get(row) for row in range(len(call.drafted))])
+    """Of the rows that `passes` names: what the drafter gave for each. Their tensors lie on the host."""
+    return Judgements([gather_here(call, passes, full=full, vocabulary=vocabulary)])
 
 
 def judge_there(
@@ -163,7 +161,7 @@ def judge_there(
 ) -> Judgements:
     """Likewise of tensors on a device, to be read when they have come."""
     drafter = [passes.get(row, NONE) for row in range(len(call.drafted))]
-    return OnDevice([gather(rows_of(call, drafter), full=full)])
+    return Judgements([gather(rows_of(call, drafter), full=full)])
 
 
 def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[BatchPlace]:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from specscope.vllm.call import SamplerCall
-from specscope.vllm.guard import ErrorGuard, wrap
+from specscope.vllm.hooks import ErrorGuard, wrap
 
 
 class SamplerHooks:

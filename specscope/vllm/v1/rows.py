@@ -1,61 +1,13 @@
-"""Rows: one call of a rejection sampler as tensors on its device, whichever of vLLM's runners made it.
-
-R rows of logits over V tokens, of B requests; a request's rows follow one another. Rows are asked for by ranges, so
-that no copy of all of them need exist at once.
-"""
+"""Rows of a call of V1's rejection sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specscope.vllm.call import SamplerCall
-
-Range = Callable[[int, int], Tensor]  # rows from..to of a tensor [., V]
-
-
-@dataclass
-class Scores:
-    """What the drafter itself gave for some of the rows."""
-
-    rows: Tensor  # [s] which
-    logits: Range  # of these s
-
-
-@dataclass
-class Rows:
-    """Functions of a range give float32 [., V]. Nothing here waits for the device."""
-
-    tokens: Tensor  # [R] the draft that each row judges; below 0 where there is none
-    request: Tensor  # [R] its request
-    first: Tensor  # [B] a request's first row
-    drafted: Tensor  # [B] how many of its rows judge a draft
-    accepted: Tensor  # [B]
-    final: Tensor  # [B] the token behind the accepted ones
-    greedy: Tensor  # [B] whether its temperature is 0
-    raw: Callable[[Tensor], Tensor]  # the target's logits at some of the rows, before any rule
-    target: Range  # and after every rule
-    probs: Range | None  # p [R]; None where all requests are greedy
-    q: Range | None  # [R] what drafts were sampled from; None where they are deterministic
-    whole: Range | None  # p [B] at the row of the final token; None where all requests are greedy
-    whole_q: Range | None  # q [B] there
-    vocabulary: int  # V
-    coins: Tensor | None = None  # [R]
-    scores: Sequence[Scores] = ()
-    scored: list[int] = field(default_factory=list)  # [B] rows that have scores, from the first on; empty: none have
-    seeds: Tensor | None = None  # int64 [B] where coins follow from a seed
-    positions: Tensor | None = None  # int64 [R] and a position
-    longest: int = 0  # drafts of a chain at most, where chains are verified as blocks
-    by_step: bool = False  # and from a draft's place in its chain: the chain is verified as one block
-    confidence: Tensor | None = None  # [R] what the drafter thinks of its draft
-
-    @property
-    def ended(self) -> Tensor:
-        """[B] the row that the final token was drawn at, or one behind all drafts."""
-        return self.first + self.accepted
+from specscope.vllm.call import Rows, SamplerCall, Scores
 
 
 def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:

@@ -7,75 +7,21 @@ vLLM has left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specscope.trace.record.parents import TINY, TOP
-from specscope.vllm import block_rule
-from specscope.vllm.rows import Rows
+from specscope.vllm.call import Rows
+from specscope.vllm.gathered import Gathered, GatheredTables, Layout, Table, layouts
+from specscope.vllm.v2 import rule
 
 PART = 2**24  # numbers in a part: rows times tokens
 Columns = dict[str, Tensor]
-Layout = Mapping[str, int]  # the columns of a table, and how wide each is
-
-
-def layouts(likeliest: int) -> tuple[tuple[Layout, Layout], ...]:
-    """(integers, floats) of three tables: of rows, of what the drafter gave for them, of requests."""
-    ints, floats = (
-        ("token", "choice", "rank", "q_rank", "position"),
-        ("p", "q", "coin", "choice_p", "raw_p", "confidence", "ratio", "ahead"),
-    )
-    spreads = ("entropy", "varentropy", "q_entropy", "q_varentropy")
-    ends = ("mass", "final_p", "final_entropy", "final_varentropy", "final_target_p")
-    return (
-        (dict.fromkeys(ints, 1) | {"top": likeliest}, dict.fromkeys((*floats, *spreads), 1) | {"top_p": likeliest}),
-        (
-            {"choice_rank": 1, "draft_top": likeliest},
-            dict.fromkeys(("prob", "choice_q", "outside"), 1) | {"draft_top_p": likeliest},
-        ),
-        (
-            dict.fromkeys(("first", "drafted", "accepted", "final", "greedy", "seed"), 1),
-            dict.fromkeys(ends, 1),
-        ),
-    )
-
-
-@dataclass
-class Gathered:
-    """The numbers of one call, on their way to the host. `gathered.py` reads them."""
-
-    ints: Tensor  # [.] one table after the other, row by row
-    floats: Tensor  # [.]
-    arrived: Any  # torch.cuda.Event; None where they are on the host already
-    rows: int
-    requests: int
-    likeliest: int  # how many likeliest tokens of a row
-    scored: Sequence[int]  # rows of each request that the drafter scored
-    has_scores: bool
-    sampled: bool  # whether drafts were sampled, where a request is not greedy
-    tossed: bool  # whether coins were gathered
-    seeded: bool  # or follow from seeds and positions
-    by_step: bool  # and from the draft's place in its chain: it was verified as one block
-    confident: bool  # whether the drafter said what it thinks of its drafts
-    full: bool
-
-    @property
-    def bytes(self) -> int:
-        """How much is copied."""
-        return self.ints.nbytes + self.floats.nbytes
-
-    def ready(self) -> bool:
-        """Whether the copy has been made."""
-        return self.arrived is None or bool(self.arrived.query())
-
-    def wait(self) -> None:
-        """Until it has."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
 
 
 def gather(rows: Rows, *, full: bool) -> Gathered:
@@ -91,21 +37,22 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
     ints = _packed([(parts, layout[0]) for parts, layout in tables], torch.int64, rows.first.device)
     floats = _packed([(parts, layout[1]) for parts, layout in tables], torch.float64, rows.first.device)
     ints, floats, arrived = _sent(ints, floats)
-    return Gathered(
-        ints=ints,
-        floats=floats,
-        arrived=arrived,
-        rows=count,
-        requests=requests,
+    described = partial(
+        GatheredTables,
         likeliest=likeliest,
-        scored=rows.scored,
-        has_scores=scored,
+        scored=rows.scored if scored else (),
         sampled=rows.q is not None,
-        tossed=rows.coins is not None,
         seeded=rows.seeds is not None,
         by_step=rows.by_step,
         confident=rows.confidence is not None,
         full=full,
+    )
+    counts = (count, count if scored else 0, requests)
+    return Gathered(
+        tables=lambda: described(*_unpacked(ints, floats, likeliest, counts)),
+        requests=requests,
+        bytes=ints.nbytes + floats.nbytes,
+        arrived=arrived,
     )
 
 
@@ -154,9 +101,9 @@ def _add_blocks(rows: Rows, parts: list[Columns], step: int) -> Tensor:
     """What block verification goes by, put beside the parts; the ratio [R] before each row."""
     p = torch.cat([part["p"].flatten() for part in parts])
     q = torch.cat([part["q"].flatten() for part in parts]) if rows.q is not None else None
-    ratio = block_rule.ratios(rows, p, q, rows.longest)
-    before = block_rule.before(rows, ratio)
-    ahead = block_rule.masses(rows, before, step)
+    ratio = rule.ratios(rows, p, q, rows.longest)
+    before = rule.before(rows, ratio)
+    ahead = rule.masses(rows, before, step)
     for part, *columns in zip(parts, torch.split(ratio, step), torch.split(ahead, step), strict=True):
         part["ratio"], part["ahead"] = columns
     return before
@@ -265,3 +212,24 @@ def _sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
     arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return there[0], there[1], arrived
+
+
+def _unpacked(ints: Tensor, floats: Tensor, likeliest: int, counts: Sequence[int]) -> list[Table]:
+    """What `_packed` put together."""
+    both = layouts(likeliest)
+    of_ints = _columns(ints, [layout[0] for layout in both], counts)
+    of_floats = _columns(floats, [layout[1] for layout in both], counts)
+    return [some | others for some, others in zip(of_ints, of_floats, strict=True)]
+
+
+def _columns(packed: Tensor, layouts: Sequence[Layout], counts: Sequence[int]) -> list[Table]:
+    values, at = packed.numpy(), 0
+    found: list[Table] = []
+    for layout, count in zip(layouts, counts, strict=True):
+        width = sum(layout.values())
+        table = values[at : at + count * width].reshape(count, width)
+        at += count * width
+        ends = np.cumsum(list(layout.values()))
+        columns = zip(layout, np.split(table, ends[:-1], axis=1), strict=True)
+        found.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
+    return found

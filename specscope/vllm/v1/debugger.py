@@ -13,15 +13,16 @@ from torch import Tensor
 
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
+from specscope.remote.gate import Gate
 from specscope.trace.history.history import History, RecentSteps
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep, StepRecord
 from specscope.vllm.call import Forced, SamplerCall, on_host
-from specscope.vllm.forced import force, parse
-from specscope.vllm.gate import Gate
-from specscope.vllm.judged import judge
+from specscope.vllm.gathered import read
 from specscope.vllm.node_view import view_node
-from specscope.vllm.scores import NONE, Passes
+from specscope.vllm.v1.forced import force, parse
+from specscope.vllm.v1.here import gather_here
+from specscope.vllm.v1.scores import NONE, Passes
 from specscope.vllm.witness import Witness
 
 KEPT = 2000  # steps that conditions such as tau can look back on
@@ -102,7 +103,7 @@ class Debugger:
     """`judged` and `finished` are called on the worker's thread, all else on the debugger's, with the gate's lock."""
 
     def __init__(self) -> None:
-        self.gate, self.history = Gate(), History(limit=KEPT)
+        self.gate, self.history = Gate("vLLM"), History(limit=KEPT)
         self.limit = Limit(None)
         self._decision: HeldDecision | None = None
         self._untaken = RecentSteps(KEPT)
@@ -183,7 +184,8 @@ class Debugger:
         force(call, row, parse(words, call.forced.get(row, Forced())))
         if decision.call.output is not call.output:
             decision.call.output.copy_(call.output)  # type: ignore[union-attr, arg-type]
-        witness.judge_again(row, judge(call, row, decision.drafter(row), full=witness.full))
+        passes = {row: ([logits[None] for logits in decision.drafter(row)], 0)}
+        witness.judge_again(row, read(gather_here(call, passes, full=witness.full).tables())[row])
         record = witness.standing()
         assert record is not None
         self.history.replace_last(record)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.vllm.rows import Rows, Scores
+from specscope.vllm.call import Rows, Scores
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The client of vLLM's debugger: the same commands as everywhere, run where vLLM runs (vllm/debug_server.py)."""
+"""The client of debug_server.py: the same commands as everywhere, run where the engine runs."""
 
 from __future__ import annotations
 
