@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -48,7 +48,7 @@ class NoTorch:
         if name == "torch":
             raise RuntimeError("torch is imported")
 sys.meta_path.insert(0, NoTorch())
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 print(json.dumps([run_here(words) for words in json.load(sys.stdin)]))
 """
 
