@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 PLANTED = Path(__file__).parents[2] / "traces" / "planted.jsonl"
 
@@ -115,7 +115,9 @@ def test_ctrl_c_stops_a_live_run_between_two_steps(tiny):
     process.stdin.flush()
     line = process.stdout.readline()
     assert "step 0" in line
-    time.sleep(0.15)
+    computed = psutil.Process(process.pid).cpu_times
+    before = computed().user
+    until(lambda: computed().user > before + 0.1)  # it has gone on
     process.send_signal(signal.SIGINT)
     process.stdin.write("info requests\nreverse-next\nnext\n")
     out, error = process.communicate(timeout=HANG_SECONDS)

@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -23,6 +24,32 @@ def run_here(words):
     finally:
         sys.argv = before
     return ended.value.code, out.getvalue(), err.getvalue()
+
+
+@contextlib.contextmanager
+def standard_input(text):
+    """This process reads a text, as its descriptor and as its stream."""
+    kept, before = os.dup(0), sys.stdin
+    with tempfile.TemporaryFile("w+") as file:
+        file.write(text)
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        try:
+            yield
+        finally:
+            sys.stdin = before
+            os.dup2(kept, 0)
+            os.close(kept)
+
+
+def specscope(*words, stdin="", **environment):
+    """The command in this process, as subprocess.run tells of it: torch is imported once for all tests."""
+    words = list(map(str, words))
+    with pytest.MonkeyPatch.context() as patch, standard_input(stdin):
+        for name, value in {"COLUMNS": "100", **environment}.items():
+            patch.setenv(name, value)
+        return subprocess.CompletedProcess(words, *run_here(words))
 
 
 def run_apart(words):
