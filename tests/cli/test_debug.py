@@ -9,20 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.commands import specscope
 from tests.waiting import HANG_SECONDS, until
 
 PLANTED = Path(__file__).parents[2] / "traces" / "planted.jsonl"
 
 
-def debug(*words, text=None):
-    return subprocess.run(
-        [sys.executable, "-m", "specscope", "debug", *map(str, words)],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+def debug(*words, text=""):
+    return specscope("debug", *words, stdin=text)
 
 
 def test_a_script_over_a_recording(tmp_path):
@@ -80,7 +74,6 @@ def test_lines_from_a_pipe_go_on_after_a_bad_one():
     assert "step 0" in ran.stdout
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("words", "why"),
     [

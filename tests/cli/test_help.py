@@ -15,6 +15,7 @@ import specscope
 from specscope.cli.help import GROUPS, examples
 from specscope.cli.main import cli
 from tests.support.commands import run_here
+from tests.support.commands import specscope as command_line
 from tests.waiting import HANG_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
@@ -81,14 +82,8 @@ def test_the_version():
 
 def completed(*words):
     """What bash is told to complete the last word with."""
-    environment = {
-        **os.environ,
-        "_SPECSCOPE_COMPLETE": "bash_complete",
-        "COMP_WORDS": shlex.join(["specscope", *words]),
-        "COMP_CWORD": str(len(words)),
-    }
-    command = [sys.executable, "-m", "specscope"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_SECONDS).stdout.split()
+    asks = {"_SPECSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": shlex.join(["specscope", *words])}
+    return command_line(**asks, COMP_CWORD=str(len(words))).stdout.split()
 
 
 def test_completion():
