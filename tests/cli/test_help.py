@@ -15,7 +15,6 @@ import specscope
 from specscope.cli.help import GROUPS, examples
 from specscope.cli.main import cli
 from tests.support.commands import run_here
-from tests.support.commands import specscope as command_line
 from tests.waiting import HANG_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
@@ -82,8 +81,14 @@ def test_the_version():
 
 def completed(*words):
     """What bash is told to complete the last word with."""
-    asks = {"_SPECSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": shlex.join(["specscope", *words])}
-    return command_line(**asks, COMP_CWORD=str(len(words))).stdout.split()
+    environment = {
+        **os.environ,
+        "_SPECSCOPE_COMPLETE": "bash_complete",
+        "COMP_WORDS": shlex.join(["specscope", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-m", "specscope"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_SECONDS).stdout.split()
 
 
 def test_completion():
