@@ -95,7 +95,7 @@ def _commands(command):
 
 
 def test_the_diagnosis_is_what_it_says():
-    from tests.test_bad_input import run_here
+    from tests.support.commands import run_here
 
     (block,) = re.findall(r"```text\n\$ specscope (diagnose .*?)```", TEXT["docs/judges.md"], re.S)
     command, _, shown = block.partition("\n")

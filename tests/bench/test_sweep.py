@@ -16,7 +16,7 @@ from specscope.cli.main import cli
 from specscope.errors import UserError
 from tests.bench.server import Piece, Reply, Server
 from tests.bench.test_endpoint import page
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS, until
 
 WORDS = ("bench", "serve")

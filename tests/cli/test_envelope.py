@@ -13,7 +13,7 @@ import pytest
 from benchmarks.__main__ import bench as benchmarks
 from specscope.cli.main import cli
 from specscope.measure.paired import write_figures
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
 EAGLE, SAMPLED, PLANTED, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "planted", "ngram"))
