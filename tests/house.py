@@ -10,7 +10,6 @@ MOST_FILES = 20  # of a folder
 CROWDED: dict[str, int] = {
     "specscope/analyze/compare": 24,
     "specscope/cli": 26,
-    "specscope/model": 29,
     "specscope/tui/widgets": 24,
 }
 NAMES: dict[str, int] = {}
@@ -50,7 +49,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/model/meta.py": 1,
     "specscope/model/quiet.py": 1,
     "specscope/model/segment.py": 1,
-    "specscope/model/stack.py": 1,
     "specscope/model/warm_up.py": 1,
     "specscope/remote/guard.py": 1,
     "specscope/serve/fields.py": 1,

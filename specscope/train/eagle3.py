@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specscope.model.eagle_head import EagleHead
+from specscope.model.heads.eagle_head import EagleHead
 from specscope.train.heads import going_on, new_head
 from specscope.train.scores import BatchScores, Padded, TargetTensors
 from specscope.train.training import CommonRecipe, Training

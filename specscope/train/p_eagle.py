@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.model.eagle_head import EagleHead
-from specscope.model.head_config import Parallel
+from specscope.model.heads.eagle_head import EagleHead
+from specscope.model.heads.head_config import Parallel
 from specscope.train.heads import going_on, mask_token_of, new_head
 from specscope.train.one_pass import every_anchor, forward, sampled_anchors
 from specscope.train.scores import BatchScores, Padded, TargetTensors
