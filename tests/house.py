@@ -10,7 +10,6 @@ MOST_FILES = 20  # of a folder
 CROWDED: dict[str, int] = {
     "specscope/analyze/compare": 22,
     "specscope/cli": 25,
-    "specscope/model": 29,
     "specscope/tui/widgets": 23,
 }
 NAMES: dict[str, int] = {}
@@ -42,7 +41,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/model/meta.py": 1,
     "specscope/model/quiet.py": 1,
     "specscope/model/segment.py": 1,
-    "specscope/model/stack.py": 1,
     "specscope/model/warm_up.py": 1,
     "specscope/remote/guard.py": 1,
     "specscope/speculate/drafters/level.py": 1,

@@ -25,10 +25,10 @@ from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
-from specscope.model.fast_paths import disabled, versions
+from specscope.model.fast.fast_paths import disabled, versions
 from specscope.model.graphs import CudaCapture
-from specscope.model.head_loader import load_head
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_loader import load_head
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import check_context, check_layers

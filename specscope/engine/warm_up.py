@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from specscope.engine.config import EngineConfig
 from specscope.model.graphs import Capture, Shape, shapes
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.model.warm_up import warm_up_passes
 from specscope.speculate.drafters.base import Drafter

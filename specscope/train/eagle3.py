@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specscope.model.eagle_head import EagleHead
+from specscope.model.heads.eagle_head import EagleHead
 from specscope.train.attend import HeadRotary, attend, project
 from specscope.train.heads import going_on, new_head
 from specscope.train.scores import BatchScores, DepthScores, Padded, TargetTensors, ahead

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specscope.model.eagle_head import EagleHead
-from specscope.model.head_config import Parallel
+from specscope.model.heads.eagle_head import EagleHead
+from specscope.model.heads.head_config import Parallel
 from specscope.train.attend import HeadRotary, attend, project
 from specscope.train.heads import going_on, mask_token_of, new_head
 from specscope.train.scores import BatchScores, DepthScores, Padded, TargetTensors, ahead

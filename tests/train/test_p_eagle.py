@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.model.head_loader import LoadedHead, load_head, save_head
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_loader import LoadedHead, load_head, save_head
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.train import eagle3
 from specscope.train.eagle3 import Eagle3Training
 from specscope.train.heads import mask_token_of

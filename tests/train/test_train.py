@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
-from specscope.model.head_loader import load_head
+from specscope.model.heads.head_loader import load_head
 from specscope.model.runner import ModelRunner
 from specscope.train import synthesise
 from specscope.train.eagle3 import Eagle3Training as Training
@@ -79,8 +79,8 @@ def test_a_long_instruction_is_cut_and_answered(deep, target, tmp_path, monkeypa
 def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path, norm_output):
     """Step k at index t is the k-th token of a greedy chain drafted from t: the same logits, from the paged head."""
     from specscope.model.batch import Segment
-    from specscope.model.head_loader import LoadedHead
-    from specscope.model.head_runner import HeadRunner
+    from specscope.model.heads.head_loader import LoadedHead
+    from specscope.model.heads.head_runner import HeadRunner
     from specscope.model.kv_cache import BlockTable
     from specscope.trace.record.tree import DraftTree
 

@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from specscope.model.fast_paths import FastPath, usable, versions
+from specscope.model.fast.fast_paths import FastPath, usable, versions
 from specscope.trace.checked import decoded
 from specscope.user_cache import LARGEST, Others, is_good, is_quiet, place, processor, store, usual
 

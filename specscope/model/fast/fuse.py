@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from specscope.model.attention import Variant
 from specscope.model.batch import Batch, Segment
-from specscope.model.decoder import FusedLayer, FusedRMSNorm, Rotary, looks_alike
-from specscope.model.fast_paths import FUSE, disabled, same_numbers
+from specscope.model.fast.decoder import FusedLayer, FusedRMSNorm, Rotary, looks_alike
+from specscope.model.fast.fast_paths import FUSE, disabled, same_numbers
+from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
-from specscope.model.linear import PackedLinear, compiled_rows, may_pack
 
+Rotation = tuple[Tensor, Tensor]  # cos and sin of the rows' positions
 ROWS = 5  # of a trial: enough for the path that more than a few rows take
 
 
@@ -127,8 +128,6 @@ def _stack(run: list[_Call]) -> None:
     """Let layers be computed together, where that gives the same, bit for bit, as one after the other."""
     if len(run) < 2:
         return
-    from specscope.model.stack import LayerStack  # numba is imported only where it runs
-
     layers: list[FusedLayer] = [call.layer.forward for call in run]  # type: ignore[misc]
     stack = LayerStack(layers)
     alone: Tensor = run[0].given[0]
@@ -178,3 +177,44 @@ def _trial(model: Any, layers: list[LayerShape], variants: dict[int, Variant]) -
     for hook in hooks:
         hook.remove()
     return calls
+
+
+class LayerStack:
+    """Layers that are computed when the first of them is called; each then gives out what is its own.
+
+    Thirty calls cost a small model a tenth of a step.
+
+    The model's loop over its layers stays as it is, and hooks on them see what they would see. A layer that is handed
+    another tensor than the one before it gave computes by itself; what a hook changes in place is not noticed.
+    """
+
+    def __init__(self, layers: Sequence[FusedLayer]) -> None:
+        """Of compiled layers in their order, all with the same rotation and kinds of caches."""
+        from specscope.kernels.cpu.layer import CompiledLayers  # numba is imported only where it runs
+
+        self._layers = list(layers)
+        self._kernel = CompiledLayers([layer.parts for layer in layers if layer.parts is not None])
+        self._made: Sequence[Tensor] = ()  # [1, N, width] each: what the layers make in this pass
+        self._sin: Tensor | None = None  # of this pass
+
+    def after(self, layer: FusedLayer, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor | None:
+        """What a layer of the stack makes of x [1, N, width]; None where it must compute that by itself."""
+        at = layer.index - self._layers[0].index
+        if at == 0:
+            self._made, self._sin = self._compute(x, rotation, batch, cache), rotation[1]
+        made = self._made
+        if not made or (at and (x is not made[at - 1] or rotation[1] is not self._sin)):
+            return None
+        if layer is self._layers[-1]:
+            self._made = ()
+        return made[at]
+
+    def _compute(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Sequence[Tensor]:
+        """Nothing where rows go through in several batches: layer by layer, the weights are read once for all."""
+        first = self._layers[0]
+        compiled = all(layer.compiled is not None for layer in self._layers)
+        if not compiled or not first.is_compiled_for(x[0], batch, cache) or len(batch.slabs) > 1:
+            return ()
+        cos, sin = first.rotary.wide(*rotation)
+        stores = [cache.parts[layer.index][0] for layer in self._layers]
+        return self._kernel(x[0], None, cos, sin, batch.slabs, stores)[:, None].unbind()

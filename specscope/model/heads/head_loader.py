@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from specscope.errors import UserError, first_line
 from specscope.model.checkpoint import check_numbers
-from specscope.model.eagle_head import EagleHead, in_halves, rotary_of
-from specscope.model.head_config import HeadConfig, read_config
+from specscope.model.heads.eagle_head import EagleHead, in_halves, rotary_of
+from specscope.model.heads.head_config import HeadConfig, read_config
 from specscope.model.loader import LoadedModel
 from specscope.model.meta import quick_meta
 from specscope.model.places import head_place

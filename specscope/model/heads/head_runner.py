@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from specscope.model.attention import Variant
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
-from specscope.model.decoder import FusedLayer, Rotary
-from specscope.model.fast_paths import same_numbers
-from specscope.model.fuse import fuse_norms
+from specscope.model.fast.decoder import FusedLayer, Rotary
+from specscope.model.fast.fast_paths import same_numbers
+from specscope.model.fast.fuse import fuse_norms
+from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
 from specscope.model.graphs import Capture, Graphs, Shape
-from specscope.model.head_loader import LoadedHead
+from specscope.model.heads.head_loader import LoadedHead
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
-from specscope.model.linear import PackedLinear, compiled_rows, may_pack
 
 TRIAL_ROWS = 5
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch
-from specscope.model.fast_paths import same_numbers
+from specscope.model.fast.fast_paths import same_numbers
+from specscope.model.fast.linear import PackedLinear
 from specscope.model.kv_cache import KVCache, LayerShape
-from specscope.model.linear import PackedLinear
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.layer import CompiledLayers, LayerParts
@@ -134,7 +134,7 @@ class FusedLayer:
         self.parts: LayerParts | None = None  # of a compiled layer
         self.compiled: CompiledLayers | None = None
         self.most = 0  # rows that go through it
-        # What layers that are computed together made of its input, or None: see stack.py. None where it stands alone.
+        # What layers that are computed together made of its input, or None: see LayerStack. None where it stands alone.
         self.stack: Callable[[FusedLayer, Tensor, tuple[Tensor, Tensor], Batch, KVCache], Tensor | None] | None = None
 
     def compile(self, most: int, *, norms: bool = True) -> None:

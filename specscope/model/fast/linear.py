@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specscope.model.fast_paths import NUMBA, FastPath, Product, is_half, usable
-from specscope.model.path_speeds import FEW, MANY, path_speeds
+from specscope.model.fast.fast_paths import NUMBA, FastPath, Product, is_half, usable
+from specscope.model.fast.path_speeds import FEW, MANY, path_speeds
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.product import Panels
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         self._transposed = self.weight.detach().t()
         self._layouts = _layouts(self.weight.detach(), self.bias) if pack else {}
         if wide and len(self._layouts) == 1:  # else how outputs are rounded would depend on the number of rows
-            self._layouts = {path: _unrounded(product) for path, product in self._layouts.items()}
+            self._layouts = {path: _unrounded(path, product) for path, product in self._layouts.items()}
         self._product = _chosen(self._layouts, self.weight)
         halves = bool(self._layouts) and next(iter(self._layouts)).halves
         self.read_bytes = self.weight.numel() * (2 if halves else self.weight.itemsize)  # by a product of few rows
@@ -95,8 +95,10 @@ def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
     return found
 
 
-def _unrounded(product: Product) -> Product:
+def _unrounded(path: FastPath, product: Product) -> Product:
     """The same product, whose outputs are not rounded to the dtype of what goes in, where it is our own."""
+    if path.name != NUMBA:
+        return product
     from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
 
     return replace(product, rounds=False) if isinstance(product, Panels) else product

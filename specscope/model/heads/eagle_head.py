@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specscope.model.head_config import PARTIAL, ROPES, HeadConfig
+from specscope.model.heads.head_config import PARTIAL, ROPES, HeadConfig
 
 
 class HeadAttention(nn.Module):
