@@ -24,8 +24,8 @@ from specscope.measure.prompts import COPYING, PLAIN
 from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.record.trace_sampling import read_sampling
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.export import SpanSink
 from specscope.trace.wire.sampling_sink import SamplingSink
 from specscope.trace.wire.spans import SpanLevel

@@ -8,6 +8,7 @@ from typing import Any
 from specscope.analyze import tables
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
+from specscope.analyze.table import number, percent
 from specscope.errors import UserError
 from specscope.trace.record.records import Origin
 from specscope.trace.record.vocabulary import printable
@@ -61,11 +62,11 @@ def headline(report: Report) -> list[tuple[str, str]]:
     """The few figures that people look for first: (name, value) pairs."""
     pooled = report.pooled.acceptance
     return [
-        ("mean acceptance length, pooled", tables.number(pooled.tau)),
-        ("output tokens per step, pooled", tables.number(pooled.tokens_per_step)),
+        ("mean acceptance length, pooled", number(pooled.tau)),
+        ("output tokens per step, pooled", number(pooled.tokens_per_step)),
         ("decode steps that drafted nothing", tables.undrafted_share(report)),
-        ("draft acceptance rate, pooled", tables.percent(pooled.rate)),
-        ("output tokens/s, wall clock", tables.number(report.engine.tokens_per_s, 1)),
+        ("draft acceptance rate, pooled", percent(pooled.rate)),
+        ("output tokens/s, wall clock", number(report.engine.tokens_per_s, 1)),
     ]
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from specscope.analyze.questions.calibration import Plotted
 from specscope.analyze.report import Report
-from specscope.analyze.tables import one_line
+from specscope.analyze.table import one_line
 from specscope.trace.files import keep_spaces
 
 INK = "#010203"  # stands for the page's text colour, and is replaced by `currentColor`: light and dark both work

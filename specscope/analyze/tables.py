@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
 
-from rich.cells import cell_len
-
 from specscope.analyze.figures import Figures, Means
-from specscope.analyze.questions.grids import Grid, fitted, grids
+from specscope.analyze.questions.grids import grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
+from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.undrafted import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
@@ -20,70 +19,11 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.vocabulary import printable
 
-GAP = 3  # characters between two columns of a table
 MOST_SHOWN = 200  # characters of a parameter, a name or a prompt: a schema may be long
-NONE = "–"  # a figure with nothing under it
 INTERVALS = 40  # that are listed
 SUMS = {"drafts": "drafts", "drafted tokens": "drafted", "accepted tokens": "accepted", "output tokens": "emitted"}
 COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
 MAX_GROUPS = 40  # a label with more values than this is an identifier, not a grouping
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of cells under a title. The first column is words; the others are figures unless named in `words`."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    note: str = ""
-    words: frozenset[str] = field(default_factory=frozenset)
-    cut: frozenset[str] = frozenset()  # of the words, those that a narrow terminal cuts; others fold
-
-    @property
-    def widths(self) -> list[int]:
-        """Of each column in characters, where there is room."""
-        return [max(map(cell_len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
-
-    @property
-    def width(self) -> int:
-        """Of the whole, likewise."""
-        return sum(self.widths) + GAP * (len(self.columns) - 1)
-
-    def is_words(self, column: int) -> bool:
-        """True where the column holds words and is set flush left."""
-        return column == 0 or self.columns[column] in self.words
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """1,234.50"""
-    return NONE if value is None else f"{value:,.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """12.3%"""
-    return NONE if value is None else f"{value * 100:.1f}%"
-
-
-def share(value: float | None, of: int | None) -> str:
-    """12.3% of 80: a rate with its n; a dash where there is none."""
-    return NONE if value is None else f"{percent(value)} of {told(of)}"
-
-
-def count(value: int) -> str:
-    """1,234"""
-    return f"{value:,}"
-
-
-def told(value: int | None) -> str:
-    """1,234, or a dash for what is not told."""
-    return NONE if value is None else count(value)
-
-
-def one_line(text: str, limit: int) -> str:
-    """The text on one line, cut to `limit` characters."""
-    line = printable(" ".join(text[: limit * 4].split()))
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def params_line(params: Mapping[str, Any]) -> str:
@@ -339,24 +279,24 @@ def questions(report: Report, limit: int, width: int | None = None) -> list[Tabl
     In a width of so many characters those columns are left out that there is no room for.
     """
     found = () if report.answers is None else grids(report.answers, report.vocabulary)
-    return [_grid(one, limit if one.ranked else len(one.rows), width) for one in found]
+    return [_answer(one, limit if one.ranked else len(one.rows), width) for one in found]
 
 
-def _grid(grid: Grid, limit: int, width: int | None) -> Table:
-    left, rows = len(grid.rows) - limit, grid.rows[:limit]
-    notes = [f"{grid.summary}." if grid.summary else "", grid.about if rows else ""]
-    notes += [f"{note}." for note in grid.notes]
-    notes.append(f"{count(left)} more; --top {len(grid.rows)} prints all, the JSON has them." if left > 0 else "")
-    examples = [printable(str(row.examples.clearest)) for row in rows]
+def _answer(table: Table, limit: int, width: int | None) -> Table:
+    """An answer as a report prints it: its first rows, the columns that there is room for, an example of each row."""
+    left, rows = len(table.rows) - limit, table.rows[:limit]
+    notes = [f"{table.summary}." if table.summary else "", table.note if rows else ""]
+    notes += [f"{note}." for note in table.notes]
+    notes.append(f"{count(left)} more; --top {len(table.rows)} prints all, the JSON has them." if left > 0 else "")
+    examples = [printable(str(examples.clearest)) for examples in table.examples[:limit]]
     room = 10**6 if width is None else width - max([7, *map(len, examples)]) - GAP
-    shown = [at for at, _ in fitted(grid.columns, rows, room, GAP)] if rows else []
-    columns = [grid.columns[at] for at in shown]
+    shown = [at for at, _ in replace(table, rows=rows).fitted(room, GAP)] if rows else []
     return Table(
-        grid.title,
-        (*(one.name for one in columns), "example"),
-        [(*(row.cells[at] for at in shown), example) for row, example in zip(rows, examples, strict=True)],
+        table.title,
+        (*(table.columns[at] for at in shown), "example"),
+        [(*(row[at] for at in shown), example) for row, example in zip(rows, examples, strict=True)],
         " ".join(note for note in notes if note),
-        frozenset([*(one.name for one in columns if one.words), "example"]),
+        table.words | {"example"},
     )
 
 

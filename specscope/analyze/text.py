@@ -14,7 +14,7 @@ from rich.text import Text
 from specscope.analyze import tables
 from specscope.analyze.report import Report
 from specscope.analyze.several import Several
-from specscope.analyze.tables import GAP, Table
+from specscope.analyze.table import GAP, Table
 from specscope.terminal import UNBOUNDED
 from specscope.trace.record.vocabulary import printable
 

@@ -254,7 +254,7 @@ class IntervalRows:
         """A table for each engine, over all of its intervals."""
         if not self.any:
             return
-        from specscope.analyze.tables import Table, number, percent, share, told
+        from specscope.analyze.table import Table, number, percent, share, told
         from specscope.analyze.text import table_block
         from specscope.trace.history.wording import plural
         from specscope.trace.record.vocabulary import printable

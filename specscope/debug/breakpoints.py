@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specscope.debug.events import Event, EventEvidence, EventKind, events, types_of
+from specscope.debug.events import Event, EventKind, events, types_of
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history.expressions import Expression
 from specscope.trace.history.history import History
 from specscope.trace.record.records import StepRecord
+from specscope.trace.words import StepFacts
 
 
 @dataclass
@@ -150,6 +151,6 @@ def step_condition(text: str) -> Expression:
     return Expression(text, types_of(EventKind.STEP))
 
 
-def step_evidence(record: StepRecord, history: History) -> list[EventEvidence]:
+def step_evidence(record: StepRecord, history: History) -> list[StepFacts]:
     """What such a condition is asked of: each request of a step."""
-    return [EventEvidence(record, part.request, part, history) for part in record.requests]
+    return [StepFacts(record, part.request, part, history) for part in record.requests]

@@ -11,22 +11,22 @@ from collections.abc import Iterator, Sequence
 from specscope.debug import show
 from specscope.debug.answers import Answer, Stopped
 from specscope.debug.command_table import COMMANDS, find, help_all, help_of
-from specscope.debug.events import EventEvidence, EventKind, names_of, types_of
+from specscope.debug.events import EventKind, types_of
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.point_commands import PointCommands
 from specscope.debug.session import Session
 from specscope.debug.show_spans import spans
 from specscope.debug.show_stop import place_text, why_text
-from specscope.debug.show_view import view_text
 from specscope.debug.stops import Stop, StopReason
-from specscope.debug.views import NodeView
+from specscope.debug.views import NodeView, view_text
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
 from specscope.trace.history.expressions import Expression
 from specscope.trace.record.records import Outcome, RequestStep
 from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.words import NODE, StepFacts
 
 MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
 MOST_COUNT = 10**9
@@ -114,7 +114,7 @@ class Commands(PointCommands):
             return [kind.value for kind in EventKind if kind.value.startswith(last)]
         if words[0] in ("help", "h") and len(words) == 1:
             return sorted(c.name for c in COMMANDS if c.name.startswith(last))
-        return sorted(name for name in names_of(EventKind.REJECT) if name.startswith(last))
+        return sorted(name for name in NODE if name.startswith(last))
 
     # Stops
 
@@ -275,10 +275,10 @@ class Commands(PointCommands):
             raise UserError("nothing has run yet")
         node = self.session.node if not at else None if at == "root" else self._node_number(at)
         kind = EventKind.REJECT if node is not None else EventKind.STEP
-        if node is None and expression in names_of(EventKind.REJECT) and expression not in names_of(kind):
+        if node is None and expression in NODE and expression not in types_of(kind):
             raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE, or use down")
         value = Expression(expression, types_of(kind)).value(
-            EventEvidence(record, part.request, part, self.session.history, node)
+            StepFacts(record, part.request, part, self.session.history, node)
         )
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 
-from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
 from specscope.trace.history.at_parent import AtParent, above
 from specscope.trace.history.decided import decision_text, ended_by
 from specscope.trace.history.draw import draw_tree
-from specscope.trace.history.stats import measure
 from specscope.trace.history.why import Asker, why_step
 from specscope.trace.history.why import why as why_node
-from specscope.trace.history.wording import about_draft, about_method, accepted_text, ending, plural, probability
-from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
-from specscope.trace.record.records import DraftNotes, Outcome, RequestStep, RunInfo
+from specscope.trace.history.wording import about_method, accepted_text, plural, probability
+from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo
 from specscope.trace.record.trace_sampling import LeftOut
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.request_words import request_row
+from specscope.trace.words import FLIPS, NEAR_TIE, NODE, node_rows
 
-NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
 FED = 12  # rows that fed a head, likewise
 
@@ -72,16 +70,9 @@ def node(session: Session, number: int) -> str:
     assert request is not None
     siblings = part.tree.children(int(part.tree.parent[number]))
     lines = [f"node {number} at depth {int(part.tree.depth[number])}", why(session, number)]
-    if number in session.history.near_ties(part):
-        lines.append(f"{NEAR_TIE}: margin {part.verdict.margin[number]:.1e}: rounding could flip it")
-    if part.verdict.outcome[number] == Outcome.REJECTED and not part.verdict.is_greedy:
-        lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
+    rows = node_rows(session.history, part, number, session.history.vocabulary.show)
+    lines += [f"{row.label}: {row.text}" if row.label else row.text for row in rows]
     lines += _likeliest(session, above(part, number))
-    method = part.method
-    if method is not None and (told := about_draft(method, number)):
-        lines.append(f"the drafter: {', '.join(told)}")
-    if draft_tokens(session.history.run) is not None and (method is None or method.source_of(number) != "text"):
-        lines.append(draft_id_text(session.history.run, int(part.tree.token[number])))
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     run = session.history.run
     if request.info is not None and (run is None or run.is_ours) and not part.verdict.is_greedy:
@@ -103,13 +94,6 @@ def _likeliest(session: Session, place: AtParent) -> list[str]:
         for name, tokens in rows
         if tokens
     ]
-
-
-def draft_id_text(run: RunInfo | None, token: int) -> str:
-    """The drafter's own number of a token of the target, where its vocabulary is reduced."""
-    own = draft_id(run, token)
-    where = "outside the draft vocabulary" if own is None else f"draft id {own}"
-    return f"token {token}: {where}"
 
 
 def begun(session: Session) -> str:
@@ -148,21 +132,15 @@ def breakpoints(session: Session) -> str:
 
 def requests(session: Session) -> str:
     """A line each, as of the step that ran last: what came later is not told."""
-    known = session.history.steps[: session.position + 1]
-    ends = {end.info.id: end.reason.value for record in known for end in record.finished}
-    came = {info.id for record in known for info in record.admitted} | set(ends)
     lines = []
     for request in session.history.requests.values():
-        steps = request.steps[: bisect_right(request.engine_steps, session.position)]
-        if not steps and request.id not in came:
+        row = request_row(request, session.position, session.history.vocabulary)
+        if row.state == "later":
             continue
         mark = "▸" if session.current_request is request else " "
-        tau = measure(steps).tau
-        figures = "" if tau is None else f"τ {tau:.2f}"
-        title = "" if request.info is None else printable((request.info.title or request.info.prompt)[:50])
-        count = f"{plural(len(steps), 'step'):>11}"
-        state = ending(ends.get(request.id, "running"))
-        lines.append(f"{mark} {printable(request.id):<6} {state:<12} {count}  {figures:<7} {title}")
+        figures = "" if row.tau is None else f"τ {row.tau:.2f}"
+        line = f"{mark} {printable(row.name):<6} {row.state:<12} {plural(row.steps, 'step'):>11}  {figures:<7}"
+        lines.append(f"{line} {printable(row.prompt[:50])}")
     return "\n".join(lines) or "no requests"
 
 
@@ -179,8 +157,8 @@ def step(session: Session) -> str:
     if record.left_out is not None and record.left_out.requests:
         text += f"\n{left_out_text(record.left_out)}"
     ties = sum(len(session.history.near_ties(part)) for part in record.requests)
-    said = "1 decision is a near tie" if ties == 1 else f"{ties} decisions are near ties"
-    return text + (f"\n{said}: rounding could flip {'it' if ties == 1 else 'them'}" if ties else "")
+    near = f"1 decision is a {NEAR_TIE}: {FLIPS} it" if ties == 1 else f"{ties} decisions are {NEAR_TIE}s: {FLIPS} them"
+    return text + (f"\n{near}" if ties else "")
 
 
 def left_out_text(told: LeftOut) -> str:
@@ -282,5 +260,5 @@ def _features(notes: DraftNotes, layers: Sequence[str], session: Session) -> lis
 
 def names(session: Session) -> str:
     """The fields that conditions can use."""
-    width = max(map(len, NODE_NAMES))
-    return "\n".join(f"{name:<{width}}  {what}" for name, (_, what) in NODE_NAMES.items())
+    width = max(map(len, NODE))
+    return "\n".join(f"{name:<{width}}  {field.about}" for name, field in NODE.items())

@@ -1,21 +1,60 @@
-"""What the debugger answers, as values: the console and the screens each render them in their own way. No torch."""
+"""The whole distributions of target and drafter at one place: as values, in words, and as the console prints them.
+
+Who has the tensors (our own engine, vLLM's sampler) hands them over as arrays. No torch.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specscope.trace.history.at_parent import TopToken as TopToken
+from specscope.trace.history.wording import plural, probability
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.words import WordRow
+
+TOP = 12  # tokens of a column
+SHOWN = 8  # of them, on the console
+Probs = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class DistributionView:
-    """One distribution over the vocabulary, as far as people look at it. Filled by live/inspect.py."""
+    """One distribution over the vocabulary, as far as people look at it."""
 
     top: tuple[TopToken, ...]  # the likeliest, at most TOP, likeliest first
     entropy: float  # in nats
     prob: float  # of the token that the view is about
     rank: int | None  # of that token, from 1: how many are likelier, and itself; None where its probability is 0
     outside: bool = False  # whether the token is outside the draft vocabulary, of which the drafter can say nothing
+
+    @staticmethod
+    def of(probs: Probs, token: int, *, outside: bool = False) -> DistributionView:
+        """Of [V] probabilities, about a token."""
+        best = np.argsort(-probs, kind="stable")[:TOP].tolist()
+        exact = probs[probs > 0].astype(np.float64)
+        return DistributionView(
+            top=tuple(TopToken(other, float(probs[other])) for other in best if probs[other] > 0),
+            entropy=abs(float((exact * np.log(exact)).sum())),
+            prob=float(probs[token]),
+            rank=_rank(probs, token),
+            outside=outside,
+        )
+
+    @property
+    def place(self) -> str:
+        """The token's probability and rank."""
+        if self.outside:
+            return "outside the draft vocabulary"
+        return "0: excluded" if self.rank is None else f"{probability(self.prob)}, rank {self.rank:,}"
+
+
+def _rank(probs: Probs, token: int) -> int | None:
+    return 1 + int((probs > probs[token]).sum()) if probs[token] > 0 else None
 
 
 @dataclass(frozen=True)
@@ -27,10 +66,16 @@ class Removed:
     mass: float
     likeliest: tuple[TopToken, ...] = ()  # of them, where that is of interest: what a form removed
 
+    def text(self, vocabulary: Vocabulary) -> str:
+        """What was removed, and the likeliest of it where that is told."""
+        best = ", ".join(f"{vocabulary.show(top.token)} {probability(top.prob)}" for top in self.likeliest)
+        text = f"{self.rule} removes {plural(self.tokens, 'token')}, {probability(self.mass)} of the mass"
+        return f"{text}: {best}" if best else text
+
 
 @dataclass(frozen=True)
 class NodeView:
-    """What target and drafter thought where a node's token was drawn. Filled by live/inspect.py."""
+    """What target and drafter thought where a node's token was drawn. Filled by live/inspect.py, vllm/node_view.py."""
 
     request: str
     step: int  # of the engine
@@ -51,5 +96,117 @@ class NodeView:
     q_tried: DistributionView | None = None
     notes: tuple[str, ...] = ()  # where what is shown contradicts what was judged, a line each
 
+    @property
+    def columns(self) -> Mapping[str, DistributionView | str]:
+        """The distributions by name, target's first; why there is none instead of one that is not there."""
+        tried = self.p_tried is not None  # else its first trial, or none: the rule used both as sampled
+        return {
+            "target, raw": self.raw,
+            "target, as sampled": self.p,
+            **({"target, at its trial": self.p_tried} if self.p_tried is not None else {}),
+            "drafter, raw": self.draft or "no draft model, or no longer known",
+            "drafter, as sampled": self.q or "deterministic: nothing was sampled",
+            **({"drafter, at its trial": self.q_tried or "deterministic: all of it on this token"} if tried else {}),
+        }
 
-TOP = 12  # tokens of a column
+    @property
+    def distances(self) -> tuple[WordRow, ...]:
+        """How far target and drafter are apart; none where the drafter has no distribution."""
+        if self.kl is None or self.tv is None:
+            return ()
+        kl = "∞" if math.isinf(self.kl) else f"{self.kl:.3f}"
+        return (
+            WordRow("kl", "KL(target‖drafter)", self.kl, f"{kl} nats"),
+            WordRow("tv", "TV", self.tv, f"{self.tv:.3f}"),
+            WordRow("best", "at best", 1 - self.tv, f"{1 - self.tv:.0%} accepted"),
+        )
+
+    @property
+    def choice(self) -> str:
+        """Where the target's likeliest token is for the drafter; "" where that is not known."""
+        if self.choice_rank is None:
+            return "" if self.kl is None else "the target's likeliest token is outside the draft vocabulary"
+        return f"the target's likeliest token has rank {self.choice_rank:,} in the drafter"
+
+    @property
+    def source(self) -> str:
+        """Which numbers these are."""
+        return "computed again, in separate KV blocks" if self.computed else "the tensors that the step used"
+
+
+@dataclass(frozen=True)
+class ViewedPlace:
+    """Which place a view is of, and the [V] rows there."""
+
+    request: str
+    step: int
+    index: int
+    node: int | None
+    token: int
+    raw: Probs
+    p: Probs
+    draft: Probs | None
+    q: Probs | None
+    outside: bool = False  # whether the token is outside the draft vocabulary
+    p_tried: Probs | None = None
+    q_tried: Probs | None = None
+
+    def view(self, *, removed: tuple[Removed, ...], computed: bool, notes: tuple[str, ...]) -> NodeView:
+        """As far as people look at it."""
+        raw, draft, token = self.raw, self.draft, self.token
+
+        def column(probs: Probs | None) -> DistributionView | None:
+            return None if probs is None else DistributionView.of(probs, token)
+
+        return NodeView(
+            **{name: getattr(self, name) for name in ("request", "step", "index", "node", "token")},
+            raw=DistributionView.of(raw, token),
+            p=DistributionView.of(self.p, token),
+            draft=None if draft is None else DistributionView.of(draft, token, outside=self.outside),
+            q=column(self.q),
+            removed=removed,
+            choice_rank=None if draft is None else _rank(draft, int(raw.argmax())),
+            kl=None if draft is None else _kl(raw, draft),
+            tv=None if draft is None else float(np.abs(raw - draft).sum() / 2),
+            computed=computed,
+            p_tried=column(self.p_tried),
+            q_tried=column(self.q_tried),
+            notes=notes,
+        )
+
+
+def _kl(p: Probs, q: Probs) -> float:
+    """KL(p || q) in nats over the tokens that the drafter knows, p renormalised there."""
+    known = (q > 0) & (p > 0)
+    there = p[known] / p[q > 0].sum(dtype=np.float64)
+    return max(float((there * np.log(there / q[known])).sum()), 0.0)
+
+
+def contradiction(node: int, judged: float, here: float) -> str:
+    """A node's p that is not the one that was judged."""
+    return f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
+
+
+def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
+    """For the console: tokens side by side, what the rules removed, places and distances; contradictions last."""
+    columns = view.columns
+    there = {name: column for name, column in columns.items() if isinstance(column, DistributionView)}
+    tables = [list(_cells(name, column, view.token, vocabulary)) for name, column in there.items()]
+    lines = ["  ".join(cells).rstrip() for cells in zip(*tables, strict=True)]
+    lines += [removed.text(vocabulary) for removed in view.removed]
+    what = "the final token" if view.node is None else "the drafted token"
+    for name, column in columns.items():
+        said = column if isinstance(column, str) else f"{what} {column.place}; H {column.entropy:.2f} nats"
+        lines.append(f"{name}: {said}")
+    lines.append(" · ".join(f"{row.label} {row.text}" for row in view.distances))
+    lines += [view.choice, view.source, *(f"CONTRADICTION: {note}" for note in view.notes)]
+    return "\n".join(line for line in lines if line)
+
+
+def _cells(name: str, column: DistributionView, token: int, vocabulary: Vocabulary) -> Iterator[str]:
+    """A column's lines, all of one width."""
+    texts = [(f"{'▸' if one.token == token else ' '}{vocabulary.show(one.token)}", one.prob) for one in column.top]
+    width = max([len(name) - 8, *(len(text) for text, _ in texts[:SHOWN])])
+    yield f"{name:<{width + 8}}"
+    for row in range(SHOWN):
+        yield f"{texts[row][0]:<{width}}  {texts[row][1]:.4f}" if row < len(texts) else " " * (width + 8)

@@ -19,11 +19,9 @@ import torch
 import specscope
 from specscope import user_cache
 from specscope.engine import cost_file
-from specscope.engine.config import EngineConfig
-from specscope.engine.graph_capture import capture_graphs
+from specscope.engine.config import EngineConfig, ModelsGiven, models_given
 from specscope.engine.measure import Bench, fitting, measure
-from specscope.engine.models_given import ModelsGiven, models_given
-from specscope.engine.warm_up import warm_up
+from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
@@ -59,9 +57,9 @@ GIB = 2**30
 NGRAM_DEPTH, NGRAM_WIDTH = 8, 3  # of prompt lookup beside a model
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
-    """What an engine is made of."""
+    """What an engine is made of. Its phases and its intake share them."""
 
     runner: ModelRunner
     drafter: Drafter

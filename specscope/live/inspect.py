@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specscope.debug.views import TOP, DistributionView, NodeView, Removed, TopToken
+from specscope.debug.views import NodeView, Probs, Removed, TopToken, ViewedPlace, contradiction
 from specscope.engine.engine import Engine
 from specscope.engine.state import StepState
 from specscope.errors import UserError
@@ -158,30 +158,30 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
     p_tried, q_tried = (None, None) if node is None else _tried(seen, node, found)
-    thought = None if draft is None else draft.softmax(-1)
     moved = shaped(logits[None], seen.params, seen.counts, [path])
     limits = seen.limits(above)
     refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
     moved = (moved if limits is None else mask_(moved.clone(), limits))[0]
-    return NodeView(
+    place = ViewedPlace(
         request=seen.request,
         step=seen.step,
         index=seen.index,
         node=node,
         token=token,
-        raw=_column(raw, token),
-        p=_column(_row(p, raw), token),
-        draft=None if thought is None else _column(thought, token, outside=bool(draft[token] == -torch.inf)),  # type: ignore[index]
-        q=None if q is None else _column(q.probs, token),
-        p_tried=None if p_tried is None else _column(_row(p_tried, raw), token),
-        q_tried=None if q_tried is None else _column(q_tried.row, token),
-        removed=(*refused, *_removed(moved, seen.params)),
-        choice_rank=None if thought is None else _rank(thought, int(raw.argmax())),
-        kl=None if thought is None else _kl(raw, thought),
-        tv=None if thought is None else float((raw - thought).abs().sum() / 2),
-        computed=seen.computed,
-        notes=(*seen.notes, *_contradictions(engine, seen)),
+        raw=_array(raw),
+        p=_array(_row(p, raw)),
+        draft=None if draft is None else _array(draft.softmax(-1)),
+        q=None if q is None else _array(q.probs),
+        outside=draft is not None and bool(draft[token] == -torch.inf),
+        p_tried=None if p_tried is None else _array(_row(p_tried, raw)),
+        q_tried=None if q_tried is None else _array(q_tried.row),
     )
+    notes = (*seen.notes, *_contradictions(engine, seen))
+    return place.view(removed=(*refused, *_removed(moved, seen.params)), computed=seen.computed, notes=notes)
+
+
+def _array(row: Tensor) -> Probs:
+    return row.float().cpu().numpy()
 
 
 def _target(engine: Engine, seen: PartTensors, node: int) -> Distribution:
@@ -234,7 +234,7 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
             below[above] = _target(engine, seen, above)
         here, judged = below[above].prob(token), float(seen.verdict.p[node])
         if abs(here - judged) > least:
-            yield f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
+            yield contradiction(node, judged, here)
 
 
 def _row(p: Distribution | Left, like: Tensor) -> Tensor:
@@ -242,30 +242,6 @@ def _row(p: Distribution | Left, like: Tensor) -> Tensor:
     if isinstance(p, OneHot | Chosen):
         return torch.zeros_like(like).index_fill_(0, torch.tensor(p.token, device=like.device), 1)
     return p.probs if isinstance(p, Dense) else p.row
-
-
-def _column(probs: Tensor, token: int, *, outside: bool = False) -> DistributionView:
-    best = probs.topk(min(TOP, len(probs)))
-    both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return DistributionView(
-        top=tuple(TopToken(t, p) for t, p in both if p > 0),
-        entropy=abs(float(torch.special.entr(probs.double()).sum())),
-        prob=float(probs[token]),
-        rank=_rank(probs, token),
-        outside=outside,
-    )
-
-
-def _rank(probs: Tensor, token: int) -> int | None:
-    return 1 + int((probs > probs[token]).sum()) if float(probs[token]) > 0 else None
-
-
-def _kl(p: Tensor, q: Tensor) -> float:
-    """KL(p || q) in nats over the tokens that the drafter knows, p renormalised there."""
-    known = q > 0
-    p, q = p[known].double(), q[known].double()
-    p = p / p.sum()
-    return max(float(torch.special.xlogy(p, p / q).sum()), 0.0)
 
 
 def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:

@@ -27,7 +27,6 @@ from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, StatusBar
 from specscope.tui.widgets.hints import MAIN, Hints
 from specscope.tui.widgets.intervals import IntervalsPanel
-from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.panel import Panel
@@ -67,7 +66,6 @@ class ScopeApp(Moves):
         self.reference = reference
         self._start = start  # REQUEST@STEP[/NODE] to begin at, as soon as it has been read
         self.governor = FrameGovernor(self.settings.fps)
-        self.ledger = Ledger(viewer.history)
         self.current: str | None = None
         self.pooled = True
         self.playing = False
@@ -217,9 +215,6 @@ class ScopeApp(Moves):
         """Show the viewer as it stands; panels draw what changed for them."""
         if not self._panels or not self._panels[0].is_attached:  # not there yet, or being taken down
             return
-        if not self.ledger.counts_for(self.viewer.history):
-            self.ledger = Ledger(self.viewer.history)
-        self.ledger.update()
         self.pending.update(self.viewer.history)
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
@@ -242,7 +237,6 @@ class ScopeApp(Moves):
         self._set_current()
         return Look(
             self.viewer,
-            self.ledger,
             self.current,
             self.pooled,
             self.current_theme.dark,

@@ -22,7 +22,6 @@ from specscope.tui.screens.help import HelpScreen
 from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings, read_settings
 from specscope.tui.signals import EndsBySignal, run_to_the_end
-from specscope.tui.widgets.ledger import Ledger
 
 KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
 
@@ -47,8 +46,7 @@ class CompareApp(Questions):
                 yield SystemCommand(binding.description, text, self.runner(action, screen))
 
     def _look(self) -> Look:
-        ledger = Ledger(self.viewer.history)
-        return Look(self.viewer, ledger, dark=self.current_theme.dark, keymap=self.settings.keys)
+        return Look(self.viewer, dark=self.current_theme.dark, keymap=self.settings.keys)
 
     def on_mount(self) -> None:
         """The one screen."""

@@ -17,7 +17,6 @@ from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import Origin, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.text import clean
-from specscope.tui.widgets.ledger import Ledger
 
 
 @dataclass
@@ -25,7 +24,6 @@ class Look:
     """One moment of a session, and what of it is current."""
 
     viewer: Viewer
-    ledger: Ledger
     current: str | None = None  # the request whose tree and text are shown
     pooled: bool = True  # figures over all requests, or over the current one
     dark: bool = True
@@ -84,12 +82,12 @@ class Look:
         """What the scope came to by the position."""
         if self.aggregate is not None and not self.pooled:
             return counts(self.aggregate)
-        return self.ledger.acceptance(self.position, self.scope)
+        return self.history.acceptance_at(self.position, self.scope)
 
     @property
     def undrafted(self) -> Counter[Undrafted]:
         """Why steps of the scope drafted nothing, by the position."""
-        return self.ledger.undrafted(self.position, self.scope)
+        return self.history.undrafted_at(self.position, self.scope)
 
     @property
     def absence(self) -> str:

@@ -33,6 +33,7 @@ Ink = Literal[
 Line = Sequence[tuple[str, Ink]]
 
 NOTHING = "–"
+NARROWEST_TEXT = 10  # cells of a text beside a label
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -84,6 +85,12 @@ def folded(text: str, width: int) -> list[str]:
 def paragraph(text: str, width: int, ink: Ink) -> list[Line]:
     """The text on lines of at most `width` cells, all in one ink."""
     return [[(row, ink)] for row in folded(text, width)]
+
+
+def labelled(label: str, ink: Ink, text: str, text_ink: Ink, wide: int, width: int) -> list[Line]:
+    """A label in `wide` cells with the text beside it; what is too long goes on below, under the text."""
+    rows = folded(text, max(width - wide, NARROWEST_TEXT)) or [""]
+    return [[(left("" if at else label, wide), ink), (row, text_ink)] for at, row in enumerate(rows)]
 
 
 def show_token(vocabulary: Vocabulary, token: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from specscope.debug.views import TOP, DistributionView, NodeView, Removed, TopToken
+from specscope.debug.views import NodeView, Removed, ViewedPlace, contradiction
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import Floats
 from specscope.vllm.call import SamplerCall
@@ -18,23 +18,20 @@ def view_node(call: SamplerCall, row: int, step: int, part: RequestStep, node: i
     raw, p = _softmax(logits), _sampled_from(call, row, draft)
     thought = None if drafter is None else _softmax(drafter)
     q = None if call.greedy(row) or call.draft_probs is None else call.draft_probs[draft].float().cpu().numpy()
-    return NodeView(
+    place = ViewedPlace(
         request=part.request,
         step=step,
         index=part.index,
         node=node,
         token=token,
-        raw=_column(raw, token),
-        p=_column(p, token),
-        draft=None if thought is None else _column(thought, token, outside=not thought[token] > 0),
-        q=None if q is None else _column(q, token),
-        removed=_removed(call, row, logits, p),
-        choice_rank=None if thought is None else _rank(thought, int(raw.argmax())),
-        kl=None if thought is None else _kl(raw, thought),
-        tv=None if thought is None else float(np.abs(raw - thought).sum() / 2),
-        computed=False,
-        notes=_contradictions(part, node, float(p[token])),
+        raw=raw,
+        p=p,
+        draft=thought,
+        q=q,
+        outside=thought is not None and not thought[token] > 0,
     )
+    notes = _contradictions(part, node, float(p[token]))
+    return place.view(removed=_removed(call, row, logits, p), computed=False, notes=notes)
 
 
 def _sampled_from(call: SamplerCall, row: int, draft: int) -> Floats:
@@ -49,29 +46,6 @@ def _sampled_from(call: SamplerCall, row: int, draft: int) -> Floats:
 
 def _softmax(logits: Tensor) -> Floats:
     return logits.float().softmax(-1).cpu().numpy()
-
-
-def _column(probs: Floats, token: int, *, outside: bool = False) -> DistributionView:
-    best = np.argsort(-probs, kind="stable")[:TOP].tolist()
-    return DistributionView(
-        top=tuple(TopToken(other, float(probs[other])) for other in best if probs[other] > 0),
-        entropy=abs(float((probs * np.log(np.maximum(probs, np.finfo(np.float32).tiny))).sum())),
-        prob=float(probs[token]),
-        rank=_rank(probs, token),
-        outside=outside,
-    )
-
-
-def _rank(probs: Floats, token: int) -> int | None:
-    return 1 + int((probs > probs[token]).sum()) if probs[token] > 0 else None
-
-
-def _kl(p: Floats, q: Floats) -> float:
-    """KL(p || q) in nats over the tokens that the drafter knows, p renormalised there."""
-    known = (q > 0) & (p > 0)
-    there = p[known].astype(np.float64)
-    there /= p[q > 0].sum(dtype=np.float64)
-    return max(float((there * np.log(there / q[known])).sum()), 0.0)
 
 
 def _removed(call: SamplerCall, row: int, logits: Tensor, p: Floats) -> tuple[Removed, ...]:
@@ -91,4 +65,4 @@ def _contradictions(part: RequestStep, node: int, p: float) -> tuple[str, ...]:
     verdict = part.verdict
     if verdict is None or abs(p - float(verdict.p[node])) <= 1e-6:
         return ()
-    return (f"node {node} was judged with p {float(verdict.p[node]):.4g}; here its p is {p:.4g}",)
+    return (contradiction(node, float(verdict.p[node]), p),)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.trace_sampling import TraceSampling, read_sampling
+from specscope.trace.record.trace_sampling import TraceSampling
+from specscope.trace.request_words import read_sampling
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"

@@ -13,7 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from specscope.analyze.report import Report, build_report
-from specscope.analyze.tables import one_line, params_line
+from specscope.analyze.table import one_line
+from specscope.analyze.tables import params_line
 from specscope.analyze.text import render_text
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams

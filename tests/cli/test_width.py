@@ -14,7 +14,7 @@ from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.reading import read_sides
 from specscope.analyze.compare.text import render_text as compare_text
 from specscope.analyze.report import build_report
-from specscope.analyze.tables import Table
+from specscope.analyze.table import Table
 from specscope.analyze.text import render_text as report_text
 from specscope.analyze.text import table_block
 from specscope.trace.wire.reading import read_capture

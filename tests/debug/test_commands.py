@@ -190,10 +190,10 @@ def test_a_node_shows_distributions_and_the_same_verdict(engine):
     for part in (
         "target, raw",
         "target, as sampled",
-        "KL(target, drafter)",
-        "target, as sampled: the drafted token has p 0.",
+        "KL(target‖drafter)",
+        "target, as sampled: the drafted token 0.",
         "context: …",
-        "residual mass after it",
+        "of the target's mass is left",
     ):
         assert part in said
     assert "ANOTHER" not in said

@@ -3,13 +3,14 @@
 import pytest
 
 from specscope.debug.breakpoints import Breakpoints
-from specscope.debug.events import NODE_NAMES, EventKind, events
+from specscope.debug.events import EventKind, events
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
 from specscope.trace.history.expressions import Expression
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT
+from specscope.trace.words import NODE
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_the_fields_of_a_step_tell_what_preceded_it(history):
 
 
 def test_a_condition_asks_whether_the_final_token_was_rejected(history):
-    condition = Expression("final in rejected", {name: kind for name, (kind, _) in NODE_NAMES.items()})
+    condition = Expression("final in rejected", {name: field.type for name, field in NODE.items()})
     rejected = 0
     for record in history.steps:
         for event in events(record, history, frozenset({EventKind.STEP})):
@@ -74,6 +75,7 @@ def test_a_condition_asks_whether_the_final_token_was_rejected(history):
 
 def test_every_field_can_stand_in_a_condition():
     points = Breakpoints()
-    for name, (kind, _) in NODE_NAMES.items():
+    for name, field in NODE.items():
+        kind = field.type
         points.add("reject", f"{name} == 'x'" if kind is str else f"1 in {name}" if kind is tuple else f"{name} == 1")
-    assert len(points.points) == len(NODE_NAMES)
+    assert len(points.points) == len(NODE)

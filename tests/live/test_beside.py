@@ -10,9 +10,9 @@ from specscope.live.beside import BesideEngine
 from specscope.live.fork import beside as beside_engine
 from specscope.live.local import session_over
 from specscope.live.whatif import EngineWhatIf
+from specscope.remote.debug_server import context
 from specscope.trace.changes import Changes
 from specscope.trace.wire.reading import read_capture
-from specscope.vllm.debug_server import context
 from tests.tiny import write_tiny_model
 
 SETTINGS = {"drafter": "draft_model", "draft_model": "self:1", "tree": "4", "dtype": "float32", "kv_memory": 0.01}

@@ -11,7 +11,8 @@ from specscope.live.local import commands_over
 from specscope.remote.receiver import Receiver
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinishReason
-from specscope.trace.record.trace_sampling import Reason, read_sampling
+from specscope.trace.record.trace_sampling import Reason
+from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture

@@ -23,7 +23,6 @@ from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.widgets.bars import StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
-from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.rates import RatesPanel
@@ -89,8 +88,7 @@ def obey(commands, line: str) -> None:
 
 def draw(reader: CaptureReader) -> None:
     """All panels, at each step of each request, narrow and wide."""
-    session, ledger = Viewer.over(reader), Ledger(reader.history)
-    ledger.update()
+    session = Viewer.over(reader)
     nodes = NodesPanel()
     panels = [TreePanel(), RequestsPanel(), RatesPanel(), LengthsPanel(), OutputPanel(), Slider(), EnginePanel()]
     place = PlacePanel(nodes)
@@ -99,7 +97,7 @@ def draw(reader: CaptureReader) -> None:
     for position in range(min(len(reader.history.steps), 8)):
         session.goto(position)
         for current in [*list(reader.history.requests)[:4], None]:
-            look = Look(session, ledger, current, pooled=position % 2 == 0, title="capture")
+            look = Look(session, current, pooled=position % 2 == 0, title="capture")
             for width, height in ((100, 30), (24, 8)):
                 for panel in panels:
                     panel.key(look)

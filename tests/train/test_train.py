@@ -19,12 +19,11 @@ from specscope.model.head_loader import load_head
 from specscope.model.runner import ModelRunner
 from specscope.train import synthesise
 from specscope.train.eagle3 import Eagle3Training as Training
-from specscope.train.eagle3 import Recipe
+from specscope.train.eagle3 import Recipe, forward
 from specscope.train.shards import Sample, Shards, ShardWriter
 from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
 from specscope.train.training import batches_of
-from specscope.train.ttt import forward
 from tests.heads import write_variant
 from tests.waiting import until
 

@@ -70,7 +70,7 @@ async def test_enter_opens_the_clearest_example_and_esc_comes_back():
         panel = await opened(app, pilot)
         await pilot.press("down")
         for key, which in (("enter", "clearest"), ("f", "first")):
-            example = getattr(panel.item.examples, which)
+            example = getattr(panel.example, which)
             assert str(example) in text_of(app.screen.query_one(RowPanel))
             await pilot.press(key)
             await until(pilot, lambda: isinstance(app.screen, StepScreen))
@@ -93,7 +93,7 @@ async def test_an_example_without_a_node_opens_at_the_final_token():
         await pilot.press("4", "enter")
         await until(pilot, lambda: isinstance(app.screen, StepScreen))
         await pilot.pause()
-        assert panel.item.examples.clearest.node is None
+        assert panel.example.clearest.node is None
         assert app.screen.query_one(NodesPanel).node == len(app.screen.last.part[1].tree)
 
 
@@ -103,13 +103,13 @@ async def test_rows_are_sorted_and_filtered_and_each_question_keeps_its_order():
         for column, at in (("share", 3), ("token", 0)):
             while panel.order.column != column:
                 await pilot.press("o")
-            values = [row.values[at] for row in panel.shown]
+            values = [panel.grid.values[row][at] for row in panel.shown]
             assert values == sorted(values)
             await pilot.press("O")
-            values = [row.values[at] for row in panel.shown]
+            values = [panel.grid.values[row][at] for row in panel.shown]
             assert values == sorted(values, reverse=True)
         await pilot.press("4", "slash", *"batch", "enter")
-        assert {row.cells[0] for row in panel.shown} == {"batch"}
+        assert {panel.grid.rows[row][0] for row in panel.shown} == {"batch"}
         assert f"{len(panel.shown)} of {len(panel.grid.rows)}" in str(panel.border_title)
         await pilot.press("1")
         assert (panel.order.column, panel.order.words) == ("token", "")

@@ -17,7 +17,6 @@ from specscope.tui.app import ScopeApp
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.widgets.bars import StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
-from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.rates import RatesPanel
@@ -207,14 +206,12 @@ async def test_names_from_outside_stay_where_they_are_printed():
 
 @given(st.lists(aggregates(), min_size=1, max_size=8))
 @settings(max_examples=50)
-def test_the_ledger_knows_every_position(made):
+def test_the_history_knows_every_position(made):
     """Its running totals are those that follow from the start, and a length is known where its counts are."""
     viewer = over(*(interval(step, one) for step, one in enumerate(made)))
-    ledger = Ledger(viewer.history)
-    ledger.update()
+    history = viewer.history
     for position in range(len(made)):
-        assert ledger.acceptance(position, None).to_dict() == measure(made[: position + 1]).to_dict()
-    assert ledger.lengths(len(made) - 1, None, 100) == ([one.length for one in made], 1)
-    viewer.history.truncate(1)
-    ledger.update()
-    assert ledger.counts.total == measure(made[:1])
+        assert history.acceptance_at(position, None).to_dict() == measure(made[: position + 1]).to_dict()
+    assert history.lengths_at(len(made) - 1, None, 100) == ([one.length for one in made], 1)
+    history.truncate(1)
+    assert history.acceptance == measure(made[:1])

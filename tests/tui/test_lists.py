@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specscope.debug.viewer import Viewer
+from specscope.trace.request_words import RequestRow, request_row
 from specscope.tui.screens.engine_view import NAME, NUMBER, EnginePanel
 from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
@@ -13,7 +14,7 @@ from specscope.tui.text import spread
 from specscope.tui.widgets.lengths import AXIS, LengthsPanel
 from specscope.tui.widgets.listing import DOWN, UP, ListPanel, Order
 from specscope.tui.widgets.output import OutputPanel
-from specscope.tui.widgets.requests import RequestsPanel, row
+from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
 
 from .sample import Maker, replay, until
@@ -37,7 +38,11 @@ async def test_requests_are_filtered_and_all_shown_again():
 async def test_requests_are_sorted_by_key_and_by_a_click_on_the_head():
     async with running(replay(20)) as (app, pilot):
         panel = app.query_one(RequestsPanel)
-        columns = {"tokens": lambda name: row(panel.look, name).tokens, "kind": lambda name: row(panel.look, name).kind}
+
+        def row(name: str) -> RequestRow:
+            return request_row(app.viewer.history.requests[name], 20, app.viewer.history.vocabulary)
+
+        columns = {"tokens": lambda name: row(name).tokens, "kind": lambda name: row(name).kind}
         for column, value in columns.items():
             while panel.order.column != column:
                 await pilot.press("o")
@@ -47,7 +52,7 @@ async def test_requests_are_sorted_by_key_and_by_a_click_on_the_head():
         begin = next(begin for begin, _, name in panel.heads if name == "tau")
         await pilot.click(RequestsPanel, offset=(begin + 3 + panel.gutter.left, 1))
         assert (panel.order.column, panel.order.reverse) == ("tau", False)
-        taus = [app.ledger.requests[name].counts.tau(0, app.ledger.place(name, 20)) for name in panel.names]
+        taus = [app.viewer.history.requests[name].acceptance_at(20).tau for name in panel.names]
         known = [tau for tau in taus if tau is not None]
         assert known == sorted(known)
         assert taus[-1] is None  # r2 drafts nothing: it stands last

@@ -16,7 +16,6 @@ from specscope.trace.history.history import History
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.notes import DraftNotes
 from specscope.tui.look import Look
-from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.node_facts import node_facts
 from specscope.tui.widgets.tree import TreePanel
 
@@ -62,7 +61,7 @@ def look_at(history):
         if part.verdict is not None and len(part.tree) > 1
     )
     viewer.position = at
-    return Look(viewer, Ledger(history), part.request), part
+    return Look(viewer, part.request), part
 
 
 def text(lines):

@@ -36,9 +36,9 @@ async def test_arrows_in_the_timeline_move_the_run():
         await pilot.press("j", "r")
         assert isinstance(app.screen, RequestScreen)
         request = app.viewer.history.requests[app.current]
-        before = app.ledger.place(app.current, app.viewer.position)
+        before = app.viewer.history.requests[app.current].count_at(app.viewer.position)
         await pilot.press("up")
-        assert app.ledger.place(app.current, app.viewer.position) == before - 1
+        assert app.viewer.history.requests[app.current].count_at(app.viewer.position) == before - 1
         assert app.viewer.position == request.engine_steps[before - 2]
         await pilot.press("n")  # the main screen's keys move here as well
         await pilot.press("down", "escape")
@@ -334,7 +334,7 @@ async def test_the_smallest_screen_names_the_figures_of_requests_and_cuts_no_sta
         panel = app.screen.query_one(RequestsPanel)
         title = "".join(text for text, _ in panel.sheet.title)
         first = text_of(panel).splitlines()[0]
-        tokens = app.ledger.requests["r0"].counts.emitted[app.ledger.place("r0", 14)]
+        tokens = app.viewer.history.requests["r0"].acceptance_at(14).emitted
         assert title.index("tokens") + len("tokens") == first.index(f" {tokens} ") + 1 + len(str(tokens))
         assert "τ" in title
         assert "…" not in first[: first.index(f" {tokens} ")]

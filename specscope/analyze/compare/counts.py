@@ -11,7 +11,7 @@ from typing import Any
 from specscope.analyze.compare.distributions import FEWEST_DRAFTS
 from specscope.analyze.compare.failif import FailLimit, judge
 from specscope.analyze.compare.result import RATE, TAU, Estimate, FailCondition, depth_rate
-from specscope.analyze.tables import NONE, Table, number, percent, share, told
+from specscope.analyze.table import NONE, Table, number, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.vocabulary import printable

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from specscope.analyze.compare.changes import is_depth
 from specscope.analyze.compare.result import Comparison, Estimate
 from specscope.analyze.plots import BLUE, GREY, ORANGE, legend, svg
-from specscope.analyze.tables import one_line
+from specscope.analyze.table import one_line
 
 MOST = 24  # rows of a plot
 MOST_POINTS = 1000

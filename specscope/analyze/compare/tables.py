@@ -21,7 +21,8 @@ from specscope.analyze.compare.result import (
     PartingCause,
 )
 from specscope.analyze.compare.verdict import accused
-from specscope.analyze.tables import MOST_SHOWN, NONE, Table, count, number, one_line, percent
+from specscope.analyze.table import NONE, Table, count, number, one_line, percent
+from specscope.analyze.tables import MOST_SHOWN
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable

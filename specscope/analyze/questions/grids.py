@@ -1,4 +1,4 @@
-"""The answers as grids: cells as people read them, with the values that they are sorted by and where to look.
+"""The answers as tables: cells as people read them, with the values that they are sorted by and where to look.
 
 The report prints them as tables; the screen lists them. Worded and formatted once, for both.
 """
@@ -6,10 +6,8 @@ The report prints them as tables; the screen lists them. Worded and formatted on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-from rich.cells import cell_len
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from specscope.analyze.questions.acceptance import Bucket
 from specscope.analyze.questions.answers import Answers
@@ -20,16 +18,14 @@ from specscope.analyze.questions.groups import Examples, Share
 from specscope.analyze.questions.missed import ABOUT as PLACES
 from specscope.analyze.questions.missed import Choice
 from specscope.analyze.questions.rejections import Count, Miss, RejectedToken, RejectionGroup
+from specscope.analyze.table import NONE, Table
 from specscope.trace.record.vocabulary import Vocabulary, printable
 
-NONE = "–"
 TOKEN, LABEL, BAR = 14, 20, 16  # characters of a cell at most
-NARROWEST = 16  # cells of words that give way
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column. Where room is short, those of the highest rank go first; rank 0 stays."""
 
     name: str
@@ -37,32 +33,37 @@ class Column:
     words: bool = False  # flush left
 
 
-@dataclass(frozen=True)
-class GridRow:
-    """A row: what is shown, and what it is sorted by; None is sorted to the end."""
-
-    cells: tuple[str, ...]
-    values: tuple[float | str | None, ...]
-    examples: Examples
+Cell = tuple[str, float | str | None]  # what is shown, and what it is sorted by
+AnswerRow = tuple[Sequence[Cell], Examples]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """An answer, or a part of it."""
+def _table(
+    title: str,
+    columns: Sequence[Column],
+    rows: Iterable[AnswerRow],
+    about: str,
+    notes: tuple[str, ...],
+    summary: str,
+    *,
+    ranked: bool = False,
+) -> Table:
+    every = list(rows)
+    return Table(
+        title,
+        tuple(column.name for column in columns),
+        tuple(tuple(text for text, _ in cells) for cells, _ in every),
+        about,
+        words=frozenset(column.name for column in columns if column.words),
+        ranks={column.name: column.rank for column in columns},
+        values=[tuple(value for _, value in cells) for cells, _ in every],
+        examples=[examples for _, examples in every],
+        notes=notes,
+        summary=summary,
+        ranked=ranked,
+    )
 
-    title: str  # the question
-    columns: tuple[Column, ...]
-    rows: tuple[GridRow, ...]
-    about: str  # what the columns mean
-    notes: tuple[str, ...]  # what is missing
-    summary: str  # the answer in a line; "" where there is none
-    ranked: bool = False  # the rows that matter come first: a report prints so many of them
 
-
-Cell = tuple[str, float | str | None]
-
-
-def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Grid, ...]:
+def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
     """All of them, in the order of reading."""
     return (
         _tokens(answers, vocabulary),
@@ -74,11 +75,11 @@ def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Grid, ...]:
     )
 
 
-def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
+def _tokens(answers: Answers, vocabulary: Vocabulary) -> Table:
     found = answers.rejections
 
-    def row(one: RejectedToken) -> GridRow:
-        return _row(
+    def row(one: RejectedToken) -> AnswerRow:
+        return (
             (
                 _token(vocabulary, one.token),
                 _count(one.rejected.count),
@@ -117,8 +118,8 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
         "medians; depth and kind: the commonest."
     )
     title = "Drafted tokens rejected most, and what the target took"
-    rows = tuple(map(row, found.tokens))
-    return Grid(title, columns, rows, about, found.notes, _rejected(answers), ranked=True)
+    rows = map(row, found.tokens)
+    return _table(title, columns, rows, about, found.notes, _rejected(answers), ranked=True)
 
 
 def _rejected(answers: Answers) -> str:
@@ -133,11 +134,11 @@ def _rejected(answers: Answers) -> str:
     return "; ".join(parts)
 
 
-def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
+def _groups(answers: Answers, vocabulary: Vocabulary) -> Table:
     found = answers.rejections
 
-    def row(one: RejectionGroup) -> GridRow:
-        return _row(
+    def row(one: RejectionGroup) -> AnswerRow:
+        return (
             (
                 (one.by, one.by),
                 (_label(one.value), _natural(one.value)),
@@ -168,15 +169,15 @@ def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
         "share: rejected / tried; by miss: of all rejections. position: in the output. final: the step's final token."
     )
     title = "Rejections by depth, kind, final token, position, miss"
-    rows = tuple(map(row, found.groups))
-    return Grid(title, columns, rows, about, found.notes, _rejected(answers))
+    rows = map(row, found.groups)
+    return _table(title, columns, rows, about, found.notes, _rejected(answers))
 
 
-def _calibration(answers: Answers) -> Grid:
+def _calibration(answers: Answers) -> Table:
     found = answers.calibration
 
-    def row(one: Bin) -> GridRow:
-        return _row(
+    def row(one: Bin) -> AnswerRow:
+        return (
             (
                 (one.plotted.value, one.plotted.value),
                 (f"{one.low:.1f}–{one.high:.1f}", one.low),
@@ -215,15 +216,15 @@ def _calibration(answers: Answers) -> Grid:
     ]
     rows = tuple(row(one) for curve in found.curves for one in curve.bins)
     title = "The drafter's probability against acceptance"
-    return Grid(title, columns, rows, about, found.notes, "; ".join(lines))
+    return _table(title, columns, rows, about, found.notes, "; ".join(lines))
 
 
-def _conditions(answers: Answers) -> Grid:
+def _conditions(answers: Answers) -> Table:
     found = answers.conditions
 
-    def row(one: Bucket) -> GridRow:
+    def row(one: Bucket) -> AnswerRow:
         low_high = NONE if one.interval is None else f"{one.interval[0]:.2f}–{one.interval[1]:.2f}"
-        return _row(
+        return (
             (
                 (one.by, one.by),
                 (one.value, _natural(one.value)),
@@ -254,14 +255,14 @@ def _conditions(answers: Answers) -> Grid:
         "the target's raw top p: at the root. bar: accepted tokens per draft."
     )
     title = "Acceptance by position, context, certainty, batch size"
-    return Grid(title, columns, tuple(map(row, found.buckets)), about, found.notes, "")
+    return _table(title, columns, map(row, found.buckets), about, found.notes, "")
 
 
-def _missed(answers: Answers) -> Grid:
+def _missed(answers: Answers) -> Table:
     found = answers.missed
 
-    def row(one: Choice) -> GridRow:
-        return _row(
+    def row(one: Choice) -> AnswerRow:
+        return (
             (
                 (one.place.value, one.place.value),
                 (PLACES[one.place], PLACES[one.place]),
@@ -287,15 +288,15 @@ def _missed(answers: Answers) -> Grid:
         "at each. draft p: mean of the drafter's probability of the token, where it is known."
     )
     title = "Where the target's choice was"
-    return Grid(title, columns, tuple(map(row, found.choices)), about, found.notes, "")
+    return _table(title, columns, map(row, found.choices), about, found.notes, "")
 
 
-def _cells(answers: Answers) -> Grid:
+def _cells(answers: Answers) -> Table:
     found = answers.tree
 
-    def row(cell: TreeCell) -> GridRow:
+    def row(cell: TreeCell) -> AnswerRow:
         tried = Share(cell.accepted.count, cell.tried)
-        return _row(
+        return (
             (
                 _count(cell.depth),
                 _count(cell.sibling),
@@ -334,33 +335,10 @@ def _cells(answers: Answers) -> Grid:
     ]
     few = "too few rows to name the least worth" if len(found.cells) > 1 else ""
     summary = f"least worth their rows: {', '.join(named)}" if named else few
-    return Grid(title, columns, tuple(map(row, found.cells)), about, found.notes, summary, ranked=True)
-
-
-def fitted(columns: Sequence[Column], rows: Sequence[GridRow], width: int, gap: int) -> list[tuple[int, int]]:
-    """(column, its cells) of those that tell anything and have room; words are cut before a column goes."""
-    need = [max(cell_len(column.name), *(cell_len(row.cells[at]) for row in rows)) for at, column in enumerate(columns)]
-    least = [min(n, NARROWEST) if column.words and column.rank else n for n, column in zip(need, columns, strict=True)]
-    told = [not column.rank or any(row.cells[at] != NONE for row in rows) for at, column in enumerate(columns)]
-    kept = [at for at in range(len(columns)) if told[at]]
-    while len(kept) > 1 and sum(least[at] for at in kept) + gap * (len(kept) - 1) > width:
-        worst = max(kept, key=lambda at: columns[at].rank)
-        if not columns[worst].rank:
-            break
-        kept.remove(worst)
-    spare = width - sum(least[at] for at in kept) - gap * (len(kept) - 1)
-    wide = dict(zip(kept, (least[at] for at in kept), strict=True))
-    for at in kept:
-        more = max(min(need[at] - wide[at], spare), 0)
-        wide[at], spare = wide[at] + more, spare - more
-    return list(wide.items())
+    return _table(title, columns, map(row, found.cells), about, found.notes, summary, ranked=True)
 
 
 # Cells
-
-
-def _row(cells: Sequence[Cell], examples: Examples) -> GridRow:
-    return GridRow(tuple(text for text, _ in cells), tuple(value for _, value in cells), examples)
 
 
 def _count(value: int) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specscope.trace.history.at_parent import above, end, is_deterministic
 from specscope.trace.history.ratios import ratios
-from specscope.trace.history.wording import quoted
+from specscope.trace.history.wording import probability, quoted
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import MATCH, looks_ahead
 from specscope.trace.record.tree import ROOT
@@ -26,6 +26,23 @@ def coin_sign(verdict: Verdict, node: int) -> str:
     if not verdict.judged[node]:
         return BELOW
     return LESS if verdict.coin[node] < verdict.accept_prob[node] else NOT_LESS
+
+
+def p_tried(verdict: Verdict, node: int) -> float | None:
+    """p at the trial, where it is another number than p as drawn."""
+    return _another(verdict, node, verdict.p_trial[node], verdict.p[node])
+
+
+def q_tried(step: RequestStep, verdict: Verdict, node: int) -> float | None:
+    """q likewise. Matching makes no use of q."""
+    return None if verdict.rule == MATCH else _another(verdict, node, verdict.q_trial[node], step.tree.q[node])
+
+
+def _another(verdict: Verdict, node: int, tried: float, drawn: float) -> float | None:
+    """A number of a node that was tried, where people see that it is not the one before."""
+    if verdict.outcome[node] == Outcome.UNTRIED or probability(float(tried)) == probability(float(drawn)):
+        return None
+    return float(tried)
 
 
 def deciding(step: RequestStep) -> list[int]:

@@ -15,12 +15,15 @@ from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history.place_name import PlaceName, read_place
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.totals import RunningTotals
+from specscope.trace.history.undrafted import Undrafted, why_undrafted
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.engine_spans import OtherSpans
 
 KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each history of it; a capture keeps them all
 KEPT_BYTES = 512 * 2**20  # and of them, roughly
+SPEED_NS = 3_000_000_000  # tokens per second are measured over this much of the run
 RECENT_BYTES = 64 * 2**20  # of an engine that nobody looks at
 
 
@@ -94,32 +97,60 @@ class RequestHistory:
     end: RequestEnd | None = None  # None while it runs
     steps: list[RequestStep] = field(default_factory=list)
     engine_steps: list[int] = field(default_factory=list)  # the position in History.steps of each of `steps`
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    preempted: int = 0  # times its KV was taken
-    _sums: list[tuple[int, int]] = field(default_factory=list)  # after each of `steps`: drafts, accepted nodes
+    totals: RunningTotals = field(default_factory=RunningTotals, compare=False)  # after each of `steps`
+    first: int = 0  # the position in History.steps at which it was first seen
+    ended: int | None = None  # that at which it ended
+    preemptions: list[int] = field(default_factory=list)  # those at which its KV was taken
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """Counts over all of its steps."""
+        return self.totals.total
+
+    @property
+    def preempted(self) -> int:
+        """Times that its KV was taken."""
+        return len(self.preemptions)
 
     @property
     def state(self) -> str:
         """`running`, or the reason it finished."""
         return self.end.reason.value if self.end else "running"
 
-    def add(self, step: RequestStep, at: int) -> None:
-        """One more step, of the engine's step at that position."""
+    def add(self, step: RequestStep, at: int, undrafted: Undrafted | None) -> None:
+        """One more step, of the engine's step at that position. `undrafted`: why nothing was drafted in it."""
         self.steps.append(step)
         self.engine_steps.append(at)
-        self.acceptance.add(step)
-        self._sums.append((self.acceptance.drafts, self.acceptance.accepted))
+        self.totals.add((step,), (undrafted,))
 
     def take_back(self) -> None:
         """As before its last step."""
-        self.acceptance.take_back(self.steps.pop())
+        self.totals.take_back((self.steps.pop(),))
         self.engine_steps.pop()
-        self._sums.pop()
 
     def tau(self, place: int) -> float | None:
         """Mean acceptance length up to and with the step at `place` in `steps`; None before any draft."""
-        drafts, accepted = self._sums[place]
-        return 1 + accepted / drafts if drafts else None
+        return self.totals.tau(0, place + 1)
+
+    def count_at(self, position: int) -> int:
+        """How many steps of its own it had made by a position in History.steps."""
+        return bisect_right(self.engine_steps, position)
+
+    def acceptance_at(self, position: int) -> Acceptance:
+        """Counts over these."""
+        return self.totals.upto(self.count_at(position), lambda at: (self.steps[at],))
+
+    def state_at(self, position: int) -> str:
+        """What it was at by a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
+        if self.first > position:
+            return "later"
+        if self.ended is not None and self.ended <= position:
+            return self.state
+        count = self.count_at(position)
+        taken = bisect_right(self.preemptions, position)
+        if taken and self.preemptions[taken - 1] >= (self.engine_steps[count - 1] if count else -1):
+            return "preempted"
+        return "running" if count and self.steps[count - 1].verdict is not None else "prefill"
 
     def place_of(self, index: int) -> int | None:
         """The place in `steps` of its own step of that number; None where it is not known."""
@@ -196,7 +227,7 @@ class History:
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     steps: list[StepRecord] = field(default_factory=list)
     requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # records or spans known to be missing
     rewinds: int = 0  # times that steps were taken back
@@ -207,6 +238,12 @@ class History:
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
     _bytes: int = field(default=0, repr=False, compare=False)  # of the records since the last that went, roughly
+    _clock: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)  # start and end of each step
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """Counts over all of `steps`."""
+        return self.totals.total
 
     def near_ties(self, step: RequestStep) -> list[int]:
         """The decisions of a step that rounding could flip (Verdict.near_ties); none where the dtype is not known."""
@@ -293,39 +330,36 @@ class History:
 
     def _push(self, record: StepRecord) -> None:
         at = len(self.steps)
-        self.steps.append(record)
+        undrafted = [why_undrafted(self.run, record, part) for part in record.requests]
         for info in record.admitted:
             self.request(info.id).info = info
-        for part in record.requests:
-            self.request(part.request).add(part, at)
-        for counted in record.counted:
-            self.acceptance.add(counted)
+        for part, reason in zip(record.requests, undrafted, strict=True):
+            self.request(part.request).add(part, at, reason)
         for name in record.preempted:
-            self.request(name).preempted += 1
+            self.request(name).preemptions.append(at)
         for end in record.finished:
             request = self.request(end.info.id)
-            request.end = end
+            request.end, request.ended = end, at
             request.info = request.info or end.info
+        self.steps.append(record)
+        self.totals.add(record.counted, undrafted)
+        before = self._clock[-1][1] if self._clock else 0
+        told = bool(record.phases)
+        self._clock.append((record.start_ns, max(record.end_ns, before)) if told else (before, before))
 
     def _pop(self) -> None:
         record = self.steps.pop()
+        self.totals.take_back(record.counted)
+        self._clock.pop()
         for end in record.finished:
-            self.requests[end.info.id].end = None
+            request = self.requests[end.info.id]
+            request.end = request.ended = None
         for name in record.preempted:
-            self.requests[name].preempted -= 1
+            self.requests[name].preemptions.pop()
         for part in record.requests:
             self.requests[part.request].take_back()
-        for counted in record.counted:
-            self.acceptance.take_back(counted)
-        for name in self._names(record):
-            if name in self.requests and not self.requests[name].steps:
-                del self.requests[name]
-
-    def _names(self, record: StepRecord) -> Iterable[str]:
-        """The requests that a record may have been the first to tell of."""
-        yield from (part.request for part in record.requests)
-        yield from (info.id for info in record.admitted)
-        yield from (end.info.id for end in record.finished)
+        while self.requests and next(reversed(self.requests.values())).first == len(self.steps):
+            self.requests.popitem()  # they stand in the order in which they were seen
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` steps on the path, as if the others had never been. They stay known."""
@@ -342,7 +376,8 @@ class History:
         infos = {name: request.info for name, request in self.requests.items()}
         self.steps.clear()
         self.requests.clear()
-        self.acceptance = Acceptance()
+        self.totals = RunningTotals()
+        self._clock.clear()
         first = kept[0].step if kept else 0
         self._known = {step: record for step, record in self._known.items() if step >= first}
         for branch in [branch for branch, last in self._last.items() if last < first]:
@@ -355,7 +390,7 @@ class History:
     def request(self, name: str) -> RequestHistory:
         """The request of that id, made where it is new."""
         if name not in self.requests:
-            self.requests[name] = RequestHistory(name)
+            self.requests[name] = RequestHistory(name, first=len(self.steps))
         return self.requests[name]
 
     def find(self, reference: str) -> tuple[RequestHistory, PlaceName]:
@@ -374,7 +409,70 @@ class History:
     def part(self, name: str, position: int) -> tuple[int, RequestStep] | None:
         """The request's last step at or before `position` in `steps`: (its place among its steps, the step)."""
         request = self.requests.get(name)
+        count = 0 if request is None else request.count_at(position)
+        return (count - 1, request.steps[count - 1]) if request is not None and count else None
+
+    # What the run came to by a position in `steps`
+
+    def acceptance_at(self, position: int, request: str | None) -> Acceptance:
+        """Counts up to and with it: of one request, or of all."""
         if request is None:
+            return self.totals.upto(position + 1, lambda at: self.steps[at].counted)
+        return self.requests[request].acceptance_at(position) if request in self.requests else Acceptance()
+
+    def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
+        """Why steps up to and with it drafted nothing: of one request, or of all."""
+        totals, count = self._totals(position, request)
+        return totals.undrafted_upto(count)
+
+    def _totals(self, position: int, request: str | None) -> tuple[RunningTotals, int]:
+        """The totals of one request, or of all, and how many of its items there were."""
+        if request is None:
+            return self.totals, position + 1
+        known = self.requests.get(request)
+        return (RunningTotals(), 0) if known is None else (known.totals, known.count_at(position))
+
+    def mean_tau_at(self, position: int) -> tuple[float | None, int]:
+        """The mean over requests of each one's tau, and how many requests have one."""
+        taus = [request.totals.tau(0, request.count_at(position)) for request in self.requests.values()]
+        known = [tau for tau in taus if tau is not None]
+        return (sum(known) / len(known) if known else None), len(known)
+
+    def lengths_at(self, position: int, request: str | None, width: int) -> tuple[list[float | None], int]:
+        """Mean acceptance length in at most `width` buckets, and the steps in a bucket.
+
+        Buckets hold a power of two of steps, so that they stay where they are while the run grows.
+        """
+        totals, count = self._totals(position, request)
+        if count <= 0 or width <= 0:
+            return [], 1
+        size = 1
+        while -(-count // size) > width:
+            size *= 2
+        ranges = [(at, min(at + size, count)) for at in range(0, count, size)]
+        taus = [totals.tau(*each) for each in ranges]
+        if request is None and self.counts_only:
+            taus = [_or_reported(tau, self.steps[slice(*each)]) for tau, each in zip(taus, ranges, strict=True)]
+        return taus, size
+
+    def speed_at(self, position: int) -> float | None:
+        """Output tokens a second over the last seconds before it."""
+        if not 0 <= position < len(self._clock):
             return None
-        at = bisect_right(request.engine_steps, position) - 1
-        return (at, request.steps[at]) if at >= 0 else None
+        last = self._clock[position][1]
+        begin = bisect_right(self._clock, last - SPEED_NS, hi=position, key=lambda each: each[1])
+        elapsed, emitted = last - self._clock[begin][0], self.totals.emitted
+        return (emitted[position + 1] - emitted[begin]) * 1e9 / elapsed if elapsed > 0 else None
+
+    def elapsed_at(self, position: int) -> float:
+        """Seconds from the first step's start to its end."""
+        return (self._clock[position][1] - self._clock[0][0]) / 1e9 if 0 <= position < len(self._clock) else 0.0
+
+
+def _or_reported(tau: float | None, steps: Iterable[StepRecord]) -> float | None:
+    """A length from counts; where a source tells lengths and no counts, the mean of what it reported."""
+    if tau is not None:
+        return tau
+    lengths = [step.aggregate.length for step in steps if step.aggregate is not None]
+    known = [length for length in lengths if length is not None]
+    return sum(known) / len(known) if known else None

@@ -8,47 +8,14 @@ threshold over 56 other bits, which this decision (the SDK's own) does not use.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
 
-from msgspec import Meta
-
-from specscope.errors import UserError
-from specscope.trace.checked import checked
 from specscope.trace.history.expressions import Expression
 
-# Where a breakpoint's condition has a field for a step (debug/events.py), the same name is the request's sum here.
-NAMES: Mapping[str, tuple[type, str]] = {
-    "request": (str, "the request's id"),
-    "tau": (float, "mean acceptance length; unknown if nothing was drafted"),
-    "rate": (float, "draft acceptance rate: accepted / drafted nodes; unknown if nothing was drafted"),
-    "drafts": (int, "steps with at least one drafted token"),
-    "nodes": (int, "nodes drafted"),
-    "accepted": (int, "nodes accepted"),
-    "emitted": (int, "output tokens"),
-    "steps": (int, "engine steps in which it took part"),
-    "prompt": (int, "tokens of the prompt"),
-    "error": (bool, "whether it failed"),
-    "cancelled": (bool, "whether it was cancelled"),
-    "reason": (str, "why it ended: eos, stop, length, cancelled or error"),
-    "ms": (float, "milliseconds from its arrival to its end"),
-    "queue_ms": (float, "milliseconds that it waited for admission"),
-    "ttft_ms": (float, "milliseconds to its first output token; unknown if there was none"),
-    "preempted": (int, "times that it lost its KV"),
-    "forced": (bool, "whether a verdict was forced"),
-    "rule": (str, "the rule of verification of its last step"),
-    "labels": (tuple, 'its labels, as in "kind=code" in labels'),
-}
-
-
-IDS = 2**64  # the ids that the ratio is taken of
-Share = Annotated[float, Meta(ge=0, le=1, description="between 0 and 1, such as 0.01")]
-Mib = Annotated[float, Meta(ge=1, le=2**20, description="between 1 and 1,048,576 (MiB)")]
-SAMPLED_FLAG = 1  # of W3C trace flags
 BUFFER_MIB = 256  # of steps whose requests are not decided yet
+IDS = 2**64  # the ids that the ratio is taken of
+SAMPLED_FLAG = 1  # of W3C trace flags
 
 
 class Reason(StrEnum):
@@ -97,7 +64,7 @@ class TraceSampling:
     """What the flags or variables ask for. Without a ratio and a condition, everything is kept."""
 
     ratio: float | None = None  # --sample
-    keep: Expression | None = None  # --keep: over the fields of request_facts.py
+    keep: Expression | None = None  # --keep: over the fields of request_words.py
     buffer: int = BUFFER_MIB * 2**20  # --keep-buffer, in bytes
     captures: bool = False  # --sample-capture: captures too; they are whole unless somebody asks
 
@@ -111,33 +78,3 @@ class TraceSampling:
         """As the flags say it; "" where everything is kept."""
         said = [] if self.ratio is None else [f"ratio {self.ratio:g}"]
         return ", ".join(said if self.keep is None else [*said, f"keep {self.keep.text}"])
-
-
-def read_sampling(
-    ratio: float | str | None,
-    keep: str | None,
-    buffer_mib: float | str | None = None,
-    *,
-    captures: bool = False,
-    names: tuple[str, str, str] = ("--sample", "--keep", "--keep-buffer"),
-) -> TraceSampling:
-    """From flags or variables, whose names are `names`. Raises UserError that says what is possible."""
-    share = None if ratio is None else checked(_number(ratio), Share, names[0])
-    size = BUFFER_MIB if buffer_mib is None else checked(_number(buffer_mib), Mib, names[2])
-    condition = None
-    if keep is not None:
-        if not keep.strip():
-            raise UserError(f"{names[1]}: give a condition, such as tau < 1.5 or error")
-        try:
-            condition = Expression(keep, {name: kind for name, (kind, _) in NAMES.items()})
-        except UserError as error:
-            raise UserError(f"{names[1]}: {error}") from None
-    elif buffer_mib is not None:
-        raise UserError(f"{names[2]} needs {names[1]}: without a condition nothing is held")
-    return TraceSampling(share, condition, int(size * 2**20), captures)
-
-
-def _number(value: float | str) -> float | str:
-    """A flag's or variable's text as a number, where it is one: not nan, 1_000 or other digits, which float takes."""
-    is_number = isinstance(value, str) and re.fullmatch(r"([0-9]{1,40}\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value)
-    return float(value) if is_number else value

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specscope.trace.history.history import KEPT, end_weight, frame_weight, info_weight, part_weight
-from specscope.trace.history.request_facts import request_facts
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import LeftOut, Reason, Sampled, TraceSampling, ratio_keeps
+from specscope.trace.request_words import RequestFacts
 from specscope.trace.wire.spans import own_trace
 
 MARGIN = 1.3  # over what records weigh roughly: so that what is held never takes more than it counts for
@@ -251,7 +251,7 @@ class SamplingSink:
             path = [step for step in request.steps if not step.is_left_behind]
             parts = [(step.parts[request.name], step.frame.end_ns) for step in path if request.name in step.parts]
             preempted = sum(request.name in step.preempted for step in path)
-            if keep(request_facts(request.name, info, parts, preempted, end)):
+            if keep(RequestFacts(request.name, info, parts, preempted, end).values()):
                 return Sampled(Reason.OVERFLOW if early else Reason.OUTCOME, 1.0, early)
         if ratio is None:
             return None

@@ -14,7 +14,8 @@ from textual.containers import Container
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.evidence import snapshot
-from specscope.analyze.questions.grids import Grid, GridRow, grids
+from specscope.analyze.questions.grids import grids
+from specscope.analyze.table import Table
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
@@ -170,13 +171,13 @@ class AnalysisScreen(Over):
 
     def action_go(self) -> None:
         """Open the example that shows the picked row best."""
-        if isinstance(row := self._rows.item, GridRow):
-            self._open(row.examples.clearest)
+        if (examples := self._rows.example) is not None:
+            self._open(examples.clearest)
 
     def action_go_first(self) -> None:
         """Open the first example of the picked row."""
-        if isinstance(row := self._rows.item, GridRow):
-            self._open(row.examples.first)
+        if (examples := self._rows.example) is not None:
+            self._open(examples.first)
 
     def _open(self, example: Reference) -> None:
         position = self.last.history.position_of(example.step)
@@ -186,7 +187,7 @@ class AnalysisScreen(Over):
             self.app.run_worker(self.app.run_action(f"example({example.request!r}, {position}, {example.node!r})"))
 
 
-def _work_out(history: History, request: str | None) -> tuple[Grid, ...]:
+def _work_out(history: History, request: str | None) -> tuple[Table, ...]:
     return grids(answer(history, request), history.vocabulary)
 
 

@@ -19,14 +19,12 @@ from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen
 from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.screens.timeline_view import SpansScreen
-from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.prompt import DebugPrompt
 
 
 class Screens(Questions):
     """The part of ScopeApp that opens them."""
 
-    ledger: Ledger
     hit: BreakpointHit | None = None  # that stopped the run last
 
     def _look(self) -> Look:

@@ -10,8 +10,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
+from specscope.trace.words import NODE as NODE_FIELDS
+from specscope.trace.words import label as field_label
 from specscope.tui.keys import KEYS, label
-from specscope.tui.text import Ink, Line, folded, left
+from specscope.tui.text import Ink, Line, labelled
 from specscope.tui.widgets.decision import beside
 from specscope.tui.widgets.lines import Lines, Sheet
 
@@ -29,16 +31,7 @@ COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("bonus", "bonus", "drawn after a fully accepted path"),
     ("target", "target", "drawn where nothing was drafted"),
 )
-FIGURES: tuple[tuple[str, str], ...] = (
-    ("p", "the target's probability, before any rejection"),
-    ("q", "the drafter's, as drawn; 1 if deterministic"),
-    ("draft", "the drafter's own probability, where q is 1"),
-    ("p tried", "p when tried, after rejected siblings"),
-    ("q tried", "q when tried; shown only where it differs"),
-    ("coin", "the uniform random number in (0, 1) that decided"),
-    ("a", "acceptance probability: min(1, p tried / q tried)"),
-    ("residual", "mass left after a rejection, not renormalised"),
-)
+FIGURES = ("raw_p", "p", "q", "draft_p", "p_tried", "q_tried", "u", "a", "residual")  # of a node, on the screens
 RATES: tuple[tuple[str, str], ...] = (
     ("τ", "mean acceptance length: 1 + accepted / drafts"),
     ("nodes", "draft acceptance rate: accepted / drafted nodes"),
@@ -54,7 +47,7 @@ LABELS, GAP = (7, 10), 3
 
 Part = tuple[str, Sequence[Row]]  # its name, and its rows
 Page = Callable[[int], list[Line]]  # laid out for a width in cells
-NODE: Part = ("Figures of a node", [(name, "strong", text) for name, text in FIGURES])
+NODE: Part = ("Figures of a node", [(field_label(name), "strong", NODE_FIELDS[name].about) for name in FIGURES])
 
 
 def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
@@ -82,17 +75,8 @@ def _column(parts: Sequence[Part], label_width: int, width: int) -> list[Line]:
     lines: list[Line] = []
     for name, rows in parts:
         lines += [[]] if lines else []
-        lines += _table(name, rows, label_width, width)
-    return lines
-
-
-def _table(name: str, rows: Sequence[Row], wide: int, width: int) -> list[Line]:
-    """Labels and texts below a name; what is too long goes on below."""
-    lines: list[Line] = [[(name, "accent")]]
-    for text, ink, what in rows:
-        for row in folded(what, width - wide):
-            lines.append([(left(text, wide), ink), (row, "text")])
-            text = ""
+        lines.append([(name, "accent")])
+        lines += [line for text, ink, what in rows for line in labelled(text, ink, what, "text", label_width, width)]
     return lines
 
 

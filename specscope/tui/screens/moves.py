@@ -74,7 +74,7 @@ class Moves(Screens):
 
     def _rejections(self, request: RequestHistory, way: int, *, whole: bool = False) -> Iterator[int]:
         """Positions of its rejections, from the position on in this direction, or over its whole run."""
-        place = self.ledger.place(request.id, self.viewer.position) - 1
+        place = request.count_at(self.viewer.position) - 1
         if way < 0 and place >= 0 and request.engine_steps[place] < self.viewer.position:
             place += 1  # its last step lies behind the position: that one is the first candidate
         if whole:

@@ -10,10 +10,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.debug.breakpoints import BreakpointInfo
-from specscope.debug.events import NODE_NAMES, STEP_NAMES, EventKind
+from specscope.debug.events import EventKind
+from specscope.trace.words import NODE, STEP
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, fit, folded, left, line_width, paragraph, right
+from specscope.tui.text import Ink, Line, clean, cut, fit, folded, labelled, left, line_width, paragraph, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import PickPanel
@@ -104,15 +105,14 @@ class FieldsPanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Events, then the fields."""
-        wide = max(map(len, NODE_NAMES)) + 2
+        wide = max(map(len, NODE)) + 2
         lines: list[Line] = [[("Events", "accent")]]
         lines += paragraph(", ".join(kind.value for kind in EventKind), width, "text")
-        at_nodes = {name: told for name, told in NODE_NAMES.items() if name not in STEP_NAMES}
-        for head, names in (("Fields", STEP_NAMES), ("Fields at reject and accept", at_nodes)):
+        at_nodes = {name: field for name, field in NODE.items() if name not in STEP}
+        for head, fields in (("Fields", STEP), ("Fields at reject and accept", at_nodes)):
             lines += [[], [(head, "accent")]]
-            for name, (_, what) in names.items():
-                for at, row in enumerate(folded(what, max(width - wide, 12))):
-                    lines.append([(left("" if at else name, wide), "strong"), (row, "dim")])
+            for name, field in fields.items():
+                lines += labelled(name, "strong", field.about, "dim", wide, width)
         return Sheet(lines, [("Conditions", "strong")])
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specscope.trace.history.at_parent import above, end, is_deterministic
 from specscope.trace.history.decided import BELOW, TOSSED, coin_sign
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
-from specscope.trace.record.rules import MATCH
+from specscope.trace.words import WordRow, final_number, node_numbers
 from specscope.tui.text import Ink, Line, bar, left, line_width, probability
 
 LABEL = 9
@@ -24,25 +23,12 @@ INKS: dict[Outcome, Ink] = {
     Outcome.REJECTED: "rejected",
     Outcome.UNTRIED: "faint",
 }
+P_INKS: dict[str, Ink] = dict.fromkeys(("p", "raw_p", "p_tried"), "target")  # of bars; those of q have another
 
 
 def tried(verdict: Verdict, node: int) -> bool:
     """Whether the coin was thrown for it."""
     return int(verdict.outcome[node]) != Outcome.UNTRIED
-
-
-def p_tried(verdict: Verdict, node: int) -> str:
-    """p at the trial, where it is another number than p as drawn; else nothing."""
-    text = probability(float(verdict.p_trial[node]))
-    return text if tried(verdict, node) and text != probability(float(verdict.p[node])) else ""
-
-
-def q_tried(step: RequestStep, verdict: Verdict, node: int) -> str:
-    """q at the trial, where it is another number than q as drawn; else nothing. Matching makes no use of q."""
-    if verdict.rule == MATCH:
-        return ""
-    text = probability(float(verdict.q_trial[node]))
-    return text if tried(verdict, node) and text != probability(float(step.tree.q[node])) else ""
 
 
 def coin_on_line(verdict: Verdict, node: int) -> float:
@@ -84,44 +70,18 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
         said = f"  {fell} {sign} a {probability(a)}" if coin else f"  none  a {probability(a)}"
         line = mark_line(a, coin_on_line(verdict, node), room, ink)
         lines.append([(left("coin", LABEL), "dim"), *line, (said, "text")])
-    return [*lines, *(bar_line(*each, room) for each in _bars(step, verdict, node))]
-
-
-def _bars(step: RequestStep, verdict: Verdict, node: int) -> list[tuple[str, float, Ink]]:
-    """(name, value, ink) of what there is to be shown of p and q; of a greedy step, p before temperature 0."""
-    there, rows = above(step, node).of_node(node), list[tuple[str, float, Ink]]()
-    if verdict.is_greedy and there.raw_p is not None:
-        rows.append(("raw p", there.raw_p, "target"))
-    else:
-        rows.append(("p", float(verdict.p[node]), "target"))
-    if not is_deterministic(step, node):
-        rows.append(("q", float(step.tree.q[node]), "bonus"))
-    elif there.draft_p is not None:
-        rows.append(("draft p", there.draft_p, "bonus"))
-    if verdict.is_greedy:
-        return rows
-    if p_tried(verdict, node):
-        rows.append(("p tried", float(verdict.p_trial[node]), "target"))
-    if q_tried(step, verdict, node):
-        rows.append(("q tried", float(verdict.q_trial[node]), "bonus"))
-    return rows
+    return [*lines, *(bar_line(row, P_INKS.get(row.name, "bonus"), room) for row in node_numbers(step, node))]
 
 
 def final_bar(step: RequestStep, verdict: Verdict, room: int) -> Line:
     """The final token's p; of a greedy step, before temperature 0."""
-    raw = end(step).of_token(verdict.token).raw_p if verdict.is_greedy else None
-    return bar_line("p" if raw is None else "raw p", verdict.final_p if raw is None else raw, verdict.kind.value, room)
+    return bar_line(final_number(step), verdict.kind.value, room)
 
 
-def bar_line(name: str, value: float, ink: Ink, room: int) -> Line:
+def bar_line(row: WordRow, ink: Ink, room: int) -> Line:
     """`name  ████····  0.125`."""
-    full = bar(value, room)
-    return [
-        (left(name, LABEL), "dim"),
-        (full, ink),
-        ("·" * (room - len(full)), "rail"),
-        (f"  {probability(value)}", "text"),
-    ]
+    full = bar(float(row.value), room)
+    return [(left(row.label, LABEL), "dim"), (full, ink), ("·" * (room - len(full)), "rail"), (f"  {row.text}", "text")]
 
 
 def beside(blocks: Sequence[Sequence[Line]], width: int, gap: int = 2) -> list[Line]:

@@ -1,4 +1,4 @@
-"""A grid of an answer as a list: columns that fit, one row picked; and the picked row in full."""
+"""An answer's table as a list: columns that fit, one row picked; and the picked row in full."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Hashable, Sequence
 from rich.cells import cell_len
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.questions.grids import Column, Grid, GridRow, fitted
+from specscope.analyze.questions.groups import Examples
+from specscope.analyze.table import Table
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, left, paragraph, right
 from specscope.tui.widgets.lines import Sheet
@@ -23,7 +24,7 @@ class GridPanel(PickPanel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.grids: tuple[Grid, ...] = ()
+        self.grids: tuple[Table, ...] = ()
         self.chosen = 0
         self.asking = ""  # what is said while there is no answer
         self.over = ""  # what the answer is over
@@ -32,13 +33,13 @@ class GridPanel(PickPanel):
         self._kept: dict[int, tuple[Order, int]] = {}
 
     @property
-    def grid(self) -> Grid | None:
+    def grid(self) -> Table | None:
         """The question that is shown; None before the first answer."""
         return self.grids[self.chosen] if self.grids else None
 
     def columns(self) -> tuple[str, ...]:
         """Of the question that is shown."""
-        return () if self.grid is None else tuple(column.name for column in self.grid.columns)
+        return () if self.grid is None else self.grid.columns
 
     def choose(self, question: int) -> None:
         """Show another question."""
@@ -46,7 +47,7 @@ class GridPanel(PickPanel):
         self.chosen = question
         self.order, self.picked = self._kept.get(question, (Order(), 0))
 
-    def put_answers(self, grids: tuple[Grid, ...], over: str) -> None:
+    def put_answers(self, grids: tuple[Table, ...], over: str) -> None:
         """New answers."""
         self.grids, self.over = grids, over
         self._version += 1
@@ -66,7 +67,7 @@ class GridPanel(PickPanel):
         grid = self.grid
         if grid is None:
             return Sheet([[(self.asking, "faint")]], [("Analysis", "strong")])
-        shown = self.shown = self.arranged(grid.rows, self._value, lambda row: " ".join(row.cells))
+        shown = self.shown = self.arranged(range(len(grid.rows)), self._value, lambda row: " ".join(grid.rows[row]))
         self.picked = max(min(self.picked, len(shown) - 1), 0)
         self.rows = list(range(len(shown)))
         count = f"{len(shown):,} of {len(grid.rows):,}" if self.order.words else f"{len(grid.rows):,}"
@@ -76,32 +77,37 @@ class GridPanel(PickPanel):
         )
         if not grid.rows:
             return Sheet([line for note in grid.notes or ("nothing",) for line in paragraph(note, width, "dim")], title)
-        columns = fitted(grid.columns, grid.rows, width, len(GAP))
-        cells = [(grid.columns[at].name, _place(grid.columns[at], grid.columns[at].name, w)) for at, w in columns]
+        columns = grid.fitted(width, len(GAP))
+        cells = [(grid.columns[at], _place(grid, at, grid.columns[at], w)) for at, w in columns]
         lines: list[Line] = [self.head(cells, GAP), *(_line(grid, row, columns) for row in shown)]
         return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
 
-    def _value(self, row: GridRow, column: str) -> float | str:
+    @property
+    def example(self) -> Examples | None:
+        """Where to look at the picked row; None where there is none."""
+        return None if self.grid is None or self.item is None else self.grid.examples[self.item]
+
+    def _value(self, row: int, column: str) -> float | str:
         """What a row is sorted by; what is not known stands as if it were the highest."""
         grid = self.grid
         assert grid is not None
         at = self.columns().index(column) if column in self.columns() else 0
-        value = row.values[at]
-        words = any(isinstance(one.values[at], str) for one in grid.rows)
+        value = grid.values[row][at]
+        words = any(isinstance(values[at], str) for values in grid.values)
         return value if value is not None else ("\uffff" if words else float("inf"))
 
 
-def _place(column: Column, text: str, width: int) -> str:
-    return left(text, width) if column.words else right(text, width)
+def _place(grid: Table, column: int, text: str, width: int) -> str:
+    return left(text, width) if grid.is_words(column) else right(text, width)
 
 
-def _line(grid: Grid, row: GridRow, columns: Sequence[tuple[int, int]]) -> Line:
+def _line(grid: Table, row: int, columns: Sequence[tuple[int, int]]) -> Line:
     line: list[tuple[str, Ink]] = []
     for at, wide in columns:
-        text, column = clean(row.cells[at]), grid.columns[at]
-        ink: Ink = "bar" if text and text[0] in BARS else "dim" if column.rank > 2 else "text"
+        text, rank = clean(grid.rows[row][at]), grid.ranks.get(grid.columns[at], 0)
+        ink: Ink = "bar" if text and text[0] in BARS else "dim" if rank > 2 else "text"
         line += [(GAP, "dim")] if line else []
-        line.append((_place(column, text, wide), ink))
+        line.append((_place(grid, at, text, wide), ink))
     return line
 
 
@@ -119,26 +125,25 @@ class RowPanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The examples first, then the row, then the words."""
-        grid, row = self._rows.grid, self._rows.item if self._rows.grid else None
+        grid, example = self._rows.grid, self._rows.example
         if grid is None:
             return Sheet([], [("Row", "strong")])
         lines: list[Line] = []
-        if isinstance(row, GridRow):
+        if example is not None:
             lines.append(
                 fit(
                     [
-                        (0, _example("⏎", "clearest", row.examples.clearest)),
-                        (1, _example("f", "first", row.examples.first)),
+                        (0, _example("⏎", "clearest", example.clearest)),
+                        (1, _example("f", "first", example.first)),
                     ],
                     width,
                     "   ",
                 )
             )
-            lines += _cells(grid, row, width)
-        if row is not None:
+            lines += _cells(grid, self._rows.item or 0, width)
             lines += paragraph(grid.summary, width, "text")
             lines += [line for note in grid.notes for line in paragraph(note, width, "warn")]
-            lines += paragraph(grid.about, width, "dim")
+            lines += paragraph(grid.note, width, "dim")
         return Sheet(lines, [("Row", "strong")])
 
 
@@ -146,20 +151,20 @@ def _example(key: str, name: str, reference: Reference) -> Line:
     return [(key, "key"), (f" {name} ", "dim"), (clean(str(reference)), "accent")]
 
 
-def _cells(grid: Grid, row: GridRow, width: int) -> list[Line]:
+def _cells(grid: Table, row: int, width: int) -> list[Line]:
     """`name value`, as many on a line as there is room for."""
     lines: list[Line] = []
     line: list[tuple[str, Ink]] = []
     used = 0
-    for column, cell in zip(grid.columns, row.cells, strict=True):
-        text = cut(clean(cell), width - len(column.name) - 1)
+    for name, cell in zip(grid.columns, grid.rows[row], strict=True):
+        text = cut(clean(cell), width - len(name) - 1)
         if cell and cell[0] in BARS:
             continue  # drawn already
-        wide = len(column.name) + 1 + cell_len(text)
+        wide = len(name) + 1 + cell_len(text)
         if line and used + 3 + wide > width:
             lines.append(line)
             line, used = [], 0
         line += [("   ", "dim")] if line else []
         used += wide + (3 if used else 0)
-        line += [(column.name + " ", "dim"), (text, "text")]
+        line += [(name + " ", "dim"), (text, "text")]
     return [*lines, line]

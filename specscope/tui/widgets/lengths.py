@@ -36,7 +36,7 @@ class LengthsPanel(Panel):
             self._to(at if column * self._per <= look.position else -1, look.position)
         elif look.request is not None:
             steps = look.request.engine_steps
-            place = look.ledger.place(look.request.id, look.position) - 1
+            place = look.request.count_at(look.position) - 1
             self._to(steps[min(at, place)] if 0 <= column * self._per <= place else -1, look.position)
 
     def _to(self, position: int, newest: int) -> None:
@@ -50,7 +50,7 @@ class LengthsPanel(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Columns over an axis that says what a column is."""
         title = fit([(0, [("Acceptance length", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
-        buckets, size = look.ledger.lengths(look.position, look.scope, width - AXIS)
+        buckets, size = look.history.lengths_at(look.position, look.scope, width - AXIS)
         self._per, self._count = size, max(len(buckets), 1)
         self._span = min(width - AXIS, WIDEST * self._count)
         known = [value for value in buckets if value is not None]

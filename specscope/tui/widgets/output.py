@@ -46,14 +46,14 @@ class OutputPanel(Panel):
     def key(self, look: Look) -> Hashable:
         """The request and how many of its steps; its admission and its end."""
         request = look.request
-        place = look.ledger.place(look.current, look.position) if look.current is not None else 0
+        place = 0 if request is None else request.count_at(look.position)
         return look.current, place, request is not None and request.info is not None, self._end(look)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The wrapped text; a legend in the title."""
         if look.request is None or look.current is None:
             return Sheet([[("no text yet", "faint")]], [("Output", "strong")])
-        place = look.ledger.place(look.current, look.position)
+        place = look.request.count_at(look.position)
         source = (look.current, width, look.request.info is not None, id(look.request))
         if source != self._source or place < self._fed:
             self._wrapper, self._source, self._fed = Wrapper(width, "dim"), source, 0
@@ -98,12 +98,9 @@ class OutputPanel(Panel):
 
     def _end(self, look: Look) -> str:
         """Why the request ended, where it had by the position."""
-        if look.request is None or look.request.end is None or look.current is None:
+        end, ended = (None, None) if look.request is None else (look.request.end, look.request.ended)
+        if end is None or ended is None or ended > look.position:
             return ""
-        ended = look.ledger.requests[look.current].ended
-        if ended is None or ended > look.position:
-            return ""
-        end = look.request.end
         if end.reason is FinishReason.STOP and end.stop:
             return f"stopped at {clean(end.stop)!r}"
         return f"error: {clean(end.error)}" if end.reason is FinishReason.ERROR else f"ended: {ending(end.reason)}"
@@ -143,7 +140,7 @@ def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark,
 
 def _title(look: Look, place: int, width: int) -> Line:
     """The request, its tokens, and the legend where there is room."""
-    tokens = look.ledger.requests[look.current].counts.emitted[place] if look.current in look.ledger.requests else 0
+    tokens = 0 if look.request is None else look.request.totals.emitted[place]
     legend: list[tuple[str, Ink]] = []
     for origin, ink in INKS.items():
         legend += [("■ ", ink), (f"{origin.value}  ", "dim")]

@@ -110,7 +110,7 @@ def _means(look: Look, counts: Acceptance, width: int) -> Line:
         mark = "about " if look.aggregate.rounded else ""
         parts.append((0, [(mark + plural(counts.drafts, "draft"), "dim")]))
     elif look.pooled:
-        mean, over = look.ledger.mean_tau(look.position)
+        mean, over = look.history.mean_tau_at(look.position)
         parts.append((0, [("per request τ ", "dim"), (figure(mean), "text"), (f" ({over})", "dim")]))
     else:
         parts.append((0, [(plural(counts.drafts, "draft"), "dim")]))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from specscope.trace.history.wording import ending
-from specscope.trace.record.records import FinishReason
+from specscope.trace.request_words import RequestRow, request_row
 from specscope.tui.look import Look
-from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, left, line_width, right
+from specscope.tui.text import Ink, Line, clean, cut, figure, left, line_width, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import ListPanel
 
@@ -27,50 +26,14 @@ STATE_INKS: dict[str, Ink] = {
     "cancelling": "warn",
     "queued": "accent",
 }
-FINISHED = {reason.value for reason in FinishReason}
-PROMPT_CHARS = 400
 
 
-@dataclass(frozen=True)
-class RequestRow:
-    """One request in figures."""
-
-    name: str
-    state: str
-    tokens: int
-    steps: int
-    tau: str
-    kind: str
-    prompt: str
-
-
-def row(look: Look, name: str) -> RequestRow:
-    """A request as it stood at the position looked at."""
-    request, counts = look.history.requests[name], look.ledger.requests.get(name)
-    place = look.ledger.place(name, look.position)
-    info = request.info
-    prompt, kind = "", ""
-    if info is not None:
-        tokens = info.prompt_tokens[: PROMPT_CHARS // 4].tolist()
-        prompt = (info.title or info.prompt)[:PROMPT_CHARS] or look.vocabulary.text(tokens)
-        kind = info.labels.get("kind", "")
-    return RequestRow(
-        name,
-        _state(look, name),
-        counts.counts.emitted[place] if counts else 0,
-        place,
-        figure(counts.counts.tau(0, place) if counts else None),
-        clean(str(kind)),
-        clean(" ".join(prompt.split())),
-    )
-
-
-def _state(look: Look, name: str) -> str:
-    """What it was at, by the position; asked to end, where no step has ended it yet."""
-    state = look.ledger.state(name, look.position)
-    if name in look.pending[1] and state not in FINISHED:
-        return "cancelling"
-    return ending(FinishReason(state)) if state in FINISHED else state
+def _row(look: Look, name: str) -> RequestRow:
+    """A request as it stood at the position looked at; asked to end, where no step has ended it yet."""
+    row = request_row(look.history.requests[name], look.position, look.vocabulary)
+    ended = look.history.requests[name].ended
+    cancels = name in look.pending[1] and (ended is None or ended > look.position)
+    return replace(row, state="cancelling") if cancels else row
 
 
 class RequestsPanel(ListPanel):
@@ -103,10 +66,10 @@ class RequestsPanel(ListPanel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A head where there is room for one, then a row a request."""
-        every = [row(look, name) for name in look.history.requests]
+        every = [_row(look, name) for name in look.history.requests]
         rows = self.arranged(every, _value, lambda item: f"{item.name} {item.state} {item.kind} {item.prompt}")
         self.names = [item.name for item in rows]
-        queued = [RequestRow("·", "queued", 0, 0, "", "", clean(" ".join(text.split()))) for text in look.pending[0]]
+        queued = [RequestRow("·", "queued", 0, 0, None, "", clean(" ".join(text.split()))) for text in look.pending[0]]
         count = f"  {len(rows)} of {len(every)}" if self.order.words else f"  {len(rows)}"
         gap: Line = [("  ", "dim")] if self.order.words else []
         title: Line = [("Requests", "strong"), (count, "dim"), *gap, *self.said()]
@@ -132,10 +95,8 @@ class RequestsPanel(ListPanel):
 
 def _value(item: RequestRow, column: str) -> float | str:
     """What a row is sorted by; a request without drafts has the highest tau."""
-    if column == "tau":
-        return float(item.tau) if item.tau != NOTHING else float("inf")
-    value: float | str = getattr(item, column)
-    return value
+    value: float | str | None = getattr(item, column)
+    return float("inf") if value is None else value
 
 
 def _columns(rows: list[RequestRow], width: int) -> list[tuple[str, int]]:
@@ -167,11 +128,11 @@ def _line(item: RequestRow, columns: list[tuple[str, int]], current: bool) -> Li
     ink: Ink = "faint" if later else "dim"
     line: list[tuple[str, Ink]] = [("▸ " if current else "  ", "accent")]
     for name, wide in columns:
-        text = str(getattr(item, name))
+        text = figure(item.tau) if name == "tau" else clean(str(getattr(item, name)))
         if name in NUMBERS:
             line.append((right("" if later else text, wide), ink if later else "text"))
         elif name == "name":
-            line.append((left(clean(text), wide), "strong" if current else ink if later else "text"))
+            line.append((left(text, wide), "strong" if current else ink if later else "text"))
         elif name == "state":
             line.append((left(text, wide), STATE_INKS.get(text, "dim")))
         else:

@@ -97,7 +97,7 @@ def _words(look: Look) -> list[tuple[str, Ink]]:
     line: list[tuple[str, Ink]] = [
         (f"{record.step if record is not None else 0:,}".rjust(len(last)), "strong"),
         (f" / {last}", "dim"),
-        (f"  {look.ledger.elapsed(look.position):.1f} s", "dim"),
+        (f"  {look.history.elapsed_at(look.position):.1f} s", "dim"),
     ]
     if look.viewer.live:
         line.append(("  following", "accepted") if look.viewer.follow else ("  looking back", "warn"))

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from specscope.trace.history.timeline import SpanTimeline, TimelineRow
 from specscope.trace.history.wording import plural
-from specscope.tui.text import EIGHTHS, Ink, Line, cut, folded, left, paragraph, right
+from specscope.tui.text import EIGHTHS, Ink, Line, cut, labelled, left, paragraph, right
 
 SERVICE_INKS: tuple[Ink, ...] = ("accent", "target", "recovered", "bonus")  # of other services, in turn
 TICK = 2  # cells between two labels of the axis, at least
@@ -130,10 +130,4 @@ def row_facts(row: TimelineRow, timeline: SpanTimeline, width: int) -> list[Line
 
 def _table(facts: Sequence[tuple[str, str]], width: int) -> list[Line]:
     wide = min(max((cell_len(key) for key, _ in facts), default=0), KEY, width // 2)
-    lines: list[Line] = []
-    for key, value in facts:
-        name = cut(key, wide)
-        for text in folded(value, max(width - wide - 2, 8)) or [""]:
-            lines.append([(left(name, wide) + "  ", "dim"), (text, "text")])
-            name = ""
-    return lines
+    return [line for key, text in facts for line in labelled(cut(key, wide), "dim", text, "text", wide + 2, width)]

@@ -14,6 +14,7 @@ from specscope.trace.history.decided import ended_by
 from specscope.trace.history.why import brief
 from specscope.trace.history.wording import about_method, acceptance
 from specscope.trace.record.records import RequestStep, StepRecord, Verdict
+from specscope.trace.words import how_drawn
 from specscope.tui.keys import shown_key
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, paragraph, show_token
@@ -21,7 +22,7 @@ from specscope.tui.widgets.bars import progress_line
 from specscope.tui.widgets.likeliest import likeliest_lines
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
-from specscope.tui.widgets.tree_lines import how_drawn, tree_lines
+from specscope.tui.widgets.tree_lines import tree_lines
 from specscope.tui.widgets.trials import why_lines
 
 DECISION = 5  # lines of the decisions that ended a path, beside each other

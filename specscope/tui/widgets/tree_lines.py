@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from rich.cells import cell_len
 
 from specscope.trace.history.at_parent import above, draft_ps, end, raw_ps
-from specscope.trace.history.decided import coin_sign
+from specscope.trace.history.decided import coin_sign, p_tried, q_tried
 from specscope.trace.history.draw import MARKS, branches
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
-from specscope.trace.record.tree import DraftTree, Drawn
+from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.words import label
 from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, show_token
-from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, p_tried, q_tried, tried
+from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, tried
 
 FINAL_MARK = "»"
 
@@ -62,18 +62,18 @@ def coin_text(coin: float) -> str:
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
 P = TreeColumn("p", 5, lambda j, n: probability(float(j.verdict.p[n])))
 Q = TreeColumn("q", 5, lambda j, n: probability(float(j.step.tree.q[n])))
-DRAFT = TreeColumn("draft p", 7, lambda j, n: _known(j.draft_ps[n]))
+DRAFT = TreeColumn(label("draft_p"), 7, lambda j, n: _known(j.draft_ps[n]))
 # Of a greedy tree, for nodes below those that were tried: whether the target would have taken it there
 P_UNTRIED = TreeColumn("p", 5, lambda j, n: probability(float(j.verdict.p[n])) if j.raw_ps[n] is None else "")
-RAW = TreeColumn("raw p", 5, lambda j, n: _known(j.raw_ps[n]))
+RAW = TreeColumn(label("raw_p"), 5, lambda j, n: _known(j.raw_ps[n]))
 RANK = TreeColumn("raw rank", 8, lambda j, n: _rank(above(j.step, n).raw_rank(int(j.step.tree.token[n]))))
-SOURCE = TreeColumn("from", 5, lambda j, n: "" if j.step.method is None else j.step.method.source_of(n))
+SOURCE = TreeColumn(label("source"), 5, lambda j, n: "" if j.step.method is None else j.step.method.source_of(n))
 SOURCE_INKS: dict[str, Ink] = {"model": "dim", "text": "accent", "both": "strong"}
-P_TRIAL = TreeColumn("p tried", 7, lambda j, n: p_tried(j.verdict, n))
-Q_TRIAL = TreeColumn("q tried", 7, lambda j, n: q_tried(j.step, j.verdict, n))
-P_ALL = TreeColumn("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
-Q_ALL = TreeColumn("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
-COIN = TreeColumn("coin", 5, lambda j, n: coin_text(float(j.verdict.coin[n])) if j.verdict.judged[n] else "")
+P_TRIAL = TreeColumn(label("p_tried"), 7, lambda j, n: _known(p_tried(j.verdict, n)))
+Q_TRIAL = TreeColumn(label("q_tried"), 7, lambda j, n: _known(q_tried(j.step, j.verdict, n)))
+P_ALL = TreeColumn(label("p_tried"), 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
+Q_ALL = TreeColumn(label("q_tried"), 7, _when(TRIED, lambda v, n: v.q_trial[n]))
+COIN = TreeColumn(label("u"), 5, lambda j, n: coin_text(float(j.verdict.coin[n])) if j.verdict.judged[n] else "")
 ACCEPT = TreeColumn("a", 7, lambda j, n: _accept(j.verdict, n))
 RESIDUAL = TreeColumn("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
 LINE = TreeColumn("coin on a line", 22, lambda j, n: "")  # drawn, not written; as wide as there is room, to LONGEST
@@ -163,8 +163,8 @@ def _same(step: RequestStep, verdict: Verdict) -> list[TreeColumn]:
     """Of p and q as tried, those that are nowhere another number than p and q as drawn: they would say nothing."""
     nodes = range(len(step.tree))
     return [
-        *([] if any(p_tried(verdict, node) for node in nodes) else [P_TRIAL, P_ALL]),
-        *([] if any(q_tried(step, verdict, node) for node in nodes) else [Q_TRIAL, Q_ALL]),
+        *([] if any(p_tried(verdict, node) is not None for node in nodes) else [P_TRIAL, P_ALL]),
+        *([] if any(q_tried(step, verdict, node) is not None for node in nodes) else [Q_TRIAL, Q_ALL]),
     ]
 
 
@@ -271,14 +271,3 @@ def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[TreeColu
     texts = {P: p, P_ALL: p, COIN: coin_text(verdict.final_coin)}
     texts |= {RAW: _known(there.raw_p), RANK: _rank(there.raw_rank), DRAFT: _known(there.draft_p)}
     return "".join(_cell(texts.get(column, ""), column) for column in columns)
-
-
-def how_drawn(tree: DraftTree) -> str:
-    """How the nodes were drawn, in a word or two."""
-    names = {
-        Drawn.DETERMINISTIC: "deterministic",
-        Drawn.WITHOUT_REPLACEMENT: "sampled, not replaced",
-        Drawn.WITH_REPLACEMENT: "sampled",
-    }
-    found = [names[kind] for kind in names if np.any(tree.drawn == kind)]
-    return " + ".join(found)

@@ -89,13 +89,13 @@ def test_lean_evidence_says_what_it_lacks():
     }
     for grid in grids(lean, Vocabulary()):
         assert grid.rows
-    assert "–" in grids(lean, Vocabulary())[0].rows[0].cells
+    assert "–" in grids(lean, Vocabulary())[0].rows[0]
 
 
 def test_without_text_tokens_are_shown_by_id():
     history = run_of([decode([50, 51], rejected=[0], final=7)], privacy=Privacy.NO_TEXT)
     history.vocabulary = Vocabulary()
-    cells = grids(answer(history), history.vocabulary)[0].rows[0].cells
+    cells = grids(answer(history), history.vocabulary)[0].rows[0]
     assert cells[0] == "#50"
     assert cells[5] == "#7 ×1"
 

@@ -8,8 +8,8 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.statistical import BY_OUTCOME
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
-from specscope.trace.record.trace_sampling import read_sampling
 from specscope.trace.record.tree import Drawn
+from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.sampling_sink import SamplingSink
 from tests.analyze.synthetic import FAULTS, Synthetic
 from tests.analyze.verify.edits import check, failed, passed

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.debug.events import NODE_NAMES
 from specscope.errors import UserError
 from specscope.trace.history.expressions import LONGEST, Expression, ExpressionError
+from specscope.trace.words import NODE
 
-NAMES = {name: kind for name, (kind, _) in NODE_NAMES.items()}
+NAMES = {name: field.type for name, field in NODE.items()}
 LONG = 10.0  # seconds of processor time, of which the worst text below takes a thousandth
 VALUES = {"depth": 1, "p": 0.05, "q": 0.7, "request": "r3", "text": "def f", "tau": None, "node": 2, "accepted": 0}
 

@@ -18,8 +18,9 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 from specscope.errors import UserError
 from specscope.trace.history.history import History, weight
 from specscope.trace.record.records import FinishReason
-from specscope.trace.record.trace_sampling import LeftOut, Reason, TraceSampling, ratio_keeps, read_sampling
+from specscope.trace.record.trace_sampling import LeftOut, Reason, TraceSampling, ratio_keeps
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sampling_sink import SamplingSink
 from specscope.trace.wire.spans import Encoder, SpanLevel, own_trace
