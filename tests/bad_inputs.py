@@ -307,12 +307,16 @@ def outputs() -> dict[str, list[Case]]:
     train = ("train", "eagle3", "--target", "./nothing", "--data", "good.txt")
     vllm = {"": "--capture", "sub": "sub", "no/where.jsonl": "no/where.jsonl", "new/": "new"}
 
-    def at(words: tuple[str, ...], *names: str, last: tuple[str, ...] = ()) -> list[Case]:
-        return [Case((*words[:-1], words[-1] + name, *last), held) for name in names]
+    def at(words: tuple[str, ...], *names: str, last: tuple[str, ...] = (), says: str = "") -> list[Case]:
+        return [Case((*words[:-1], words[-1] + name, *last), held, says) for name in names]
+
+    input_says = "would overwrite the input"
 
     return {
         "capture": [
-            *at(("capture", "good.txt", "--output="), *same, *places, last=CAPTURE[4:]),
+            *at(("capture", "good.txt", "--output="), *same, last=CAPTURE[4:], says=input_says),
+            *at(("capture", "good.txt", "--output="), *places, last=CAPTURE[4:]),
+            *at(("watch", "c.jsonl", "--headless", "--capture="), "soft-c", "hard-c", says=input_says),
             *at(("run", "--file", "good.txt", "--output="), "soft2", "sub", "page.html", last=CAPTURE[4:]),
             *(
                 Case(("vllm", f"--capture={x}", "--debug=s", "--", "serve", "m"), held, says)

@@ -1,6 +1,7 @@
 """The measures of tests/test_house.py, and what breaks them today."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -81,6 +82,24 @@ FRAGMENTS: dict[str, int] = {
     "specscope/watch/told.py": 1,
 }
 
+SLEEPS: dict[str, int] = {
+    "tests/bench/server.py": 1,
+    "tests/remote/test_receiver.py": 1,
+    "tests/serve/customers.py": 1,
+    "tests/serve/test_crowd.py": 2,
+    "tests/test_interrupt.py": 2,
+    "tests/test_lifetime.py": 5,
+    "tests/test_user_cache.py": 3,
+    "tests/trace/wire/test_bus.py": 3,
+    "tests/vllm/fakes.py": 1,
+    "tests/vllm/serving.py": 1,
+    "tests/vllm/test_debugger.py": 2,
+    "tests/vllm/test_real.py": 1,
+    "tests/vllm/test_real_debug.py": 4,
+    "tests/watch/test_source.py": 2,
+    "tests/watch/test_watching.py": 1,
+}
+
 
 def sources():
     """Every source file but __init__.py, by its name from the root."""
@@ -116,6 +135,18 @@ def fragments():
     return {name: 1 for name, path in sources().items() if lines(path) < FEWEST_LINES}
 
 
+def sleeps():
+    """Where a test waits for a while instead of for what happens (tests/waiting.py): sleeps of each file."""
+    counts = {path: len(re.findall(r"\bsleep\(", path.read_text())) for path in (ROOT / "tests").rglob("*.py")}
+    names = {path.relative_to(ROOT).as_posix(): count for path, count in counts.items() if count}
+    return {name: count for name, count in names.items() if name not in ("tests/house.py", "tests/waiting.py")}
+
+
 if __name__ == "__main__":
-    for name, found in (("CROWDED", crowded()), ("NAMES", names_of_several()), ("FRAGMENTS", fragments())):
+    for name, found in (
+        ("CROWDED", crowded()),
+        ("NAMES", names_of_several()),
+        ("FRAGMENTS", fragments()),
+        ("SLEEPS", sleeps()),
+    ):
         print(f"{name}: dict[str, int] = {dict(sorted(found.items()))}")

@@ -23,6 +23,14 @@ def until(condition, meanwhile=None, says=""):
         time.sleep(0.01)
 
 
+def wait_for(true, seconds=HANG_SECONDS):
+    """Whether it becomes true in time. `seconds`: less than a hang's only where it must not become true."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(true())
+
+
 async def comes(condition, says=""):
     """The same for `await condition()`, while the loop goes on."""
     async with asyncio.timeout(HANG_SECONDS):

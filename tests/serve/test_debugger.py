@@ -11,8 +11,8 @@ import pytest
 from specscope import Engine
 from specscope.errors import UserError
 from specscope.remote.debug_client import AttachedCommands
-from tests.serve.running import running, wait_for
-from tests.waiting import HANG_SECONDS
+from tests.serve.running import running
+from tests.waiting import HANG_SECONDS, wait_for
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, room_for
-from tests.serve.running import running, wait_for
-from tests.waiting import HANG_SECONDS
+from tests.serve.running import running
+from tests.waiting import HANG_SECONDS, wait_for
 
 BODY = {"prompt": "abcabc", "temperature": 0, "ignore_eos": True}
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -26,6 +25,7 @@ from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
 from specscope.train.training import batches_of
 from tests.heads import write_variant
+from tests.waiting import until
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
 
@@ -217,8 +217,7 @@ def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
     how = ["--target", deep, "--dtype", "float32", "--self-synthesise", 5000, "-o", out, "--draft-vocab", 150]
     how += ["--epochs", 6, "--batch-tokens", 128, "--rows", 8, "--longest", 100]
     first = command(*how)
-    while not (out / "data" / "shard-00000.safetensors").exists() and first.poll() is None:
-        time.sleep(0.05)
+    until(lambda: (out / "data" / "shard-00000.safetensors").exists() or first.poll() is not None)
     first.send_signal(signal.SIGINT)
     error = first.communicate(timeout=60)[1]
     assert first.returncode == 130, error
