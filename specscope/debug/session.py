@@ -134,7 +134,7 @@ class Session:
         return self.next() if self.stepper is None else self.stepper.phase()
 
     def pause(self) -> Stop:
-        """Stop a run that goes on by itself: only vLLM's does (vllm/session.py)."""
+        """Stop a run that goes on by itself: only vLLM's does (remote/held.py)."""
         raise UserError("nothing runs until the next command, so there is nothing to pause")
 
     def finish(self, request: str = "") -> Stop:
