@@ -12,7 +12,7 @@ CROWDED: dict[str, int] = {
     "specscope/cli": 26,
     "specscope/engine": 24,
     "specscope/model": 29,
-    "specscope/tui/widgets": 23,
+    "specscope/tui/widgets": 22,
     "specscope/vllm": 36,
 }
 NAMES: dict[str, int] = {}
@@ -89,8 +89,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/train/eagle3.py": 1,
     "specscope/train/p_eagle.py": 1,
     "specscope/train/ttt.py": 1,
-    "specscope/tui/pending.py": 1,
-    "specscope/tui/program.py": 1,
     "specscope/tui/screens/compare_help.py": 1,
     "specscope/tui/screens/over.py": 1,
     "specscope/tui/signals.py": 1,

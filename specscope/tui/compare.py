@@ -17,16 +17,17 @@ from specscope.tui.keys import ACTIONS
 from specscope.tui.look import Look
 from specscope.tui.screens.compare_help import compare_help_lines
 from specscope.tui.screens.compare_view import CompareScreen
-from specscope.tui.screens.dialogs import Questions
+from specscope.tui.screens.dialogs import Lists
 from specscope.tui.screens.help import HelpScreen
 from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings, read_settings
-from specscope.tui.signals import EndsBySignal, run_to_the_end
+from specscope.tui.shell import Shell
+from specscope.tui.signals import run_to_the_end
 
 KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
 
 
-class CompareApp(Questions):
+class CompareApp(Shell):
     """Shows one comparison."""
 
     TITLE = "specscope compare"
@@ -35,6 +36,7 @@ class CompareApp(Questions):
         super().__init__(settings)
         self._compared = compared
         self.viewer = Viewer(History(vocabulary=compared.vocabularies[0]))
+        self.take_actions(Lists(self, self.say))
 
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys of the screen on top."""
@@ -50,6 +52,7 @@ class CompareApp(Questions):
 
     def on_mount(self) -> None:
         """The one screen."""
+        self.ready()
         self.push_screen(CompareScreen(self._look(), self._compared))
         self.theme_changed_signal.subscribe(self, lambda _: self.look())
 
@@ -65,18 +68,6 @@ class CompareApp(Questions):
         self.push_screen(HelpScreen(page))
 
 
-class CompareProgram(EndsBySignal, CompareApp):
-    """CompareApp, where it is all that the process runs."""
-
-    def __init__(self, compared: Compared, settings: Settings, lifetime: Lifetime) -> None:
-        super().__init__(compared, settings)
-        self._lifetime = lifetime
-
-    def on_mount(self) -> None:
-        """Its loop runs."""
-        self.hear_signals()
-
-
 def run_compare(compared: Compared, lifetime: Lifetime) -> None:
     """Show it until the user leaves, or a signal ends it: SystemExit then. Raises UserError."""
-    run_to_the_end(CompareProgram(compared, read_settings(ACTIONS), lifetime))
+    run_to_the_end(CompareApp(compared, read_settings(ACTIONS)), lifetime)

@@ -17,6 +17,8 @@ from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
 
+NOTICE_LINES = 6  # of a notice, at most
+
 
 def save_screenshot(app: App[None], folder: str) -> Path:
     """Write what the screen shows; the file. Raises UserError where it cannot be written."""
@@ -40,7 +42,7 @@ class Palette(CommandPalette):
 
 
 class Shell(App[None]):
-    """What the apps derive from. Each says which commands are its own."""
+    """What every app has. Its keys do what its parts do; each app says which of them are commands of its own."""
 
     CSS_PATH = "scope.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
@@ -55,9 +57,20 @@ class Shell(App[None]):
             self.register_theme(theme)
         self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
 
-    def _say(self, text: str) -> None:
-        """Show a notice."""
-        self.notify(clean(text), markup=False)
+        self.ready: Callable[[], None] = lambda: None  # called when its loop runs
+
+    def take_actions(self, *parts: object) -> None:
+        """Textual looks for an action among an app's methods: these are its parts'."""
+        for part in parts:
+            for name in dir(part):
+                if name.startswith("action_"):
+                    setattr(self, name, getattr(part, name))
+
+    def say(self, text: str) -> None:
+        """Show a notice: the last one, for many would pile up."""
+        self.clear_notifications()
+        lines = text.splitlines()[:NOTICE_LINES]
+        self.notify("\n".join(map(clean, lines)), timeout=3 * len(lines), markup=False)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our own colours, for themes that are not ours."""
@@ -102,9 +115,9 @@ class Shell(App[None]):
             self.deliver_screenshot(filename)
             return
         try:
-            self._say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
+            self.say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
         except UserError as error:
-            self._say(str(error))
+            self.say(str(error))
 
     def action_next_theme(self) -> None:
         """Light or dark."""

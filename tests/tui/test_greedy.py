@@ -79,7 +79,7 @@ async def test_the_first_screen_begins_with_what_the_target_wanted(size, name):
     step, position = rejected[-1]
     viewer.goto(position)
     async with running(viewer, size) as (app, pilot):
-        app._pick("r2")
+        app.standing.pick("r2")
         await pilot.pause()
         said = " ".join(text_of(app.screen.query_one(TreePanel)).split())
         wanted = int(step.parents.choice[step.parents.node.tolist().index(-1 if not len(step.verdict.path) else
@@ -92,7 +92,7 @@ async def test_a_node_of_a_greedy_replay_tells_what_both_models_thought():
     viewer = over("eagle")
     viewer.goto(viewer.history.requests["r2"].position_of(24))
     async with running(viewer, (120, 40)) as (app, pilot):
-        app._pick("r2")
+        app.standing.pick("r2")
         await pilot.press("d")
         await pilot.pause()
         nodes = app.screen.query_one(NodesPanel)

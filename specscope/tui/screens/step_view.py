@@ -22,8 +22,7 @@ from specscope.tui.text import Line, clean, fit, folded
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.likeliest import likeliest_lines
 from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.node_facts import node_facts
-from specscope.tui.widgets.node_view import node_view_lines
+from specscope.tui.widgets.node_view import node_facts, node_view_lines
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import tree_lines
 from specscope.tui.widgets.trials import place_lines
