@@ -17,8 +17,7 @@ from specscope.engine.prompts import NO_KWARGS, PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.live.load_clock import LoadClock
-from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status
-from specscope.live.output import LastOutput
+from specscope.live.messages import BreakpointList, Command, Failed, LastOutput, Loading, Ready, Status
 from specscope.live.server import serve
 from specscope.trace.history.history import KEPT, History
 from specscope.trace.record.params import SamplingParams

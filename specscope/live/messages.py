@@ -5,12 +5,18 @@ From the engine also come the bus's records, debug.answers.News, Forked and Node
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
+
+KEPT = 4096  # bytes, the last ones
 
 
 @dataclass(frozen=True)
@@ -55,3 +61,32 @@ class Command:
 
     verb: str  # submit, cancel, pause, resume, step, debug, look, watch, stop
     value: Any = None
+
+
+class LastOutput:
+    """The parent's side: drains the pipe, so that printing never blocks the process, and keeps the end."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._kept = b""
+        self._reader = threading.Thread(target=self._drain, name="specscope-worker-output", daemon=True)
+        self._reader.start()
+
+    def _drain(self) -> None:
+        with suppress(OSError):
+            while data := os.read(self._pipe.fileno(), KEPT):
+                self._kept = (self._kept + data)[-KEPT:]
+        self._pipe.close()
+
+    def last_line(self) -> str:
+        """The last line that was printed, once the process has ended; empty where there is none."""
+        self._reader.join(1)
+        lines = self._kept.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1].strip()[:300] if lines else ""
+
+
+def redirect_output(pipe: Connection) -> None:
+    """The process's side: standard output and standard error go down the pipe from now on."""
+    for number in (1, 2):
+        os.dup2(pipe.fileno(), number)
+    pipe.close()

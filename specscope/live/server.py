@@ -25,8 +25,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status
-from specscope.live.output import redirect_output
+from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status, redirect_output
 from specscope.live.start import start_engine
 
 if TYPE_CHECKING:

@@ -21,19 +21,17 @@ from specscope.tui.keys import ACTIONS, ASKING, KEYS, bindings, label
 from specscope.tui.look import Look
 from specscope.tui.screens.dialogs import Dialogs, Lists
 from specscope.tui.screens.moves import Moves
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import MAIN, Hints, Over
 from specscope.tui.screens.overlays import Overlays
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.settings import Settings, read_settings
-from specscope.tui.shell import Shell
-from specscope.tui.signals import run_to_the_end
+from specscope.tui.shell import Shell, run_to_the_end
 from specscope.tui.standing import Standing
 from specscope.tui.widgets.bars import Banner, StatusBar
-from specscope.tui.widgets.hints import MAIN, Hints
 from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.lengths import LengthsPanel
+from specscope.tui.widgets.lines import Panel
 from specscope.tui.widgets.output import OutputPanel
-from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.rates import RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specscope.debug.stops import BreakpointHit
+from specscope.debug.answers import BreakpointHit
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import RequestInfo

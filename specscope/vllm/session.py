@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count as counting
 
+from specscope.debug.answers import Stop, StopReason
 from specscope.debug.session import Session
-from specscope.debug.stops import Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import StepRecord

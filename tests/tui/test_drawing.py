@@ -29,8 +29,8 @@ from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets import tree_lines as widget
 from specscope.tui.widgets.lengths import columns
+from specscope.tui.widgets.output import Wrapper
 from specscope.tui.widgets.tree_lines import tree_lines
-from specscope.tui.widgets.wrap import Wrapper
 
 from .sample import replay
 

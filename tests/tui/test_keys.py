@@ -19,8 +19,8 @@ from specscope.trace.wire.reading import split_reference
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
+from specscope.tui.screens.over import Hints
 from specscope.tui.settings import Settings
-from specscope.tui.widgets.hints import Hints
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 

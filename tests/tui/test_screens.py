@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 from rich.cells import cell_len
 
-from specscope.debug.answers import Answer, Stopped
-from specscope.debug.stops import BreakpointHit, Stop, StopReason
+from specscope.debug.answers import Answer, BreakpointHit, Stop, Stopped, StopReason
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.screens.dialogs import Ask

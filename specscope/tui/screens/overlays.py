@@ -7,9 +7,8 @@ from functools import partial
 
 from textual.app import App
 
-from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
-from specscope.debug.show_stop import stop_text
-from specscope.debug.stops import Stop
+from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stop, Stopped
+from specscope.debug.show import stop_text
 from specscope.tui.look import Look
 from specscope.tui.screens.analysis_view import AnalysisScreen
 from specscope.tui.screens.branches_view import BranchesScreen

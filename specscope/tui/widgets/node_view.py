@@ -27,8 +27,7 @@ from specscope.tui.text import (
     show_token,
 )
 from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, beside, decision, final_bar
-from specscope.tui.widgets.output import feed, feed_prompt, feed_step
-from specscope.tui.widgets.wrap import Wrapper
+from specscope.tui.widgets.output import Wrapper, feed, feed_prompt, feed_step
 
 NARROWEST = 26  # cells of a column
 GAP = 3
