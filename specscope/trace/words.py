@@ -23,8 +23,8 @@ from specscope.trace.record.vocabulary import printable, token_id
 
 DRAWN = {
     Drawn.DETERMINISTIC: "deterministic",
-    Drawn.WITHOUT_REPLACEMENT: "sampled, not replaced",
-    Drawn.WITH_REPLACEMENT: "sampled",
+    Drawn.WITHOUT_REPLACEMENT: "without replacement",
+    Drawn.WITH_REPLACEMENT: "with replacement",
 }
 NEAR_TIE = "near tie"
 FLIPS = "rounding could flip"
