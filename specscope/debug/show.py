@@ -22,7 +22,7 @@ from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo
 from specscope.trace.record.trace_sampling import LeftOut
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.request_words import request_row
-from specscope.trace.words import FLIPS, NEAR_TIE, NODE, node_rows
+from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeliest, node_rows
 
 TAIL = 12  # tokens of the context that are shown
 FED = 12  # rows that fed a head, likewise
@@ -95,13 +95,12 @@ def node(session: Session, number: int) -> str:
 
 def _likeliest(session: Session, place: AtParent) -> list[str]:
     """The likeliest tokens of target and drafter at a place, as the record has them."""
-    rows = (("target, raw", place.likeliest), ("drafter", place.drafters_likeliest))
     show = session.history.vocabulary.show
-    return [
+    lines = [
         f"{name}: " + ", ".join(f"{show(top.token)} {probability(top.prob)}" for top in tokens)
-        for name, tokens in rows
-        if tokens
+        for name, tokens in likeliest(place)
     ]
+    return [*lines, *about_likeliest(place, show)]
 
 
 def begun(session: Session) -> str:

@@ -110,8 +110,8 @@ def test_the_console_lists_the_likeliest_of_both():
     commands = Commands(Session(history=over("eagle").history))
     commands.run("goto r2@24")
     said = commands.run("node 0")
-    assert "target, raw: ␣for 0.921, ␣and 0.035, , 0.029, ␣in 0.009" in said
-    assert "drafter: , 0.263, ␣and 0.122, . 0.053, ␣source 0.031" in said
+    assert "target's likeliest, raw: ␣for 0.921, ␣and 0.035, , 0.029, ␣in 0.009" in said
+    assert "drafter's likeliest: , 0.263, ␣and 0.122, . 0.053, ␣source 0.031" in said
     assert "coins of" not in said
     assert "residual" not in said
 

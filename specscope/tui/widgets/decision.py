@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from specscope.trace.history.at_parent import AtParent, TopToken, above, end
 from specscope.trace.history.decided import BELOW, TOSSED, coin_sign, deciding
 from specscope.trace.history.draw import MARKS
-from specscope.trace.history.wording import ordinal
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import WordRow, final_number, node_numbers
+from specscope.trace.words import WordRow, about_likeliest, final_number, likeliest, node_numbers
 from specscope.tui.text import Ink, Line, bar, cut, fit, left, line_width, probability, show_token
 
 LABEL = 9
@@ -192,23 +192,21 @@ def likeliest_lines(place: AtParent, vocabulary: Vocabulary, width: int) -> list
 
     Below, where the target's first choice was for the drafter, and how much of its mass the drafter cannot draft.
     """
-    columns: list[tuple[str, Ink, Sequence[TopToken]]] = [
-        ("target's likeliest, raw", "target", place.likeliest),
-        ("drafter's likeliest", "bonus", place.drafters_likeliest),
-    ]
-    columns = [column for column in columns if column[2]]
+    columns = likeliest(place)
     if not columns:
         return []
     wide = (width - 2 * (len(columns) - 1)) // len(columns)
     stacked = wide < COLUMN
     blocks = [_column(place, *column, vocabulary, width if stacked else wide) for column in columns]
     lines = [line for block in blocks for line in block] if stacked else beside(blocks, wide)
-    return [*lines, *_below(place, vocabulary, width), []]
+    below: list[Line] = [
+        [(cut(text, width), "dim")] for text in about_likeliest(place, partial(show_token, vocabulary))
+    ]
+    return [*lines, *below, []]
 
 
-def _column(
-    place: AtParent, name: str, ink: Ink, tokens: Sequence[TopToken], vocabulary: Vocabulary, width: int
-) -> list[Line]:
+def _column(place: AtParent, name: str, tokens: Sequence[TopToken], vocabulary: Vocabulary, width: int) -> list[Line]:
+    ink: Ink = "target" if name.startswith("target") else "bonus"
     room = min(max(width - MARK - TOKEN - NUMBER, 0), LONGEST_COLUMN)
     lines: list[Line] = [[(cut(name, width), "accent")]]
     for top in tokens:
@@ -232,14 +230,3 @@ def _mark(place: AtParent, token: int) -> tuple[str, Ink]:
         return "", "text"
     outcome = Outcome(int(verdict.outcome[drafted[0]]))
     return MARKS[outcome], INKS[outcome]
-
-
-def _below(place: AtParent, vocabulary: Vocabulary, width: int) -> list[Line]:
-    if not place.likeliest or not place.drafters_likeliest:
-        return []
-    first, lines = place.of_token(place.likeliest[0].token), []
-    if first.draft_rank:
-        lines.append(f"{show_token(vocabulary, first.token)} is the drafter's {ordinal(first.draft_rank)} choice")
-    if place.outside:
-        lines.append(f"{probability(place.outside)} of the target's mass is outside the draft vocabulary")
-    return [[(cut(text, width), "dim")] for text in lines]
