@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from specscope.__main__ import entry
-from specscope.cli.bench_files import json_option, plot_file
+from specscope.cli.bench import json_option, plot_file
 from specscope.cli.numbers import real_from, whole_from
 from specscope.cli.options import engine_config, engine_options
 from specscope.engine.config import EngineConfig

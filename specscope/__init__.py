@@ -8,18 +8,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specscope.analyze.load import load
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
-    from specscope.engine.result import Result
+    from specscope.engine.generate import Result
     from specscope.trace.record.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__"]
+__all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__", "load"]
 
 _HOMES = {
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
-    "Result": "specscope.engine.result",
+    "load": "specscope.analyze.load",
+    "Result": "specscope.engine.generate",
     "SamplingParams": "specscope.trace.record.params",
 }
 

@@ -67,7 +67,7 @@ def fresh(engine, blocks, *, cached=False):
         engine.step()
     engine.timeline, engine.last, engine.steps = None, None, 0
     if engine.sizer is not None:
-        engine.sizer = Sizer(engine.sizer.plan, engine.sizer.costs, draws=engine.sizer.draws)
+        engine.phases.sizer = Sizer(engine.sizer.plan, engine.sizer.costs, draws=engine.sizer.draws)
     model = model_of(engine.drafter)
     pools = [engine.runner.cache.pool, *(() if model is None else (model.cache.pool,))]
     for pool, count in zip(pools, (blocks, drafter_blocks(engine.config, blocks)), strict=False):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from specscope.kernels.cpu.product import Panels
-from specscope.model import fast_paths
-from specscope.model.fast_paths import VARIABLE
+from specscope.model.fast import fast_paths
+from specscope.model.fast.fast_paths import VARIABLE
 
 OPERATORS = {
     "numba": (Panels, "of"),

@@ -13,11 +13,10 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 
 import psutil
 
-from tests.waiting import HANG_SECONDS, until
+from tests.waiting import until, wait_for
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm-256color"}
 SPECSCOPE = [sys.executable, "-m", "specscope"]
@@ -27,6 +26,13 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def ended(process, seconds):
+    """Whether a process ends within so long."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.poll() is not None
 
 
 @contextlib.contextmanager
@@ -111,13 +117,12 @@ class Terminal:
 
     def left(self):
         """The processes of the family that stay; they end in a second where nothing else runs."""
-        end = time.monotonic() + HANG_SECONDS
-        while time.monotonic() < end:
-            self.process.poll()
-            if not (alive := self._alive()):
-                return []
-            time.sleep(0.02)
-        return alive
+
+        def gone():
+            self.process.poll()  # else it stays as a zombie
+            return not self._alive()
+
+        return [] if wait_for(gone) else self._alive()
 
     def _alive(self):
         alive = []

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 FULL = "SPECSCOPE_SWEEP"  # how many cases of each sweep; without it, so many that the slow tests stay short
 SECONDS = 60  # after which a command hangs

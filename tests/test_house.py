@@ -19,8 +19,9 @@ def test_no_file_is_too_long():
         (house.crowded(), house.CROWDED),
         (house.names_of_several(), house.NAMES),
         (house.fragments(), house.FRAGMENTS),
+        (house.sleeps(), house.SLEEPS),
     ],
-    ids=["files of a folder", "public classes of one name", "files below 60 lines"],
+    ids=["files of a folder", "public classes of one name", "files below 60 lines", "sleeps in tests"],
 )
 def test_exceptions_only_shrink(now, known):
     """Each one by itself: a folder's files, a name's files, a fragment."""

@@ -11,7 +11,7 @@ import pytest
 
 from specscope.terminal import text_console
 from tests.processes import SPECSCOPE, Terminal
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
 TRACES = Path(__file__).parents[1] / "traces"

@@ -3,6 +3,7 @@
 What takes how long is measured by `specscope bench`, and no test fails by a clock.
 """
 
+import asyncio
 import threading
 import time
 from concurrent.futures import Future
@@ -20,6 +21,22 @@ def until(condition, meanwhile=None, says=""):
             return found
         assert time.monotonic() < end, f"this never came: {says() if callable(says) else says or condition}"
         time.sleep(0.01)
+
+
+def wait_for(true, seconds=HANG_SECONDS):
+    """Whether it becomes true in time. `seconds`: less than a hang's only where it must not become true."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(true())
+
+
+async def comes(condition, says=""):
+    """The same for `await condition()`, while the loop goes on."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while not (found := await condition()):
+            await asyncio.sleep(0.01)
+    return found
 
 
 def ends(call, *args):

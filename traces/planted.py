@@ -30,7 +30,7 @@ class Shifted(NgramDrafter):
 def main() -> None:
     """Run it, recorded."""
     engine = Engine(drafter="ngram", tree="4", dtype="float32")
-    engine.drafter = Shifted(depth=4)
+    engine.parts.drafter = Shifted(depth=4)
     params = SamplingParams(max_tokens=40)
     path = Path(__file__).parent / "planted.jsonl"
     options = OutputOptions(str(path), None, None, SpanLevel.TREES, None)

@@ -1,6 +1,6 @@
 """Whole decoder layers on a processor: one call for up to 256 rows through many of them, no small operations between.
 
-A layer is the one of model/decoder.py: RMSNorm, queries, keys and values, rotary positions, tree attention on the
+A layer is the one of model/fast/decoder.py: RMSNorm, queries, keys and values, rotary positions, tree attention on the
 paged cache, a gated MLP. All threads go through its phases together; each phase is cut by rows, heads, parts of
 contexts or panels of weights, none of which changes a sum.
 """
@@ -262,7 +262,7 @@ def prepare() -> None:
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What a layer is made of. Filled by model/decoder.py."""
+    """What a layer is made of. Filled by model/fast/decoder.py."""
 
     heads: int
     kv_heads: int

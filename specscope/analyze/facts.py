@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specscope.analyze.evidence.visits import Visit, visits
 from specscope.analyze.findings import Reference
-from specscope.analyze.walk import Visit, visits
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from specscope.bench.datasets import LoadRequest
+from specscope.bench.datasets import Load, LoadRequest, arrivals
 from specscope.bench.endpoint import Endpoint, grown
-from specscope.bench.loads import Load, arrivals
 from specscope.bench.stream import StreamedAnswer
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.record.aggregate import Aggregate

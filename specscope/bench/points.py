@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from specscope.bench.loads import Load
+from specscope.bench.datasets import Load
 from specscope.measure.paired import median_interval
 
 Figures = Mapping[str, Any]  # of a run (figures.py)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from specscope.bench.datasets import Dataset, LoadRequest, built_in, read_dataset
+from specscope.bench.datasets import Dataset, Load, LoadRequest, built_in, read_dataset
 from specscope.bench.drive import LoadRun, drive, unless_stopped
 from specscope.bench.endpoint import Endpoint, RequestOptions
 from specscope.bench.figures import figures
-from specscope.bench.loads import Load
 from specscope.bench.points import Figures, to_json
 from specscope.bench.show import show_comparison, show_run, show_summary
 from specscope.errors import UserError

@@ -5,14 +5,39 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from specscope.cli.bench_files import json_option, plot_file
 from specscope.cli.numbers import Number, real_from, whole_from
 from specscope.errors import UserError
+from specscope.trace.files import FIGURES, PLOT, check_output
 from specscope.trace.record.params import PARAM_TYPES
+
+# The files that benchmarks write, as flags.
+
+
+def figures_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Refuse an unusable --json file before minutes of measuring, not after."""
+    if path is not None:
+        check_output(path, "--json", (), FIGURES)
+    return path
+
+
+def plot_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """The same for --plot."""
+    if path is not None:
+        if Path(path).suffix.lower() not in (".svg", ".png"):
+            raise UserError(f"--plot {path}: write a name that ends in .svg or .png")
+        check_output(path, "--plot", (), PLOT)
+    return path
+
+
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", callback=figures_file, help="Also write the figures to this file."
+)
+
 
 MOST = 64  # numbers in a list
 MOST_SERVERS = 8
@@ -188,8 +213,8 @@ def _run(
     plot: str | None,
     flags: dict[str, Any],
 ) -> int:
+    from specscope.bench.datasets import Load
     from specscope.bench.endpoint import RequestOptions, base_url
-    from specscope.bench.loads import Load
     from specscope.bench.sweep import LoadPlan, run_serve
 
     for url in urls:

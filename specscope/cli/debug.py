@@ -133,7 +133,7 @@ def debug_vllm(path: str, config: EngineConfig, script: Script | None = None) ->
 
     `config`: of the engine that forks, which is loaded with the first fork.
     """
-    from specscope.remote.vllm_console import AttachedCommands
+    from specscope.remote.debug_client import AttachedCommands
 
     commands = AttachedCommands(path, _Beside(config))
     try:

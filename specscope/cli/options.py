@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
-from specscope.cli.numbers import Number, whole_from
+from specscope.cli.numbers import Number
 from specscope.cli.streams import say
-from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
+from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import read_template
 from specscope.errors import UserError
-from specscope.trace.checked import Port, checked_url
+from specscope.trace.checked import Flag, Port, base_of, checked_url, flags_of, required_types
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
-from specscope.trace.record.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
+from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.rules import RULES
 from specscope.trace.record.structured import LONGEST_SCHEMA, StructuredOutputs
 from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling
 from specscope.trace.request_words import read_sampling
@@ -29,177 +28,30 @@ from specscope.trace.wire.spans import SpanLevel
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ENGINE = [
-    click.option(
-        "--target",
-        metavar="MODEL",
-        help="Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]",
-    ),
-    click.option(
-        "--drafter",
-        metavar="DRAFTER",
-        help="eagle, ngram, suffix, suffix+eagle, ngram+eagle, draft_model, none, or synthetic:0.8,0.6,...  "
-        "[default: suffix+eagle; eagle with --tree, --no-adaptive or a head of your own; ngram with --target]",
-    ),
-    click.option(
-        "--draft-model",
-        metavar="MODEL",
-        help="An EAGLE head, a smaller model, or self:N (the target's first N layers).",
-    ),
-    click.option(
-        "--tree",
-        metavar="TREE",
-        help="Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.",
-    ),
-    click.option(
-        "--suffix-shared",
-        type=Number(Shared),
-        metavar="TOKENS",
-        help="How many tokens of earlier requests suffix decoding also searches.  [default: 0]",
-    ),
-    click.option(
-        "--speculation",
-        type=click.Choice(("on", "off", "auto")),
-        help="Whether to draft; auto is the same as --adaptive: draft as much as pays, which may be nothing.  "
-        "[default: on]",
-    ),
-    click.option(
-        "--disable-above",
-        type=Number(Count),
-        metavar="N",
-        help="Stop drafting when more than N requests decode; resume when a quarter fewer do.",
-    ),
-    click.option(
-        "--async-scheduling/--no-async-scheduling",
-        default=None,
-        help="Run a step while the one before is still being recorded; under a debugger, steps run one at a time.  "
-        "[default: off]",
-    ),
-    click.option(
-        "--rule",
-        type=click.Choice(RULES),
-        help="How drafts are verified; block and traversal accept more sampled drafts.  [default: standard]",
-    ),
-    click.option(
-        "--adaptive/--no-adaptive",
-        default=None,
-        help="Fit each tree to measured costs and recent acceptance.  [default: on unless --tree is given]",
-    ),
-    click.option(
-        "--costs",
-        metavar="FILE",
-        help="Step costs for adaptive trees; measured if FILE does not exist.  [default: in your cache]",
-    ),
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-        help="Number format of the models.  [default: auto]",
-    ),
-    click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda or auto.  [default: auto]"),
-    click.option(
-        "--backend",
-        type=click.Choice(["auto", "torch", "triton"]),
-        help="Kernels; triton needs a GPU.  [default: auto]",
-    ),
-    click.option("--graphs", type=click.Choice(["auto", "off"]), help="Use CUDA graphs on a GPU.  [default: auto]"),
-    click.option("--max-batch", type=Number(Count), metavar="N", help="Maximum requests in a batch.  [default: 8]"),
-    click.option(
-        "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Maximum tokens in one step.  [default: 512]"
-    ),
-    click.option(
-        "--max-context",
-        type=Number(Context),
-        metavar="N",
-        help="Maximum tokens in a request.  [default: the model's limit]",
-    ),
-    click.option(
-        "--evidence",
-        type=click.Choice(["auto", "full", "lean"]),
-        help="lean leaves out entropies, ranks and likeliest tokens.  [default: full; lean on a GPU]",
-    ),
-    click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="Memory for the KV cache.  [default: 1]"),
-    click.option(
-        "--prefix-cache/--no-prefix-cache",
-        default=None,
-        help="Reuse the KV of earlier requests with the same first tokens.  [default: off]",
-    ),
-    click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
-]
+
+def _options(kind: type) -> list[Callable[[Any], Any]]:
+    """A flag for each field that declares one; None where it is not given."""
+    types = required_types(kind)
+    return [_option(name, flag, types[name]) for name, flag in flags_of(kind).items()]
+
+
+def _option(name: str, flag: Flag, kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+    spelled, base = flag.name or f"--{name.replace('_', '-')}", base_of(kind)
+    if base is bool:
+        both = f"{spelled}/--no-{spelled[2:]}" if flag.negated else spelled
+        return click.option(both, name, is_flag=True, default=None, help=flag.help)
+    several = get_origin(base) is tuple
+    item = get_args(base)[0] if several else kind
+    number = Number(item) if base_of(item) in (int, float) else None
+    of_these = click.Choice(flag.choices) if flag.choices else None
+    return click.option(
+        spelled, name, type=of_these or number, metavar=flag.metavar or None, multiple=several, help=flag.help
+    )
+
+
+_ENGINE = _options(EngineConfig)
 _SAMPLING = [
-    click.option(
-        "--temperature",
-        type=Number(PARAM_TYPES["temperature"]),
-        metavar="T",
-        help="Sampling temperature; 0 is greedy.  [default: 0]",
-    ),
-    click.option(
-        "--top-k",
-        type=Number(PARAM_TYPES["top_k"]),
-        metavar="K",
-        help="Keep the K likeliest tokens; 0 keeps all.  [default: 0]",
-    ),
-    click.option(
-        "--top-p",
-        type=Number(PARAM_TYPES["top_p"]),
-        metavar="P",
-        help="Keep the likeliest tokens that together reach probability P.  [default: 1]",
-    ),
-    click.option(
-        "--min-p",
-        type=Number(PARAM_TYPES["min_p"]),
-        metavar="P",
-        help="Drop tokens below P times the largest probability.  [default: 0]",
-    ),
-    click.option(
-        "--repetition-penalty",
-        type=Number(PARAM_TYPES["repetition_penalty"]),
-        metavar="R",
-        help="Penalty on tokens in the prompt or output; 1 is off.  [default: 1]",
-    ),
-    click.option(
-        "--presence-penalty",
-        type=Number(PARAM_TYPES["presence_penalty"]),
-        metavar="R",
-        help="Penalty on tokens in the output; 0 is off.  [default: 0]",
-    ),
-    click.option(
-        "--frequency-penalty",
-        type=Number(PARAM_TYPES["frequency_penalty"]),
-        metavar="R",
-        help="Penalty for each time a token is in the output; 0 is off.  [default: 0]",
-    ),
-    click.option("--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Seed of every coin.  [default: 0]"),
-    click.option(
-        "--max-tokens",
-        type=Number(PARAM_TYPES["max_tokens"]),
-        metavar="N",
-        help="Maximum output tokens per request.  [default: 128]",
-    ),
-    click.option(
-        "--stop", multiple=True, metavar="TEXT", help="End the output at this text; may be given more than once."
-    ),
-    click.option("--ignore-eos", is_flag=True, default=None, help="Continue past the end-of-sequence token."),
-    click.option(
-        "--stop-token-id",
-        "stop_token_ids",
-        type=Number(TokenId),
-        multiple=True,
-        metavar="ID",
-        help="End the output at this token; may be given more than once.",
-    ),
-    click.option(
-        "--min-tokens",
-        type=Number(PARAM_TYPES["min_tokens"]),
-        metavar="N",
-        help="Minimum output tokens: EOS and stop tokens are masked before.  [default: 0]",
-    ),
-    click.option(
-        "--logprobs",
-        type=whole_from(0, MOST_LOGPROBS),
-        metavar="N",
-        help="Record the log-probabilities of each output token and of the N likeliest tokens, before sampling "
-        "parameters apply.",
-    ),
+    *_options(SamplingParams),
     click.option(
         "--json-schema",
         metavar="FILE",
@@ -320,9 +172,7 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
 
 def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
     """Take the sampling flags out of `flags`: the parameters, and how prompts become text (of `prompt_specs`)."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    ends = ("seed", "max_tokens", "stop", "ignore_eos", "stop_token_ids", "min_tokens", "logprobs")
-    given = {name: flags.pop(name) for name in (*names, *ends)}
+    given = {name: flags.pop(name) for name in flags_of(SamplingParams)}
     given["structured_outputs"] = structured_outputs(flags)
     raw, template = flags.pop("raw"), flags.pop("chat_template_kwargs")
     if raw and template is not None:

@@ -21,10 +21,10 @@ from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
+from specscope.remote.debug_server import check_socket
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.record.privacy import Privacy
 from specscope.vllm import settings
-from specscope.vllm.debug_server import check_socket
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's own choice is 300
 GRACE_SECONDS = 20  # vLLM gets so long to end its own processes

@@ -19,18 +19,16 @@ import torch
 import specscope
 from specscope import user_cache
 from specscope.engine import cost_file
-from specscope.engine.config import EngineConfig
-from specscope.engine.graph_capture import capture_graphs
+from specscope.engine.config import EngineConfig, ModelsGiven, models_given
 from specscope.engine.measure import Bench, fitting, measure
-from specscope.engine.models_given import ModelsGiven, models_given
-from specscope.engine.warm_up import warm_up
+from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
-from specscope.model.fast_paths import disabled, versions
+from specscope.model.fast.fast_paths import disabled, versions
 from specscope.model.graphs import CudaCapture
-from specscope.model.head_loader import load_head
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_loader import load_head
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import check_context, check_layers
@@ -59,9 +57,9 @@ GIB = 2**30
 NGRAM_DEPTH, NGRAM_WIDTH = 8, 3  # of prompt lookup beside a model
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
-    """What an engine is made of."""
+    """What an engine is made of. Its phases and its intake share them."""
 
     runner: ModelRunner
     drafter: Drafter

@@ -11,8 +11,10 @@ from msgspec import Meta
 
 import specscope
 from specscope.errors import UserError
-from specscope.trace.checked import checked, short, whole
+from specscope.model.places import on_disk
+from specscope.trace.checked import Flag, base_of, checked, required_types, short, whole
 from specscope.trace.head_folder import is_head
+from specscope.trace.model_digest import model_digest, of_layers
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.record.method import MODELS, TEXTS, model_part, text_part
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
@@ -48,35 +50,102 @@ Threads = Annotated[
 class EngineConfig:
     """How to build an Engine. Raises UserError where values do not fit together."""
 
-    target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
+    # None: the bundled default
+    target: Annotated[
+        str | None,
+        Flag("Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]", "MODEL"),
+    ] = None
     # One of DRAFTERS; auto: suffix+eagle with the default target, eagle where its tree is given or not adaptive, or a
     # head is; ngram with another target
-    drafter: str = "auto"
-    draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
-    # for "eagle", alone or combined: the folder of a head, None: the default target's
-    tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
-    rule: str = STANDARD  # of verification: one of RULES
+    drafter: Annotated[
+        str,
+        Flag(
+            "eagle, ngram, suffix, suffix+eagle, ngram+eagle, draft_model, none, or synthetic:0.8,0.6,...  "
+            "[default: suffix+eagle; eagle with --tree, --no-adaptive or a head of your own; ngram with --target]",
+            "DRAFTER",
+        ),
+    ] = "auto"
+    # None, for "eagle", alone or combined: the default target's head
+    draft_model: Annotated[
+        str | None,
+        Flag("An EAGLE head, a smaller model, or self:N (the target's first N layers).", "MODEL"),
+    ] = None
+    # trace/plan.py reads it; None: the drafter's default
+    tree: Annotated[
+        str | None,
+        Flag("Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.", "TREE"),
+    ] = None
+    suffix_shared: Annotated[
+        Shared,
+        Flag("How many tokens of earlier requests suffix decoding also searches.  [default: 0]", "TOKENS"),
+    ] = 0
+    speculation: Annotated[
+        str,
+        Flag(
+            "Whether to draft; auto is the same as --adaptive: draft as much as pays, which may be nothing.  "
+            "[default: on]",
+            choices=("on", "off", "auto"),
+        ),
+    ] = "on"
+    disable_above: Annotated[
+        Count | None,
+        Flag("Stop drafting when more than N requests decode; resume when a quarter fewer do.", "N"),
+    ] = None
+    async_scheduling: Annotated[
+        bool,
+        Flag(
+            "Run a step while the one before is still being recorded; under a debugger, steps run one at a time.  "
+            "[default: off]"
+        ),
+    ] = False
+    rule: Annotated[
+        str,
+        Flag(
+            "How drafts are verified; block and traversal accept more sampled drafts.  [default: standard]",
+            choices=RULES,
+        ),
+    ] = STANDARD
     # Depth and nodes follow measured costs and recent acceptance; needs a dynamic tree. None: where no tree is given
-    adaptive: bool | None = None
-    speculation: str = "on"  # on; off: nothing is drafted; auto: adaptive trees, which may be empty
-    disable_above: Count | None = None  # requests that decode in a step: with more it does not draft
-    costs: str | None = None  # a file of step costs for adaptive trees, made where there is none; None: in the cache
+    adaptive: Annotated[
+        bool | None,
+        Flag("Fit each tree to measured costs and recent acceptance.  [default: on unless --tree is given]"),
+    ] = None
+    costs: Annotated[
+        str | None,
+        Flag("Step costs for adaptive trees; measured if FILE does not exist.  [default: in your cache]", "FILE"),
+    ] = None
+    dtype: Annotated[
+        str,
+        Flag("Number format of the models.  [default: auto]", choices=("auto", "float32", "bfloat16", "float16")),
+    ] = "auto"
+    device: Annotated[str, Flag("Where to run: cpu, cuda or auto.  [default: auto]", "DEVICE")] = "auto"
+    # model/backend.py
+    backend: Annotated[
+        str, Flag("Kernels; triton needs a GPU.  [default: auto]", choices=("auto", "torch", "triton"))
+    ] = "auto"
+    # where the triton backend runs
+    graphs: Annotated[str, Flag("Use CUDA graphs on a GPU.  [default: auto]", choices=("auto", "off"))] = "auto"
+    max_batch: Annotated[Count, Flag("Maximum requests in a batch.  [default: 8]", "N")] = 8
+    # decode first, prefill chunks with the rest
+    max_step_tokens: Annotated[StepTokens, Flag("Maximum tokens in one step.  [default: 512]", "N")] = 512
+    max_context: Annotated[Context | None, Flag("Maximum tokens in a request.  [default: the model's limit]", "N")] = (
+        None
+    )
+    evidence: Annotated[
+        str,
+        Flag(
+            "lean leaves out entropies, ranks and likeliest tokens.  [default: full; lean on a GPU]",
+            choices=("auto", "full", "lean"),
+        ),
+    ] = "auto"
+    # GiB for the target's
+    kv_memory: Annotated[Gib, Flag("Memory for the KV cache.  [default: 1]", "GIB")] = 1.0
+    prefix_cache: Annotated[
+        bool, Flag("Reuse the KV of earlier requests with the same first tokens.  [default: off]")
+    ] = False
+    threads: Annotated[Threads | None, Flag("CPU threads.  [default: torch's choice]", "N")] = None
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
-    suffix_shared: Shared = 0  # tokens of earlier requests that suffix decoding keeps for later ones
-    device: str = "auto"
-    backend: str = "auto"  # auto, torch or triton (model/backend.py)
-    graphs: str = "auto"  # auto: CUDA graphs where the triton backend runs on a GPU; off: none
-    dtype: str = "auto"
-    max_batch: Count = 8  # requests that run at once
-    max_step_tokens: StepTokens = 512  # tokens fed in one step: decode first, prefill chunks with the rest
-    max_context: Context | None = None  # None: what the model was made for
-    kv_memory: Gib = 1.0  # GiB for the target's KV cache
-    # Whether requests begin with the KV of earlier ones that had the same first tokens
-    prefix_cache: bool = False
-    evidence: str = "auto"  # full; lean: without what is noted at the parents tried; auto: full, but lean on a GPU
-    async_scheduling: bool = False  # whether a step runs while the one before is accounted for
-    threads: Threads | None = None  # CPU threads of the engine; None: torch's choice
 
     def __post_init__(self) -> None:
         for name in ("target", "draft_model", "tree", "device", "costs"):
@@ -225,14 +294,43 @@ class EngineConfig:
         return len(self.plan.shape.children(ROOT)) if isinstance(self.plan, StaticPlan) else 0
 
 
-_NUMBERS = {
-    "ngram_max": Count,
-    "ngram_min": Count,
-    "suffix_shared": Shared,
-    "max_batch": Count,
-    "disable_above": Count,
-    "max_step_tokens": StepTokens,
-    "max_context": Context,
-    "kv_memory": Gib,
-    "threads": Threads,
-}
+_NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if base_of(kind) in (int, float)}
+
+
+@dataclass(frozen=True)
+class ModelsGiven:
+    """Which models a run was given: their paths as they were given, and digests of what lay there.
+
+    RunInfo's fields of the same names. Filled by `models_given`.
+    """
+
+    target_path: str = ""
+    target_digest: str = ""
+    draft_path: str = ""
+    draft_digest: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was given is known."""
+        return bool(self.target_digest) and (bool(self.draft_digest) or not self.draft_path)
+
+
+def models_given(config: EngineConfig) -> ModelsGiven:
+    """Of an engine. Half a second for each 270 MB that were never hashed on this machine."""
+    target = given_digest(config.target)
+    told = ModelsGiven(config.target or "", target)
+    if not config.model_part:
+        return told
+    if config.model_part == "eagle":
+        digest = model_digest(Path(config.head).expanduser())
+    elif config.draft_layers is not None:
+        digest = of_layers(target, config.draft_layers)
+    else:
+        digest = given_digest(config.draft_model)
+    return ModelsGiven(told.target_path, target, config.draft_model or "", digest)
+
+
+def given_digest(target: str | None) -> str:
+    """Of the model that a --target names; "" where it is not on this machine."""
+    place = on_disk(target)
+    return "" if place is None else model_digest(place)

@@ -1,45 +1,41 @@
-"""The engine: sequences the phases of a step (schedule, draft, forward, verify, commit), and nothing more."""
+"""The engine: requests that come and go, and steps over them, one by one or one ahead."""
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from specscope.engine import generate
 from specscope.engine.build import Parts, build_parts
-from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
-from specscope.engine.forms import Forms
-from specscope.engine.gate import SpeculationGate
-from specscope.engine.generate import Encoded, GenerateMixin, Prompt, title_of
-from specscope.engine.phases import PhasesMixin
+from specscope.engine.generate import Chunk, Params, Prompts, Result
+from specscope.engine.intake import Intake
+from specscope.engine.phases import DeviceClock, Phases, StepCommit
 from specscope.engine.pipeline import Pipeline
-from specscope.engine.prompt_encoder import PromptEncoder
+from specscope.engine.prompt_encoder import Encoded, Prompt, PromptEncoder, title_of
 from specscope.engine.prompts import NO_KWARGS, PromptSpec, template_label
 from specscope.engine.request import Request
 from specscope.engine.room import Room
-from specscope.engine.scheduler import Scheduler
-from specscope.engine.state import PHASES, LastStep, StepState
+from specscope.engine.scheduler import Scheduler, SpeculationGate
+from specscope.engine.state import LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
 from specscope.speculate.adaptive import Sizer
+from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.flight import Flight
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinishReason, Moved, Phase, RunInfo, StepRecord
+from specscope.trace.record.records import Moved, StepRecord
 from specscope.trace.record.rules import MATCH
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus, Sink, Subscription
 
 
-class Engine(PhasesMixin, GenerateMixin):
+class Engine:
     """A target, a drafter, and the requests that they serve.
 
     Engine(target="folder", drafter="ngram") or Engine(EngineConfig(...)). One thread steps it, others may
@@ -55,48 +51,61 @@ class Engine(PhasesMixin, GenerateMixin):
         changes: Changes | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> None:
+        """`changes`: what is forced in it, where it is a fork."""
         if config is not None and settings:
             raise UserError("give Engine a config or settings, not both")
         self.config = config or EngineConfig(**settings)
-        parts = parts or build_parts(self.config, progress)
-        self.changes = changes  # what is forced in it, where it is a fork
-        self.runner = parts.runner
-        self.drafter = parts.drafter
-        self.verifier = Verifier(
-            self.runner.cache.backend, notes=parts.run_info.evidence == "full", rule=self.config.rule
-        )
-        self.tokenizer = parts.tokenizer
-        self.vocabulary: Vocabulary = parts.vocabulary
-        self.max_context = parts.max_context
+        self.parts = parts = parts or build_parts(self.config, progress)
+        self.runner, self.tokenizer = parts.runner, parts.tokenizer
+        self.vocabulary, self.run_info = parts.vocabulary, parts.run_info
         longest = max(map(len, self.vocabulary.pieces.values()), default=1)
-        self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, self.max_context, longest)
-        self.run_info: RunInfo = parts.run_info
-        self.bus = Bus()
+        self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, parts.max_context, longest)
         self.scheduler = Scheduler(
-            Room(self.runner, self.drafter, prefix_cache=self.config.prefix_cache),
+            Room(self.runner, parts.drafter, prefix_cache=self.config.prefix_cache),
             self.config.max_batch,
             self.config.max_step_tokens,
-            root_alone=bool(self.drafter.aux_layers),
+            root_alone=bool(parts.drafter.aux_layers),
         )
-        plan = self.config.plan
-        self.sizer: Sizer | None = None
-        if parts.costs is not None and isinstance(plan, DynamicPlan):
-            self.sizer = Sizer(plan, parts.costs, draws=self.config.rule != MATCH)
+        self.intake = Intake(parts, self.scheduler, self._note_input)
+        self.requests, self.ended, self.forms = self.intake.requests, self.intake.ended, self.intake.forms
+        full = self.run_info.evidence == "full"
+        self.verifier = Verifier(self.runner.cache.backend, notes=full, rule=self.config.rule)
         self.gate = SpeculationGate(chosen=self.config.speculation != "off", disable_above=self.config.disable_above)
-        self.clock = DeviceClock() if self.runner.loaded.device.type == "cuda" else None
+        self.phases = Phases(
+            parts=parts,
+            intake=self.intake,
+            scheduler=self.scheduler,
+            verifier=self.verifier,
+            commits=StepCommit(parts, full),
+            gate=self.gate,
+            sizer=_sizer(self.config, parts),
+            changes=changes,
+            clock=DeviceClock() if self.runner.loaded.device.type == "cuda" else None,
+        )
+        self.pipeline = Pipeline(self._job, self._account) if self.config.async_scheduling else None
+        self.bus = Bus()
+        self.timeline: Timeline | None = None
         self.steps = 0
         self.current: StepState | None = None  # a step that was begun and not finished
         self.last: LastStep | None = None  # kept to be looked at, where there is a timeline
         self._cancel_later: list[str] = []
-        self._names = itertools.count()
-        self.timeline: Timeline | None = None
-        self.requests: dict[str, Request] = {}  # waiting and running, by id
-        self.forms = Forms(self.vocabulary, self.runner.loaded.vocab_size, self.run_info.eos_tokens)
-        self.ended: list[Request] = []  # cancelled or failed between steps; reported by the next one
-        self._lock = threading.RLock()  # over all that a schedule reads and a commit changes
         self._memory = Memory()
         self._unread = 0  # steps of the pipeline that were begun, and are not accounted for
-        self.pipeline = Pipeline(self._job, self._account) if self.config.async_scheduling else None
+
+    @property
+    def drafter(self) -> Drafter:
+        """What drafts."""
+        return self.parts.drafter
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a prompt and its output at most."""
+        return self.parts.max_context
+
+    @property
+    def sizer(self) -> Sizer | None:
+        """What says how much to draft, where trees are adaptive."""
+        return self.phases.sizer
 
     # Requests
 
@@ -117,35 +126,12 @@ class Engine(PhasesMixin, GenerateMixin):
         params = params or SamplingParams()
         self.scheduler.room.check(len(tokens), params.max_tokens, self.max_context)
         self.forms.check(params, self.drafter.name)
-        with self._lock:  # of two who give the same name at once, one is refused
-            if self._is_known(name):
-                raise UserError(f"a request named {name!r} is already running")
-            name = self._new_name() if name is None else name
-            request = Request(name, text, tokens, params, labels, time.time_ns(), title_of(prompt), traceparent)
-            if self.forms.prepare(request):
-                self._arrive(request)
-        return name
+        request = Request(name or "", text, tokens, params, labels, time.time_ns(), title_of(prompt), traceparent)
+        return self.intake.add(request, name)
 
-    def _arrive(self, request: Request) -> None:
-        """A request joins the queue: at once, or when its grammar is compiled."""
-        self.requests[request.id] = request
-        self.scheduler.waiting.append(request)
+    def _note_input(self, request: Request, *, cancels: bool = False) -> None:
         if self.timeline is not None:
-            self.timeline.arrived(request)
-
-    def _await_forms(self) -> None:
-        """Take in the requests whose grammars are compiled; where nothing else is to be done, wait for one."""
-        if not (self.requests or self.ended):
-            self.forms.wait()
-        with self._lock:
-            for request in self.forms.compiled():
-                self._arrive(request)
-
-    def _is_known(self, name: str | None) -> bool:
-        return name in self.requests or name in self.forms.compiling
-
-    def _new_name(self) -> str:
-        return next(name for i in self._names if not self._is_known(name := f"r{i}"))
+            self.timeline.arrived(request, cancels=cancels)
 
     def add_spec(self, spec: PromptSpec) -> str:
         """Queue a request as a user wrote it, and return its id. Raises UserError for what cannot run."""
@@ -167,19 +153,11 @@ class Engine(PhasesMixin, GenerateMixin):
 
         Between the phases of a step it ends after the step.
         """
-        with self._lock:
+        with self.intake.lock:
             if self.current is not None:
                 self._cancel_later.append(name)
-                return
-            if name in self.forms.compiling:
-                self._arrive(self.forms.compiling.pop(name)[0])
-            request = self.requests.get(name)
-            if request is not None:
-                if self.timeline is not None:
-                    self.timeline.arrived(request, cancels=True)
-                request.finish = FinishReason.CANCELLED
-                self._retire(request)
-                self.ended.append(request)
+            else:
+                self.intake.cancel(name)
 
     def cancel_all(self) -> None:
         """End every request now; the next step reports them."""
@@ -189,8 +167,19 @@ class Engine(PhasesMixin, GenerateMixin):
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        with self._lock:  # a step that was begun, or was not accounted for, may be all that is left
+        with self.intake.lock:  # a step that was begun, or was not accounted for, may be all that is left
             return bool(self.requests or self.forms.compiling or self.ended or self.current or self._unread)
+
+    def generate(self, prompts: Prompts, params: Params = None) -> list[Result]:
+        """Run prompts to their ends, batched; one Result each, in their order.
+
+        `params`: one for all, or one for each. Requests that were added before run along.
+        """
+        return generate.generate(self, prompts, params)
+
+    def stream(self, prompts: Prompts, params: Params = None) -> Iterator[Chunk]:
+        """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
+        return generate.stream(self, prompts, params)
 
     def subscribe(self, sink: Sink, *, lossless: bool = False) -> Subscription:
         """Hand every record to `sink`, on a thread of its own. A lossless sink may make the engine wait."""
@@ -222,11 +211,20 @@ class Engine(PhasesMixin, GenerateMixin):
         if now is None:
             if ahead := self.drain():
                 return ahead[-1]
-            self._await_forms()
+            self.intake.await_forms()
             if self.timeline is not None:
                 self.timeline.note(self)
-            self.current = now = StepState(self._memory)
-        return self._account(now) if self._phase(now) else None
+            now = self._begin(self._memory)
+        if not self.phases.run_next(now):
+            return None
+        self._finish(now)
+        return self._account(now)
+
+    def _begin(self, memory: Memory, *, apart: bool = False) -> StepState:
+        """A step begins. One that is run again finds in the prefix cache what it found then."""
+        self.scheduler.room.found_then = None if self.timeline is None else self.timeline.found_then
+        self.current = now = StepState(memory, apart=apart)
+        return now
 
     def _begun(self) -> StepState | None:
         """The step that was begun phase by phase, and not by the pipeline."""
@@ -240,44 +238,28 @@ class Engine(PhasesMixin, GenerateMixin):
     def _job(self, memory: Memory, even_idle: bool) -> StepState | None:
         """All phases of a step, on the pipeline's thread. None where there is nothing to do."""
         if even_idle or self.requests or self.ended:
-            self._await_forms()
-        with self._lock:
+            self.intake.await_forms()
+        with self.intake.lock:
             if not (even_idle or self.requests or self.ended):
                 return None
-            self.current = now = StepState(memory, apart=True)
+            now = self._begin(memory, apart=True)
             self._unread += 1
-        while not self._phase(now):
+        while not self.phases.run_next(now):
             pass
+        self._finish(now)
         return now
-
-    def _phase(self, now: StepState) -> bool:
-        """Run the next phase of a step; whether it was the last."""
-        name = PHASES[len(now.phases)]
-        if self.clock is not None:
-            self.clock.mark()
-        start = time.time_ns()
-        with self._lock if name in ("schedule", "commit") else nullcontext():
-            getattr(self, f"_{name}")(now)
-        now.phases.append(Phase(name, start, max(time.time_ns(), start)))
-        if len(now.phases) < len(PHASES):
-            return False
-        with self._lock:
-            self._finish(now)
-        return True
 
     def _finish(self, now: StepState) -> None:
         """The step has run. The next one may begin before this one was accounted for."""
-        pool = self.runner.cache.pool
-        now.number, now.blocks = self.steps, (pool.used, pool.free, pool.cached)
-        now.device_ns = () if self.clock is None else self.clock.turn()
-        if self.sizer is not None:
-            self.sizer.learn(now.outcomes())
-            for ended in now.finished:
-                self.sizer.forget(ended.id)
-        self.current = None
-        self.steps += 1
-        while self._cancel_later:
-            self.cancel(self._cancel_later.pop(0))
+        pool, clock = self.runner.cache.pool, self.phases.clock
+        with self.intake.lock:
+            now.number, now.blocks = self.steps, (pool.used, pool.free, pool.cached)
+            now.device_ns = () if clock is None else clock.turn()
+            self.phases.learn(now)
+            self.current = None
+            self.steps += 1
+            while self._cancel_later:
+                self.cancel(self._cancel_later.pop(0))
 
     def _account(self, now: StepState, launched_ns: int = 0, read_ns: int = 0) -> StepRecord:
         """Number the step and publish its record, or say that it came out as it is known. Changes no request."""
@@ -291,7 +273,7 @@ class Engine(PhasesMixin, GenerateMixin):
             self.steps = self.timeline.step
         if launched_ns:
             record = replace(record, flight=Flight(launched_ns, read_ns, time.time_ns()))
-            with self._lock:
+            with self.intake.lock:
                 self._unread -= 1
         self.bus.publish(record if is_new else Moved(record.step))
         return record
@@ -311,6 +293,12 @@ class Engine(PhasesMixin, GenerateMixin):
         self.timeline.rewind(self, step)
         self.current, self.last, self.steps = None, None, self.timeline.step
         self._cancel_later.clear()
-        if self.clock is not None:
-            self.clock.give_up()
+        if self.phases.clock is not None:
+            self.phases.clock.give_up()
         self.bus.publish(Moved(self.timeline.last))
+
+
+def _sizer(config: EngineConfig, parts: Parts) -> Sizer | None:
+    if parts.costs is None or not isinstance(config.plan, DynamicPlan):
+        return None
+    return Sizer(config.plan, parts.costs, draws=config.rule != MATCH)

@@ -2,102 +2,145 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from specscope.engine.result import Chunk, Result
+from specscope.engine.prompt_encoder import Prompt
 from specscope.errors import UserError
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.record.logprobs import OutputLogprob
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import RequestStep, StepRecord
+from specscope.trace.record.records import FinishReason, Origin, RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
-
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt that Engine.encode has been over: a server does that beside the engine's thread."""
-
-    text: str
-    tokens: list[int]
-    title: str = ""
+Prompts = Prompt | Sequence[Prompt]
+Params = SamplingParams | Sequence[SamplingParams] | None  # one for all, or one for each
 
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
+@dataclass
+class Result:
+    """What a request came to. Filled by Engine.generate."""
+
+    id: str
+    prompt: str
+    text: str  # the output, cut at a stop string
+    token_ids: list[int]
+    origins: list[Origin]  # where each output token came from
+    finish: FinishReason
+    counts: list[int]  # [drafts, accepted at depth 1, accepted at depth 2, ...]
+    acceptance: Acceptance
+    steps: list[RequestStep]  # the request's records, whole
+    logprobs: list[OutputLogprob] | None = None  # of each output token; None where they were not asked for
+    error: str = ""
+
+    @staticmethod
+    def of(end: RequestEnd, steps: list[RequestStep], vocabulary: Vocabulary) -> Result:
+        """The result of a request that ended, from its records."""
+        tokens = end.output.tolist()
+        acceptance = measure(steps)
+        return Result(
+            id=end.info.id,
+            prompt=end.info.prompt,
+            text=end.text(tokens if end.stop_token is None else tokens[:-1], vocabulary),
+            token_ids=tokens,
+            origins=[origin for step in steps if step.verdict for origin in step.verdict.origins()[: step.emitted]],
+            finish=end.reason,
+            counts=acceptance.counts,
+            acceptance=acceptance,
+            steps=steps,
+            logprobs=_joined(steps, asked=end.info.params.logprobs is not None),
+            error=end.error,
+        )
 
 
-class GenerateMixin(ABC):
-    """What an engine can do with nothing but its requests and its steps."""
+@dataclass
+class Chunk:
+    """A piece of streamed output. Filled by Engine.stream."""
+
+    request: str
+    text: str  # the characters that these tokens complete
+    token_ids: list[int]
+    origins: list[Origin]
+    finish: FinishReason | None  # set on the last one
+    logprobs: list[OutputLogprob] | None = None  # of each of these tokens; None where they were not asked for
+
+    @staticmethod
+    def of(step: RequestStep, detokenizer: Detokenizer, finish: FinishReason | None) -> Chunk:
+        """What one step adds to a request's output."""
+        tokens = step.output()
+        text = detokenizer.feed(tokens) + (detokenizer.flush() if finish else "")
+        origins = step.verdict.origins()[: step.emitted] if step.verdict else []
+        logprobs = None if step.logprobs is None else step.logprobs.each(tokens)
+        return Chunk(step.request, text, tokens, origins, finish, logprobs)
+
+
+class Generating(Protocol):
+    """What a run takes of an engine: its requests and its steps."""
 
     vocabulary: Vocabulary
 
-    @abstractmethod
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> str:
         """Queue a request and return its id."""
 
-    @abstractmethod
     def cancel(self, name: str) -> None:
         """End a request."""
 
-    @abstractmethod
     def step(self) -> StepRecord:
         """Run one step over all requests."""
 
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> list[Result]:
-        """Run prompts to their ends, batched; one Result each, in their order.
 
-        `params`: one for all, or one for each. Requests that were added before run along.
-        """
-        names = self._add_all(prompts, params)
-        records: dict[str, list[RequestStep]] = {name: [] for name in names}
-        ended: dict[str, Result] = {}
-        while len(ended) < len(names):
-            record = self.step()
+def generate(engine: Generating, prompts: Prompts, params: Params) -> list[Result]:
+    """Run prompts to their ends, batched; one Result each, in their order.
+
+    `params`: one for all, or one for each. Requests that were added before run along.
+    """
+    names = _add_all(engine, prompts, params)
+    records: dict[str, list[RequestStep]] = {name: [] for name in names}
+    ended: dict[str, Result] = {}
+    while len(ended) < len(names):
+        record = engine.step()
+        for part in record.requests:
+            if part.request in records:
+                records[part.request].append(part)
+        for end in record.finished:
+            if end.info.id in records:
+                ended[end.info.id] = Result.of(end, records[end.info.id], engine.vocabulary)
+    return [ended[name] for name in names]
+
+
+def stream(engine: Generating, prompts: Prompts, params: Params) -> Iterator[Chunk]:
+    """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
+    names = _add_all(engine, prompts, params)
+    left = {name: Detokenizer(engine.vocabulary) for name in names}
+    try:
+        while left:
+            record = engine.step()
+            ends = {end.info.id: end.reason for end in record.finished}
             for part in record.requests:
-                if part.request in records:
-                    records[part.request].append(part)
-            for end in record.finished:
-                if end.info.id in records:
-                    ended[end.info.id] = Result.of(end, records[end.info.id], self.vocabulary)
-        return [ended[name] for name in names]
+                if part.request in left and (part.emitted or part.request in ends):
+                    yield Chunk.of(part, left[part.request], ends.get(part.request))
+            for name in ends:
+                left.pop(name, None)
+    finally:
+        for name in left:
+            engine.cancel(name)
 
-    def stream(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[Chunk]:
-        """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
-        names = self._add_all(prompts, params)
-        left = {name: Detokenizer(self.vocabulary) for name in names}
-        try:
-            while left:
-                record = self.step()
-                ends = {end.info.id: end.reason for end in record.finished}
-                for part in record.requests:
-                    if part.request in left and (part.emitted or part.request in ends):
-                        yield Chunk.of(part, left[part.request], ends.get(part.request))
-                for name in ends:
-                    left.pop(name, None)
-        finally:
-            for name in left:
-                self.cancel(name)
 
-    def _add_all(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[str]:
-        many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
-        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
-        if len(each) != len(many):
-            raise UserError(f"{len(many)} prompts, but {len(each)} sampling parameters")
-        names: list[str] = []
-        try:
-            for prompt, wanted in zip(many, each, strict=True):
-                names.append(self.add(prompt, wanted))
-        except UserError:
-            for name in names:
-                self.cancel(name)
-            raise
-        return names
+def _add_all(engine: Generating, prompts: Prompts, params: Params) -> list[str]:
+    many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
+    each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+    if len(each) != len(many):
+        raise UserError(f"{len(many)} prompts, but {len(each)} sampling parameters")
+    names: list[str] = []
+    try:
+        for prompt, wanted in zip(many, each, strict=True):
+            names.append(engine.add(prompt, wanted))
+    except UserError:
+        for name in names:
+            engine.cancel(name)
+        raise
+    return names
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
@@ -105,22 +148,6 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
 
 
-def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
-    """Refuse what cannot fit into so many tokens of at most `longest` bytes. Raises UserError.
-
-    Asked before a tokenizer works on it: megabytes of text take it minutes and gigabytes.
-    """
-    if len(prompt) > tokens and not isinstance(prompt, str):
-        raise UserError(f"the prompt has {len(prompt)} parts; the limit is {tokens - 1} tokens")
-    texts = [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if isinstance(m, Mapping)]
-    size = sum(map(len, texts))  # in characters, each of which is a byte at least
-    if size > tokens * longest:
-        raise UserError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")
-
-
-def title_of(prompt: Prompt | Encoded) -> str:
-    """The last message of a conversation."""
-    if isinstance(prompt, Encoded):
-        return prompt.title
-    last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
-    return str(last.get("content", "")) if isinstance(last, Mapping) else ""
+def _joined(steps: list[RequestStep], *, asked: bool) -> list[OutputLogprob] | None:
+    told = [one for step in steps if step.logprobs is not None for one in step.logprobs.each(step.output())]
+    return told if asked else None

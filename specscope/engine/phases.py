@@ -1,69 +1,124 @@
-"""What a step does: its five phases, in the order in which they stand here."""
+"""What a step does: its five phases, in the order in which they stand here, and how one after another is run."""
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from specscope.engine.gate import SpeculationGate
+from specscope.engine.build import Parts
+from specscope.engine.intake import Intake
 from specscope.engine.request import Request
-from specscope.engine.scheduler import Scheduled, Scheduler
-from specscope.engine.state import NO_NODES, StepState
-from specscope.engine.timeline import Timeline
+from specscope.engine.scheduler import Scheduled, Scheduler, SpeculationGate
+from specscope.engine.state import NO_NODES, PHASES, StepState
 from specscope.model.batch import Segment
-from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Sizer
-from specscope.speculate.drafters.base import NO_DRAFT, Drafter
+from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.raw_rows import form_notes
 from specscope.speculate.raw_rows import logprobs as raw_logprobs
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
-from specscope.trace.record.records import RequestStep, RunInfo, Verdict, followed_by
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.records import Phase, RequestStep, Verdict, followed_by
+
+LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a request meanwhile
 
 
-class PhasesMixin:
-    """Schedule, draft, forward, verify, commit. Each fills its part of a StepState; the engine sequences them."""
+@dataclass
+class Phases:
+    """Schedule, draft, forward, verify, commit. Each fills its part of a StepState."""
 
+    parts: Parts
+    intake: Intake
     scheduler: Scheduler
-    drafter: Drafter
-    runner: ModelRunner
     verifier: Verifier
-    sizer: Sizer | None  # where trees are adaptive
+    commits: StepCommit
     gate: SpeculationGate
-    changes: Changes | None  # what is forced, in a fork
-    timeline: Timeline | None
-    requests: dict[str, Request]
-    ended: list[Request]
-    run_info: RunInfo
-    vocabulary: Vocabulary
-    max_context: int
+    sizer: Sizer | None = None  # where trees are adaptive
+    changes: Changes | None = None  # what is forced, in a fork
+    clock: DeviceClock | None = None
 
-    def _schedule(self, now: StepState) -> None:
-        now.off = "the drafter is none" if not self.drafter.max_nodes else self.gate.why_off(self.scheduler.decoding)
-        self.scheduler.room.found_then = None if self.timeline is None else self.timeline.found_then
+    def run_next(self, now: StepState) -> bool:
+        """Run the next phase of a step; whether it was the last."""
+        name = PHASES[len(now.phases)]
+        if self.clock is not None:
+            self.clock.mark()
+        start = time.time_ns()
+        with self.intake.lock if name in LOCKED else nullcontext():
+            getattr(self, name)(now)
+        now.phases.append(Phase(name, start, max(time.time_ns(), start)))
+        return len(now.phases) == len(PHASES)
+
+    def schedule(self, now: StepState) -> None:
+        """Which requests run, what they feed, and how much each may draft."""
+        drafts = self.parts.drafter.max_nodes > 0
+        now.off = self.gate.why_off(self.scheduler.decoding) if drafts else "the drafter is none"
         now.plan = self.scheduler.schedule(time.time_ns(), lambda request: self._most_nodes(now, request))
         now.waiting = len(self.scheduler.waiting)
         for request in now.plan.preempted:
-            self.drafter.release(request.id)
+            self.parts.drafter.release(request.id)
         for request in now.plan.failed:
-            self._retire(request)
-        now.finished = [*self.ended, *now.plan.failed]
-        self.ended = []
+            self.intake.retire(request)
+        now.finished = [*self.intake.ended, *now.plan.failed]
+        self.intake.ended.clear()
 
-    def _draft(self, now: StepState) -> None:
+    def draft(self, now: StepState) -> None:
         """Trees for the requests that decode in this step and have room for one in their context."""
         fits = [part.decodes and part.request.id in now.contexts for part in now.plan.parts]
         able = [now.contexts[part.request.id] for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
-        proposed = iter(self.drafter.propose(able)) if able else iter(())
-        now.passes = self.drafter.passes if able else ()
+        proposed = iter(self.parts.drafter.propose(able)) if able else iter(())
+        now.passes = self.parts.drafter.passes if able else ()
         now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
+
+    def forward(self, now: StepState) -> None:
+        """Root and drafts of every request, and prefill chunks, as one ragged batch."""
+        segments = [
+            Segment.of_tree(
+                part.request.table,
+                part.request.computed,
+                part.request.tokens[part.request.computed : part.request.computed + part.feed],
+                draft.tree,
+                logits=part.decodes,
+            )
+            for part, draft in zip(now.plan.parts, now.drafts, strict=True)
+        ]
+        if segments:
+            now.logits, now.features = self.parts.runner.forward_with_features(segments)
+
+    def verify(self, now: StepState) -> None:
+        """A verdict for each request that decodes."""
+        parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
+        asked = [(part.request.context, draft, logits) for part, draft, logits in parts if part.decodes]
+        now.judged = self.verifier.judge(asked, now.memory, self.changes)
+        verdicts = iter(() if now.judged is None else now.judged.verdicts)
+        now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
+        now.parents = [None] * len(now.verdicts)
+        if self.verifier.notes and not now.apart:
+            now.note()
+
+    def commit(self, now: StepState) -> None:
+        """Tokens and KV of the accepted paths; requests that ended leave."""
+        if now.features and any(len(draft.tree) for draft in now.drafts):  # a view would keep what others drafted
+            rows = zip(now.features, now.drafts, strict=True)
+            now.features = [features if len(draft.tree) else features.clone() for features, draft in rows]
+        for i, (part, verdict) in enumerate(zip(now.plan.parts, now.verdicts, strict=True)):
+            if self.parts.drafter.aux_layers:
+                self.commits.show_features(part, verdict, now.features[i])
+            now.parts.append(self.commits.commit(now, i))
+        if now.moves:
+            self.parts.runner.cache.move(list(now.moves.values()))
+        self.scheduler.publish(now.plan)  # what was moved is final now
+        for request in (part.request for part in now.plan.parts if part.request.finish is not None):
+            self.intake.retire(request)
+            now.finished.append(request)
 
     def _has_room(self, request: Request) -> bool:
         """Whether the longest draft fits into the request's context."""
-        return len(request.tokens) + self.drafter.max_depth < self.max_context
+        return len(request.tokens) + self.parts.drafter.max_depth < self.parts.max_context
 
     def _most_nodes(self, now: StepState, request: Request) -> int:
         """Nodes that the request's draft may have in this step; where trees are adaptive, its budget is set here."""
@@ -77,57 +132,32 @@ class PhasesMixin:
             if budget.is_off:
                 return 0
         context = now.contexts[request.id] = request.to_draft(budget)
-        return self.drafter.most_nodes(context)
+        return self.parts.drafter.most_nodes(context)
 
-    def _forward(self, now: StepState) -> None:
-        """Root and drafts of every request, and prefill chunks, as one ragged batch."""
-        segments = [
-            Segment.of_tree(
-                part.request.table,
-                part.request.computed,
-                part.request.tokens[part.request.computed : part.request.computed + part.feed],
-                draft.tree,
-                logits=part.decodes,
-            )
-            for part, draft in zip(now.plan.parts, now.drafts, strict=True)
-        ]
-        if segments:
-            now.logits, now.features = self.runner.forward_with_features(segments)
+    def learn(self, now: StepState) -> None:
+        """What the step showed of how much to draft."""
+        if self.sizer is not None:
+            self.sizer.learn(now.outcomes())
+            for request in now.finished:
+                self.sizer.forget(request.id)
 
-    def _verify(self, now: StepState) -> None:
-        parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
-        asked = [(part.request.context, draft, logits) for part, draft, logits in parts if part.decodes]
-        now.judged = self.verifier.judge(asked, now.memory, self.changes)
-        verdicts = iter(() if now.judged is None else now.judged.verdicts)
-        now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
-        now.parents = [None] * len(now.verdicts)
-        if self.verifier.notes and not now.apart:
-            now.note()
 
-    def _commit(self, now: StepState) -> None:
-        if now.features and any(len(draft.tree) for draft in now.drafts):  # a view would keep what others drafted
-            rows = zip(now.features, now.drafts, strict=True)
-            now.features = [features if len(draft.tree) else features.clone() for features, draft in rows]
-        for i, (part, verdict) in enumerate(zip(now.plan.parts, now.verdicts, strict=True)):
-            if self.drafter.aux_layers:
-                self._show_features(part, verdict, now.features[i])
-            now.parts.append(self._commit_one(now, i))
-        if now.moves:
-            self.runner.cache.move(list(now.moves.values()))
-        self.scheduler.publish(now.plan)  # what was moved is final now
-        for request in (part.request for part in now.plan.parts if part.request.finish is not None):
-            self._retire(request)
-            now.finished.append(request)
+@dataclass
+class StepCommit:
+    """What a commit does with each request."""
 
-    def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
+    parts: Parts
+    full: bool  # whether all is noted
+
+    def show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
         if verdict is None or not len(verdict.path):
             kept = features[: part.feed].clone() if len(features) > part.feed else features
         else:
             kept = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
-        self.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
+        self.parts.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
 
-    def _commit_one(self, now: StepState, place: int) -> RequestStep:
+    def commit(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
         part, draft, verdict = now.plan.parts[place], now.drafts[place], now.verdicts[place]
         request, start, budget = part.request, part.request.computed, now.budgets.get(part.request.id)
@@ -135,11 +165,12 @@ class PhasesMixin:
         request.computed += part.feed
         if verdict is not None:
             if draft is not NO_DRAFT:
-                self.drafter.commit(now.contexts[request.id], draft.tree, verdict)
+                self.parts.drafter.commit(now.contexts[request.id], draft.tree, verdict)
             self._keep_path(now, request, verdict)
-            form = form_notes(request.context, draft, now.logits[place], verdict, full=self.verifier.notes)
+            form = form_notes(request.context, draft, now.logits[place], verdict, full=self.full)
             tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
-            emitted = request.accept(tokens, self.run_info.eos_tokens, self.max_context, self.vocabulary)
+            eos = self.parts.run_info.eos_tokens
+            emitted = request.accept(tokens, eos, self.parts.max_context, self.parts.vocabulary)
             request.preceded = followed_by(verdict)
             if request.params.logprobs is not None:
                 logprobs = raw_logprobs(now.logits[place], verdict, tokens[:emitted], request.params.logprobs)
@@ -148,7 +179,7 @@ class PhasesMixin:
             index=request.steps,
             context_len=start,
             prefill_tokens=part.feed - (1 if part.decodes else 0),
-            drafter=self.drafter.name if len(draft.tree) else "none",
+            drafter=self.parts.drafter.name if len(draft.tree) else "none",
             tree=draft.tree,
             verdict=verdict,
             emitted=emitted,
@@ -174,7 +205,36 @@ class PhasesMixin:
             now.moves[request.id] = (slots[path], slots[: len(path)])
         request.computed = base + len(path)
 
-    def _retire(self, request: Request) -> None:
-        self.scheduler.retire(request)
-        self.drafter.release(request.id)
-        self.requests.pop(request.id, None)
+
+class DeviceClock:
+    """What the phases of a step take on a GPU: the host only launches them, so its own clock says where it waited.
+
+    A phase's time is from where the device began with it to where it began with the next: what it waited for is in it.
+    The marks are read one step late: by then they have passed, and reading waits for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._now: list[torch.cuda.Event] = []
+        self._last: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """A phase begins."""
+        self._now.append(self._make())
+
+    def turn(self) -> tuple[int, ...]:
+        """A step has ended. What each phase of the step before it took, in nanoseconds; empty for the first."""
+        self.mark()
+        if self._last:
+            self._last[-1].synchronize()  # it has passed, unless neither step read anything
+        times = tuple(round(a.elapsed_time(b) * 1e6) for a, b in pairwise(self._last))
+        self._last, self._now = self._now, []
+        return times
+
+    def give_up(self) -> None:
+        """The step that was begun will not be finished."""
+        self._now = []
+
+    def _make(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.engine.generate import Prompt, check_length
 from specscope.engine.prompts import NO_KWARGS
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.record.records import TEMPLATE
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt that Engine.encode has been over: a server does that beside the engine's thread."""
+
+    text: str
+    tokens: list[int]
+    title: str = ""
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
 
 
 @dataclass(frozen=True)
@@ -66,3 +77,24 @@ class PromptEncoder:
 
     def _ids(self) -> str:
         return f"0 to {self.vocab_size - 1}"
+
+
+def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
+    """Refuse what cannot fit into so many tokens of at most `longest` bytes. Raises UserError.
+
+    Asked before a tokenizer works on it: megabytes of text take it minutes and gigabytes.
+    """
+    if len(prompt) > tokens and not isinstance(prompt, str):
+        raise UserError(f"the prompt has {len(prompt)} parts; the limit is {tokens - 1} tokens")
+    texts = [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if isinstance(m, Mapping)]
+    size = sum(map(len, texts))  # in characters, each of which is a byte at least
+    if size > tokens * longest:
+        raise UserError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")
+
+
+def title_of(prompt: Prompt | Encoded) -> str:
+    """The last message of a conversation."""
+    if isinstance(prompt, Encoded):
+        return prompt.title
+    last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
+    return str(last.get("content", "")) if isinstance(last, Mapping) else ""

@@ -16,9 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specscope.engine.gate import SpeculationGate
 from specscope.engine.request import Request
-from specscope.engine.scheduler import Scheduler
+from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Learned, Sizer
@@ -33,12 +32,18 @@ class Rewindable(Protocol):
     """What of an engine goes back. engine.Engine is one."""
 
     scheduler: Scheduler
-    drafter: Drafter
     runner: ModelRunner
-    sizer: Sizer | None
     gate: SpeculationGate
     requests: dict[str, Request]
     ended: list[Request]
+
+    @property
+    def drafter(self) -> Drafter:
+        """Its drafter."""
+
+    @property
+    def sizer(self) -> Sizer | None:
+        """Where trees are adaptive."""
 
     def cancel(self, name: str) -> None:
         """End a request."""
@@ -206,7 +211,7 @@ class Timeline:
         engine.requests.update((mark.request.id, mark.request) for mark in marks)
         engine.scheduler.running = [mark.request for mark in moment.running]
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
-        engine.ended = list(moment.ended)
+        engine.ended[:] = moment.ended
         engine.gate.crowded = moment.crowded
         if engine.sizer is not None and moment.learned is not None:
             engine.sizer.learned = moment.learned

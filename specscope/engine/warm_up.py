@@ -1,18 +1,25 @@
-"""Compiling before the first request what a run launches: every variant of every kernel, and no other.
+"""What an engine on a GPU does before its first request, for its target and for a drafter that is a model.
 
-Which variants those are is the launchers' to say (specscope.kernels.launch): what is done here is what a run does, once
-for each size that makes a difference to them.
+Every variant of every kernel that a run launches is compiled, and no other: which these are is the launchers' to say
+(specscope.kernels.launch), and what is done here is what a run does, once for each size that makes a difference to
+them. Then passes are captured as CUDA graphs.
 """
 
 from __future__ import annotations
 
-from specscope.model.head_runner import HeadRunner
+from collections.abc import Callable
+
+from specscope.engine.config import EngineConfig
+from specscope.model.graphs import Capture, Shape, shapes
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.model.warm_up import warm_up_passes
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.parallel import ParallelEagle
+from specscope.trace.plan import DynamicPlan, TreePlan
 
 
 def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
@@ -26,3 +33,54 @@ def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     for one in runners:
         warm_up_passes(one, max_context)
     warm_up_verdicts(runner.loaded.vocab_size, runner.loaded.dtype, runner.cache.device)
+
+
+def capture_graphs(
+    config: EngineConfig,
+    runner: ModelRunner,
+    drafter: Drafter,
+    max_context: int,
+    make_capture: Callable[[], Capture],
+    progress: Callable[[str], None],
+) -> str:
+    """Capture them, one after another; what became of it, in words. `make_capture` makes one for each runner.
+
+    A model that reads a tensor on the host while it runs (some mixtures of experts, some rotary tables) cannot be
+    captured, and runs as it did before.
+    """
+    runners: list[ModelRunner | HeadRunner] = [runner]
+    wanted = [verify_shapes(config)]
+    windows = [drafter.max_nodes + 1]
+    model = model_of(drafter)
+    if isinstance(model, Eagle | DraftModel) and config.plan is not None:
+        runners.append(model.runner)
+        wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(model, ParallelEagle)))
+        windows.append(config.plan.max_fed + wanted[-1][-1].rows)
+    announced, refused = 0, ""
+    for one, these, window in zip(runners, wanted, windows, strict=True):
+        try:
+            for _ in one.capture(these, make_capture(), max_context, window):
+                announced += 1
+                progress(f"capturing CUDA graphs: {announced} of {sum(map(len, wanted))}")
+        except Exception as error:  # whatever a model, a compiler or a driver has against it
+            first = error.__context__ or error  # the end of a capture that was broken off complains as well
+            reason = (str(first).strip() or type(first).__name__).splitlines()[0]
+            refused += f"; {'the drafter' if one is not runner else 'the target'} could not be captured: {reason}"
+    done = sum(len(one.graphs) for one in runners if one.graphs is not None)
+    return f"{done} CUDA graphs{refused}"
+
+
+def verify_shapes(config: EngineConfig) -> list[Shape]:
+    """Of the target's steps: the root and its tree for each request of a batch."""
+    return shapes(config.max_batch, 1 if config.plan is None else config.plan.max_nodes + 1)
+
+
+def draft_shapes(config: EngineConfig, plan: TreePlan, *, one_pass: bool = False) -> list[Shape]:
+    """Of a drafter's passes: what was accepted since the last draft, then one level of every tree.
+
+    With `one_pass` a row for each further depth follows what was accepted, and there is no other pass.
+    """
+    if one_pass:
+        return shapes(config.max_batch, 2 * plan.max_depth)
+    widest = plan.top if isinstance(plan, DynamicPlan) else max(map(len, plan.shape.levels))
+    return shapes(config.max_batch, max(plan.max_depth + 1, widest))

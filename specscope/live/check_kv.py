@@ -18,7 +18,7 @@ from specscope.engine.engine import Engine
 from specscope.engine.state import Slots
 from specscope.errors import UserError
 from specscope.model.batch import Segment
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.combined import model_of

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.engine.config import DEFAULT_HEAD
-from specscope.engine.models_given import given_digest
+from specscope.engine.config import DEFAULT_HEAD, given_digest
 from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
 from specscope.model.places import check_model, head_place, model_place, on_disk

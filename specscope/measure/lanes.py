@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specscope.engine.engine import Engine
-from specscope.engine.generate import Prompt
+from specscope.engine.prompt_encoder import Prompt
 from specscope.live.fork import beside
 from specscope.speculate.drafters.combined import model_of
 from specscope.trace.changes import Changes

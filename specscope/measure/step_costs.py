@@ -108,7 +108,7 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
     with lanes(engine, wanted, batch) as run:
         for lane in run[1:] if not has_model else ():
             filler = Filler(int(lane.name), engine.runner.loaded.vocab_size)
-            lane.engine.drafter = filler
+            lane.engine.parts.drafter = filler
             lane.engine.scheduler.room.max_nodes = filler.max_nodes
         yield CostLanes(engine, run, plans, work)
 

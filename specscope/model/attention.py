@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
 from specscope.model.batch import Batch
-from specscope.model.fast_paths import has_bfloat16
+from specscope.model.fast.fast_paths import has_bfloat16
 from specscope.model.groups import AttentionGroup, Masks
 from specscope.model.kv_cache import KVCache
 

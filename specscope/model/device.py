@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from specscope.errors import UserError, first_line
-from specscope.model.fast_paths import has_bfloat16
+from specscope.model.fast.fast_paths import has_bfloat16
 from specscope.model.places import check_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

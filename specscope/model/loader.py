@@ -18,8 +18,8 @@ from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
 from specscope.model.checkpoint import check_config, check_names, check_numbers
-from specscope.model.fast_paths import must_compile
-from specscope.model.fuse import fuse
+from specscope.model.fast.fast_paths import must_compile
+from specscope.model.fast.fuse import fuse
 from specscope.model.hub import hub_arguments
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.model.meta import quick_meta

@@ -7,7 +7,7 @@ import torch
 
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.runner import ModelRunner
 

@@ -41,7 +41,7 @@ class Limits:
     silent_seconds: float = 10.0  # without a byte of the body
     send_seconds: float = 30.0  # in which a reader takes something of what waits for it
     idle_seconds: int = 5  # until the next request of a connection
-    end_seconds: int = 2  # for clients to take what they are told last
+    end_seconds: int = 1  # for clients to take what they are told last
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, as starlette's HTTPException is one

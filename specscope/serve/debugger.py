@@ -1,4 +1,4 @@
-"""A debugger of the served engine: it stands between two steps, and clients wait. The socket is vllm/debug_server.py's.
+"""A debugger of the served engine: it stands between two steps, and clients wait. The socket is remote/'s.
 
 While nobody is attached the engine keeps its last records, within bytes, and nothing else. An attached debugger lets it
 run until the first command that moves or looks; `continue` goes on to a breakpoint or Ctrl-C; when it leaves, the
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from specscope.debug.answers import Stop, StopReason
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
+from specscope.remote.debug_server import DebugServer
 from specscope.serve.engine_thread import EngineThread
 from specscope.trace.history.history import KEPT, History, RecentSteps
 from specscope.trace.record.privacy import Privacy, strip
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.debug_server import DebugServer
 
 if TYPE_CHECKING:
     from specscope.engine.timeline import Timeline
@@ -111,7 +111,7 @@ class ServedCommands(Commands):
 
 
 class ServedDebugger:
-    """What vllm/debug_server.py asks of a debugger and of its gate."""
+    """What remote/debug_server.py asks of a debugger and of its gate."""
 
     def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
         self.thread, self.privacy = thread, privacy

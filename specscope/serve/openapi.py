@@ -9,8 +9,7 @@ import msgspec
 
 import specscope
 from specscope.serve.errors import JSON, TYPES, ErrorBody
-from specscope.serve.fields import MODEL, PROMPT, REFUSED, TOKEN
-from specscope.serve.requests import ChatRequest, CompletionRequest
+from specscope.serve.requests import MODEL, PROMPT, REFUSED, TOKEN, ChatRequest, CompletionRequest
 from specscope.serve.responses import ChatChunk, ChatCompletion, Completion, ModelList, Version
 
 STRUCTS = (CompletionRequest, ChatRequest, Completion, ChatCompletion, ChatChunk, ModelList, Version, ErrorBody)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from specscope.serve.errors import ApiError
-from specscope.serve.fields import REFUSED
+from specscope.serve.requests import REFUSED
 from specscope.trace.checked import decoded
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -26,7 +26,6 @@ from specscope.trace.record.records import StepRecord
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
 
-HAND_BACK_SECONDS = 1.0  # for clients to take what they are told last
 ENGINE_SECONDS = 5.0  # for the engine to end its requests
 
 

@@ -6,8 +6,10 @@ import ipaddress
 import math
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from reprlib import Repr
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -17,6 +19,18 @@ from msgspec import Meta
 from specscope.errors import UserError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What the command line says of a field: cli/options.py makes its flag from this and from the field's type."""
+
+    help: str  # with the default, where that is not None
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    name: str = ""  # where it is not the field's own
+    negated: bool = True  # of a bool: whether there is --no-NAME
+
 
 # Text that can be encoded: half of a surrogate pair, from JSON or from bytes in an argument, cannot be.
 Text = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*\\Z", description="text of whole Unicode characters")]
@@ -67,6 +81,28 @@ def field_types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+def required_types(kind: type) -> dict[str, Any]:
+    """The same of fields that are given: without None."""
+    return {name: _required(hint) for name, hint in field_types(kind).items()}
+
+
+def _required(hint: Any) -> Any:  # noqa: ANN401
+    inner = base_of(hint)
+    members = [member for member in get_args(inner) if member is not NoneType]
+    return members[0] if get_origin(inner) in (Union, UnionType) else hint
+
+
+def base_of(kind: Any) -> Any:  # noqa: ANN401
+    """The type itself, without what is declared of it."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def flags_of(kind: type) -> dict[str, Flag]:
+    """The fields that have a flag, in their order."""
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in field_types(kind).items()}
+    return {name: mark for name, declared in marks.items() for mark in declared if isinstance(mark, Flag)}
+
+
 def _title(kind: Any, name: str) -> str:  # noqa: ANN401
     """How messages call a field: the title that its type declares, else its name."""
     return next((meta.title for meta in _metas(kind) if meta.title), name)
@@ -83,7 +119,7 @@ def _metas(kind: Any) -> list[Meta]:  # noqa: ANN401
 
 def _wanted(value: object, kind: Any) -> str:  # noqa: ANN401
     """What would have been right: the type where that is wrong, the range otherwise."""
-    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    base = base_of(kind)
     if base in _NUMBERS and not _is_a(value, base):
         return _NUMBERS[base]
     return next((meta.description for meta in _metas(kind) if meta.description), "of another type")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import rotate_half
 
-from specscope.model.eagle_head import EagleHead
+from specscope.model.heads.eagle_head import EagleHead
 
 FURTHER = 32  # positions beyond the sequence's end that drafts may reach
 

@@ -4,11 +4,61 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specscope.model.eagle_head import EagleHead
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specscope.model.heads.eagle_head import EagleHead
+from specscope.train.attend import HeadRotary, attend, project
 from specscope.train.heads import going_on, new_head
-from specscope.train.scores import BatchScores, Padded, TargetTensors
+from specscope.train.scores import BatchScores, DepthScores, Padded, TargetTensors, ahead
 from specscope.train.training import CommonRecipe, Training
-from specscope.train.ttt import forward
+
+# Training-time test: a head is trained on its own outputs, as it will be run (EAGLE-3, Li et al. 2025, section 3.2).
+#
+# At index t step 0 sees the target's features up to t, with the token at t + 1, and guesses the token at t + 2. Step k
+# goes on from step k - 1's own hidden state at t, with the token at t + 1 + k: its queries see the keys of step 0 up to
+# t, and of the steps 1..k at t alone, which are the nodes of a chain drafted from t.
+
+
+def forward(head: EagleHead, target: TargetTensors, batch: Padded, steps: int) -> BatchScores:
+    """Run the head `steps` times over a batch; the loss is differentiable.
+
+    Positions whose most likely token (of the draft vocabulary) follows something given are left out.
+    """
+    wanted, fed = target.wanted(batch.final), head.combine(batch.features)
+    cache, scores = _Cache(head, batch.tokens.shape[1]), DepthScores()
+    for step in range(steps):
+        shift = step + 1
+        tokens = ahead(batch.tokens, shift)
+        x = _layer(head, functional.embedding(tokens, target.embedding), fed, cache, step)
+        normed, fed = head.leave(x)
+        logits = head.lm_head(normed)
+        counts = ahead(batch.real & batch.learn, shift)
+        scores.add(logits[counts], ahead(wanted, shift)[counts])
+    return scores.total()
+
+
+class _Cache:
+    """Keys and values of the steps so far, and the rotary tables."""
+
+    def __init__(self, head: EagleHead, length: int) -> None:
+        self.kv: list[tuple[Tensor, Tensor]] = []
+        self.rotary = HeadRotary(head, length)
+        self.causal = torch.ones(length, length, dtype=torch.bool, device=head.fc.weight.device).tril()
+
+
+def _layer(head: EagleHead, embedding: Tensor, hidden: Tensor, cache: _Cache, step: int) -> Tensor:
+    """One pass of the head's layer over [B, T, width]: over step 0 up to each position, over later ones at itself."""
+    layer = head.midlayer
+    residual, projected = head.prepare(embedding, hidden)
+    q, k, v = project(head, projected)
+    at = slice(step, step + q.shape[1])
+    cache.kv.append((cache.rotary.turn(k, at), v))
+    mixed = attend(cache.rotary.turn(q, at), cache.kv[0], cache.kv[1:], cache.causal, layer.self_attn.kv_heads)
+    x = residual + layer.self_attn.o_proj(mixed)
+    out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+    return out
 
 
 @dataclass(frozen=True, kw_only=True)

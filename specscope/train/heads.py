@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.model.eagle_head import EagleHead
 from specscope.model.features import published_aux_layers
-from specscope.model.head_config import PARTIAL, ROPES, HeadConfig, Parallel
-from specscope.model.head_loader import load_head
+from specscope.model.heads.eagle_head import EagleHead
+from specscope.model.heads.head_config import PARTIAL, ROPES, HeadConfig, Parallel
+from specscope.model.heads.head_loader import load_head
 from specscope.model.loader import LoadedModel
 from specscope.train.scores import TargetTensors
 from specscope.train.shards import Shards

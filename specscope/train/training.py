@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.model.eagle_head import EagleHead
-from specscope.model.fast_paths import has_bfloat16
-from specscope.model.head_loader import save_head
+from specscope.model.fast.fast_paths import has_bfloat16
+from specscope.model.heads.eagle_head import EagleHead
+from specscope.model.heads.head_loader import save_head
 from specscope.model.loader import LoadedModel
 from specscope.train.data import HELD_OUT, check_enough
 from specscope.train.scores import BatchScores, Padded, TargetTensors, mean_shares

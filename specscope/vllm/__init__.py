@@ -1,1 +1,1 @@
-"""The plugin inside vLLM: the evidence of every step, from the sampler's own tensors. Imports trace/ alone."""
+"""The plugin inside vLLM: the evidence of every step, from the sampler's own tensors. v1/, v2/: its two runners."""

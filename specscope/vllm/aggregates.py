@@ -1,7 +1,7 @@
 """Aggregates of a vLLM server: where evidence cannot be had, its own sums over all requests become records.
 
 vLLM asks entry points for loggers of its statistics, and where it finds one it computes statistics even if told not to.
-So there is none in the package: `offer` adds one to this process, when a variable asks for it and evidence is lacking.
+So the package has none: `offer` adds one to this process, when a variable asks for it and evidence is lacking.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.metadata import Distribution, DistributionFinder, EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from specscope.vllm import known
 
 SOURCE = "vLLM stat logger"
 SECONDS = 1.0  # of an interval
-ENTRY = EntryPoint("specscope", "specscope.vllm.stat_logger:StatLogger", "vllm.stat_logger_plugins")
 
 
 def why_lacking(version: str) -> str:
@@ -35,39 +33,11 @@ def why_lacking(version: str) -> str:
     return f"vLLM {version} is not as it is known: {found[0]}" if found else ""
 
 
-class _Offer(Distribution):
-    """A distribution that is one entry point."""
-
-    def read_text(self, filename: str) -> str | None:
-        """It has a name, and no files."""
-        return "Metadata-Version: 2.1\nName: specscope-aggregates\nVersion: 1\n" if filename == "METADATA" else None
-
-    def locate_file(self, path: Any) -> Any:
-        """Nowhere."""
-        return Path(path)
-
-    @property
-    def entry_points(self) -> EntryPoints:
-        """That one."""
-        return EntryPoints([ENTRY])
-
-
-class _Finder(DistributionFinder):
-    """Finds it among what is installed."""
-
-    def find_spec(self, *_: Any) -> None:
-        """It finds no modules."""
-        return
-
-    def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
-        """For whoever asks for all distributions, not for one by name."""
-        return [_Offer()] if context is None or context.name is None else []
-
-
 def offer() -> None:
-    """Let vLLM find our logger of statistics in this process."""
-    if not any(isinstance(one, _Finder) for one in sys.meta_path):
-        sys.meta_path.append(_Finder())
+    """Let vLLM find our logger of statistics in this process: `offered` holds metadata of one entry point."""
+    folder = str(Path(__file__).parent / "offered")
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 @dataclass

@@ -1,66 +1,149 @@
-"""Numbers of each request from what was gathered on a device, when it has come."""
+"""Gathered: what evidence needs of one call of a rejection sampler, as columns, and each request's numbers from them.
+
+On a device they are gathered by gather.py and come a step or two later; V1's on the host are read by v1/here.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from specscope.trace.record.records import ParentNotes
 from specscope.trace.record.tree import Floats
-from specscope.vllm.block_rule import thresholds
-from specscope.vllm.device import Gathered, Layout, layouts
-from specscope.vllm.numbers import Numbers
-from specscope.vllm.philox import of_step, uniform
+from specscope.vllm.call import Forced
+from specscope.vllm.numbers import NO_INTS, Judged, Numbers, assembled
+from specscope.vllm.v2.rule import of_step, thresholds, uniform
 
-Table = Mapping[str, NDArray[Any]]
+Table = dict[str, NDArray[Any]]  # columns by name
+Layout = Mapping[str, int]  # the columns of a table, and how wide each is
 
 
-def read(gathered: Gathered) -> list[Numbers]:
+def layouts(likeliest: int) -> tuple[tuple[Layout, Layout], ...]:
+    """(integers, floats) of three tables: of rows, of what the drafter gave for them, of requests."""
+    ints, floats = (
+        ("token", "choice", "rank", "q_rank", "position"),
+        ("p", "q", "coin", "choice_p", "raw_p", "confidence", "ratio", "ahead"),
+    )
+    spreads = ("entropy", "varentropy", "q_entropy", "q_varentropy")
+    ends = ("mass", "final_p", "final_entropy", "final_varentropy", "final_target_p")
+    return (
+        (dict.fromkeys(ints, 1) | {"top": likeliest}, dict.fromkeys((*floats, *spreads), 1) | {"top_p": likeliest}),
+        (
+            {"choice_rank": 1, "draft_top": likeliest},
+            dict.fromkeys(("prob", "choice_q", "outside"), 1) | {"draft_top_p": likeliest},
+        ),
+        (
+            dict.fromkeys(("first", "drafted", "accepted", "final", "greedy", "seed"), 1),
+            dict.fromkeys(ends, 1),
+        ),
+    )
+
+
+def empty_tables(likeliest: int, counts: tuple[int, int, int]) -> list[Table]:
+    """All columns 0. `counts`: rows of each table."""
+    return [
+        {
+            name: np.zeros(count if width == 1 else (count, width), kind)
+            for layout, kind in ((ints, np.int64), (floats, np.float64))
+            for name, width in layout.items()
+        }
+        for (ints, floats), count in zip(layouts(likeliest), counts, strict=True)
+    ]
+
+
+@dataclass
+class GatheredTables:
+    """The columns of one call, on the host."""
+
+    rows: Table
+    scores: Table  # of what the drafter gave for these rows
+    ends: Table  # of requests
+    likeliest: int  # how many likeliest tokens of a row
+    scored: Sequence[int]  # rows of each request that the drafter scored, from the first on; empty: none have scores
+    sampled: bool  # whether drafts were sampled, where a request is not greedy
+    full: bool
+    seeded: bool = False  # whether coins follow from seeds and positions
+    by_step: bool = False  # and from the draft's place in its chain: it was verified as one block
+    confident: bool = False  # whether the drafter said what it thinks of its drafts
+    forced: Mapping[int, Forced] = field(default_factory=dict)  # what a debugger forced, by request
+
+
+@dataclass
+class Gathered:
+    """The numbers of one call, which may be on their way to the host."""
+
+    tables: Callable[[], GatheredTables]  # when they have come
+    requests: int
+    bytes: int = 0  # how much is copied
+    arrived: Any = None  # torch.cuda.Event; None where they are on the host already
+
+    def ready(self) -> bool:
+        """Whether the copy has been made."""
+        return self.arrived is None or bool(self.arrived.query())
+
+    def wait(self) -> None:
+        """Until it has."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+
+class Judgements:
+    """The verdicts of a batch, gathered in one or more calls, each of the requests that follow those of the last."""
+
+    def __init__(self, calls: Sequence[Gathered]) -> None:
+        self._calls = calls
+        self._judged: list[Judged] | None = None
+        self._again: dict[int, Judged] = {}
+        self.bytes = sum(call.bytes for call in calls)  # that are copied
+
+    def ready(self) -> bool:
+        """Whether they can be read without waiting."""
+        return all(call.ready() for call in self._calls)
+
+    def wait(self) -> None:
+        """Until they can."""
+        for call in self._calls:
+            call.wait()
+
+    def of(self, row: int) -> Judged:
+        """Of the request in that row of the sampler's batch. All are read with the first that is asked for."""
+        if row in self._again:
+            return self._again[row]
+        if self._judged is None:
+            self._judged = [judged for call in self._calls for judged in read(call.tables())]
+        return self._judged[row]
+
+    def put(self, row: int, judged: Judged) -> None:
+        """A debugger forced another outcome."""
+        self._again[row] = judged
+
+
+def read(tables: GatheredTables) -> list[Judged]:
     """Of each request in the batch."""
-    counts = (gathered.rows, gathered.rows if gathered.has_scores else 0, gathered.requests)
-    both = layouts(gathered.likeliest)
-    ints = _tables(gathered.ints, [layout[0] for layout in both], counts)
-    floats = _tables(gathered.floats, [layout[1] for layout in both], counts)
-    rows, scores, ends = ({**a, **b} for a, b in zip(ints, floats, strict=True))
-    return [_One(gathered, rows, scores, ends, request).numbers() for request in range(gathered.requests)]
+    return [assembled(_OneRequest(tables, request).numbers()) for request in range(len(tables.ends["first"]))]
 
 
-def _tables(packed: Tensor, layouts: list[Layout], counts: tuple[int, ...]) -> list[Table]:
-    """The columns of each table, by name."""
-    values, at = packed.numpy(), 0
-    found: list[Table] = []
-    for layout, count in zip(layouts, counts, strict=True):
-        width = sum(layout.values())
-        table = values[at : at + count * width].reshape(count, width)
-        at += count * width
-        ends = np.cumsum(list(layout.values()))
-        columns = zip(layout, np.split(table, ends[:-1], axis=1), strict=True)
-        found.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
-    return found
-
-
-class _One:
-    """One request."""
-
-    def __init__(self, gathered: Gathered, rows: Table, scores: Table, ends: Table, request: int) -> None:
-        self.gathered, self.scores = gathered, scores
-        self.end = {name: values[request] for name, values in ends.items()}
+class _OneRequest:
+    def __init__(self, tables: GatheredTables, request: int) -> None:
+        self.tables, self.scores = tables, tables.scores
+        self.end = {name: values[request] for name, values in tables.ends.items()}
         self.first, told = int(self.end["first"]), int(self.end["drafted"])
-        self.rows = {name: values[self.first : self.first + told] for name, values in rows.items()}
+        self.rows = {name: values[self.first : self.first + told] for name, values in tables.rows.items()}
         invalid = np.flatnonzero(self.rows["token"] < 0)
         self.n = int(invalid[0]) if len(invalid) else told
         self.invalid = told - self.n
         self.accepted = min(int(self.end["accepted"]), self.n)
         self.tried = min(self.accepted + 1, self.n)
         self.greedy = bool(self.end["greedy"])
-        self.scored = min(gathered.scored[request], self.n) if gathered.has_scores and gathered.scored else 0
+        self.scored = min(tables.scored[request], self.n) if len(tables.scored) else 0
+        self.forced = tables.forced.get(request)
 
     def numbers(self) -> Numbers:
-        sampled = self.gathered.sampled and not self.greedy
+        sampled = self.tables.sampled and not self.greedy
         return Numbers(
             tokens=self.rows["token"][: self.n].astype(np.int32),
             accepted=self.accepted,
@@ -71,11 +154,12 @@ class _One:
             coin=self._coins(),
             mass=self._greedy_mass() if self.greedy else float(self.end["mass"]),
             final_p=self._greedy_final_p() if self.greedy else float(self.end["final_p"]),
-            parents=self._parents(sampled) if self.gathered.full else None,
+            parents=self._parents(sampled) if self.tables.full else None,
             prob=self._prob() if self.scored else None,
             invalid=self.invalid,
             accept=self._accept(),
-            confidence=self.rows["confidence"][: self.n].astype(np.float32) if self.gathered.confident else None,
+            confidence=self.rows["confidence"][: self.n].astype(np.float32) if self.tables.confident else None,
+            forced=NO_INTS if self.forced is None else self.forced.marks(self.tried, self.n),
         )
 
     def _greedy_mass(self) -> float:
@@ -84,22 +168,24 @@ class _One:
 
     def _greedy_final_p(self) -> float:
         """1 where the final token is the target's choice; behind all drafts that is not looked up again."""
+        if self.forced is not None:
+            return float(self.end["final"] == self.forced.own)
         return 1.0 if self.accepted == self.n else float(self.end["final"] == self.rows["choice"][self.accepted])
 
     def _coins(self) -> NDArray[np.float64]:
         """As they were tossed, or as they follow from the request's seed; 0 where none was."""
         if self.greedy:
             return np.zeros(self.n)
-        if not self.gathered.seeded:
+        if not self.tables.seeded:
             return self.rows["coin"][: self.n].copy()
         seeds = np.full(self.n, self.end["seed"], np.int64)
-        if self.gathered.by_step:
+        if self.tables.by_step:
             seeds = of_step(seeds, np.arange(self.n, dtype=np.int64))
         return uniform(seeds, self.rows["position"][: self.n]).astype(np.float64)
 
     def _accept(self) -> NDArray[np.float64] | None:
         """Where the chain was verified as one block."""
-        if self.greedy or not self.gathered.by_step:
+        if self.greedy or not self.tables.by_step:
             return None
         return thresholds(self.rows["ratio"][: self.n], self.rows["ahead"][: self.n])
 
@@ -120,7 +206,7 @@ class _One:
         of_node["rank"][:k], of_node["q_rank"][:k] = self.rows["rank"][:k], self._if(sampled, "q_rank", k)
         raw_p = np.zeros(self.n, np.float32)
         raw_p[:k] = self.rows["raw_p"][:k]
-        likeliest = self.gathered.likeliest if k else 0
+        likeliest = self.tables.likeliest if k else 0
         return ParentNotes(
             node=np.arange(-1, k - 1, dtype=np.int32),
             top=self.rows["top"][:k].reshape(k, likeliest).astype(np.int32),
@@ -146,7 +232,7 @@ class _One:
     def _own(self, name: str, some: int, k: int, kind: type) -> NDArray[Any]:
         """What the drafter gave at the tried parents, as far as it scored them."""
         wide = name.startswith("draft_top")
-        shape = (k, self.gathered.likeliest if some else 0) if wide else (k,)
+        shape = (k, self.tables.likeliest if some else 0) if wide else (k,)
         found: NDArray[Any] = np.zeros(shape, kind)
         if some:
             column = self.scores[name][self.first : self.first + some]

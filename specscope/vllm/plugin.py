@@ -12,15 +12,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
+from specscope.trace.record.records import StepRecord
 from specscope.trace.record.trace_sampling import TraceSampling
-from specscope.trace.wire.bus import Bus
-from specscope.vllm.guard import ErrorGuard, log
-from specscope.vllm.on_import import on_import
+from specscope.trace.wire.bus import Bus, Subscription
+from specscope.vllm.hooks import ErrorGuard, log, on_import
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import PluginSettings
 
 if TYPE_CHECKING:
-    from specscope.vllm.debugger import Debugger
+    from specscope.vllm.v1.debugger import Debugger
 
 QUEUED = 4096  # records that may wait to be written; more are lost, and counted
 
@@ -38,9 +38,9 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.vllm import known
     from specscope.vllm.aggregates import offer, why_lacking
     from specscope.vllm.run_info import vllm_version
-    from specscope.vllm.runner import RunnerHooks
-    from specscope.vllm.sampler import SamplerHooks
-    from specscope.vllm.v2_runner import V2Hooks
+    from specscope.vllm.v1.runner import RunnerHooks
+    from specscope.vllm.v1.sampler import SamplerHooks
+    from specscope.vllm.v2.runner import V2Hooks
 
     try:
         settings.sampling()
@@ -59,7 +59,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     debugger: Debugger | None = None
     debugging: tuple[Any, ...] = ()
     if settings.debug is not None:
-        from specscope.vllm.debugger import Debugger, share
+        from specscope.vllm.v1.debugger import Debugger, share
 
         debugger = Debugger()
         debugging = (debugger, partial(_listen, settings, guard, debugger), share)
@@ -117,7 +117,6 @@ def witness(
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
     from specscope.trace.record.vocabulary import Vocabulary
-    from specscope.vllm.losses import Losses
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
 
@@ -153,6 +152,40 @@ def witness(
     atexit.register(close)
     log.warning("specscope: watching vLLM %s (process %d)", run.versions["vllm"], os.getpid())
     return made
+
+
+class Losses:
+    """Publishes records to a bus, and tells the log of losses: the first, and whenever they have doubled.
+
+    As they happen: vLLM may end a worker before it can say anything.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._told = 0
+        self._told_undecided = 0
+        self._broken: list[Subscription] = []
+
+    @property
+    def count(self) -> int:
+        """Steps that were lost, and spans that were refused."""
+        return self._bus.lost + sum(getattr(one.sink, "failed", 0) for one in self._bus.subscriptions)
+
+    def publish(self, record: StepRecord) -> None:
+        """Never waits, and never raises for a sink."""
+        self._bus.publish(record)
+        lost = self.count
+        if lost and lost >= 2 * self._told:
+            self._told = lost
+            log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
+        undecided = sum(getattr(one.sink, "left_out_undecided", 0) for one in self._bus.subscriptions)
+        if undecided and undecided >= 2 * self._told_undecided:
+            self._told_undecided = undecided
+            log.warning("specscope: %d requests left out before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
+        for one in self._bus.subscriptions:
+            if one.error is not None and one not in self._broken:
+                self._broken.append(one)
+                log.warning("specscope: nothing more is recorded there: %s", one.error)
 
 
 def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
@@ -220,9 +253,10 @@ def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: 
 
 def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, runner: Any) -> None:
     """Open the debugger's socket, on the rank that tells what all of its engine's ranks do."""
-    from specscope.vllm.debug_server import DebugServer
-    from specscope.vllm.debugger import limit_of
+    from specscope.remote.debug_server import DebugServer
+    from specscope.remote.held import HeldCommands
     from specscope.vllm.run_info import vllm_version
+    from specscope.vllm.v1.debugger import limit_of
 
     if settings.debug is None or _rank() != 0:
         return
@@ -230,7 +264,7 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
-    server = DebugServer(path, debugger, lambda: greeting)
+    server = DebugServer(path, debugger, lambda: greeting, commands=partial(HeldCommands, debugger))
     atexit.register(lambda: guard.safely(server.close))
     log.warning("specscope: specscope debug --attach %s stops this vLLM at a decision", path)
 

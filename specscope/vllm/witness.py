@@ -28,7 +28,7 @@ from specscope.trace.record.records import (
 from specscope.trace.record.rules import LOSSY
 from specscope.trace.record.tree import DraftTree, Ints
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.batch import BatchPlace, Judgements, OnHost
+from specscope.vllm.gathered import Judgements
 from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
@@ -49,6 +49,22 @@ def in_one_pass(speculation: Mapping[str, Any]) -> bool:
 
 
 Publish = Callable[[StepRecord], None]
+
+
+@dataclass
+class BatchPlace:
+    """A request's place in the batch of a step, as the host knows it."""
+
+    name: str
+    row: int  # in the sampler's batch
+    context: int  # tokens whose KV was there; too many where the host runs ahead of the device
+    count: int  # tokens that were fed, and `drafts` of them drafts
+    drafts: int  # that were scheduled; fewer may have been verified
+    ended_prompt: bool  # False for a chunk of a prompt that did not reach its end
+    blocks: Ints  # of the request's KV, from number `first_block` on
+    first_block: int
+    ahead: bool = False  # whether the host runs ahead of the device
+    match_length: int = 0  # suffix decoding: tokens of the context that were found, and went on as the drafts do
 
 
 @dataclass
@@ -146,10 +162,7 @@ class Witness:
         step = self._running
         assert step is not None
         assert step.judgements is not None
-        if not isinstance(step.judgements, OnHost):
-            rows = range(1 + max(place.row for place in step.places))
-            step.judgements = OnHost([step.judgements.of(other) for other in rows])
-        step.judgements.judged[row] = judged
+        step.judgements.put(row, judged)
 
     def standing(self) -> StepRecord | None:
         """The step that runs, as far as it has come and may be told."""

@@ -5,27 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import (
-    FinalKind,
-    FinishReason,
-    Outcome,
-    Phase,
-    RequestEnd,
-    RequestInfo,
-    RequestStep,
-    RunInfo,
-    StepRecord,
-    Verdict,
-)
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.tree import DraftTree, TreeShape, parse_tree
 from specscope.trace.record.vocabulary import Vocabulary
+from tests.support import records as made
 
-MS = 1_000_000
-PHASES = ("schedule", "draft", "forward", "verify", "commit")
+MS = made.MS
 RUN = RunInfo(
     run_id="run-1",
     target="SmolLM2-135M-Instruct",
@@ -60,31 +47,21 @@ def step(
     n = len(shape)
     drafted = DraftTree.build(list(tokens) or list(range(1, n + 1)), shape.parent)
     if prefill:
-        return RequestStep(request, 0, 0, 16, "ngram", drafted, None, 0)
-    ends = not shape.children(path[-1] if path else -1)
-    kind = FinalKind.TARGET if not n else FinalKind.BONUS if ends else FinalKind.RECOVERED
-    outcome = np.full(n, Outcome.UNTRIED, dtype=np.uint8)
-    outcome[list(path)] = Outcome.ACCEPTED
-    double, single = np.zeros(n), np.zeros(n, dtype=np.float32)
-    verdict = Verdict(
-        outcome, single, single, single, double, double, double, np.array(path, dtype=np.int32), final, kind, 0.5, 0.5
-    )
-    return RequestStep(request, 0, 16, 0, "ngram", drafted, verdict, len(path) + 1 if emitted is None else emitted)
+        return made.part(request, drafted, None, context=0, prefill=16)
+    judged = made.verdict(made.outcomes(n, path), path, final, made.kind_of(shape.parent, path))
+    return made.part(request, drafted, judged, emitted=emitted)
 
 
 def info(name: str, prompt: str = "", labels: Mapping[str, str] | None = None, **params: object) -> RequestInfo:
     """A request that waited 2 ms."""
-    return RequestInfo(
-        name, 0, 2 * MS, prompt, np.array([5, 6, 7], dtype=np.int32), SamplingParams(**params), labels or {}
-    )
+    return made.info(name, prompt, [5, 6, 7], labels, admitted=2 * MS, params=SamplingParams(**params))
 
 
 def end(
     about: RequestInfo, output: Sequence[int], reason: FinishReason = FinishReason.LENGTH, **more: str
 ) -> RequestEnd:
     """An end 3 s after arrival."""
-    values = {"stop": "", "error": ""} | more
-    return RequestEnd(about, 3000 * MS, reason, values["stop"], np.array(output, dtype=np.int32), values["error"])
+    return made.end(about, output, reason, finished=3000 * MS, **more)
 
 
 def record(
@@ -95,26 +72,8 @@ def record(
     **change: object,
 ) -> StepRecord:
     """An engine step that starts every 100 ms, with the time of each phase in ms."""
-    at = int((number * 100 if start_ms is None else start_ms) * MS)
-    phases = []
-    for name, ms in zip(PHASES, millis, strict=True):
-        phases.append(Phase(name, at, at + int(ms * MS)))
-        at += int(ms * MS)
-    values: dict = {
-        "step": number,
-        "phases": tuple(phases),
-        "running": len(parts),
-        "waiting": 0,
-        "blocks_used": 10,
-        "blocks_free": 90,
-        "speculation": True,
-        "speculation_off": "",
-        "admitted": (),
-        "requests": tuple(parts),
-        "preempted": (),
-        "finished": (),
-    }
-    return StepRecord(**(values | change))
+    start = int((number * 100 if start_ms is None else start_ms) * MS)
+    return made.record(number, parts, made.phases(start, millis), **change)
 
 
 def history(

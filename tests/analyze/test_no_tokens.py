@@ -14,7 +14,7 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.tui.app import ScopeApp
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
 NAMES = ("eagle", "sampled", "ngram", "evidence")

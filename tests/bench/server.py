@@ -46,6 +46,7 @@ class Server:
         self.refused = strict_options  # stream options that get a 400
         self.bodies, self.headers, self.paths, self.times, self.wrote = [], [], [], [], []
         self.at_once = self.most = 0
+        self.came = asyncio.Condition()
 
     def __enter__(self):
         ready = threading.Event()
@@ -103,7 +104,9 @@ class Server:
         options = body.get("stream_options", {})
         if any(name in options or (name == "stream_options" and options) for name in self.refused):
             return await self._plain(writer, 400, {"error": {"message": "unknown option"}})
-        self.bodies.append(body)
+        async with self.came:
+            self.bodies.append(body)
+            self.came.notify_all()
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         try:
@@ -128,9 +131,9 @@ class Server:
 
     async def _answer(self, reply, body, path, writer):
         if reply.silent:
-            await asyncio.sleep(3600)
-        while len(self.bodies) < reply.others:
-            await asyncio.sleep(0.01)
+            await asyncio.Event().wait()
+        async with self.came:
+            await self.came.wait_for(lambda: len(self.bodies) >= reply.others)
         if reply.status != 200 or reply.body is not None:
             return await self._plain(writer, reply.status, reply.body)
         writer.write(

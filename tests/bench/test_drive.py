@@ -5,12 +5,11 @@ import time
 
 import pytest
 
-from specscope.bench.datasets import LoadRequest
+from specscope.bench.datasets import Load, LoadRequest, arrivals
 from specscope.bench.drive import AVERAGE, METRICS, RESPONSES, LoadRun, drive
 from specscope.bench.endpoint import Endpoint as Client
 from specscope.bench.endpoint import RequestOptions
 from specscope.bench.figures import figures
-from specscope.bench.loads import Load, arrivals
 from tests.bench.server import Piece, Reply, Server
 from tests.bench.test_endpoint import page
 from tests.bench.test_stream import TELLS

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from specscope.bench.datasets import Load
 from specscope.bench.drive import METRICS, LoadRun
 from specscope.bench.endpoint import RequestOptions
 from specscope.bench.figures import TIMES, figures
-from specscope.bench.loads import Load
 from specscope.bench.stream import StreamedAnswer
 from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import Aggregate

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specscope.bench.loads import Load, arrivals
+from specscope.bench.datasets import Load, arrivals
 
 
 @pytest.mark.parametrize("burstiness", [0.3, 1.0, 5.0])

@@ -16,7 +16,7 @@ from specscope.cli.main import cli
 from specscope.errors import UserError
 from tests.bench.server import Piece, Reply, Server
 from tests.bench.test_endpoint import page
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS, until
 
 WORDS = ("bench", "serve")
@@ -233,7 +233,7 @@ def test_ctrl_c_before_the_first_answer_ends_it_too():
 
 
 def test_it_runs_without_torch_and_says_what_is_missing():
-    code = "import sys; import specscope.bench.sweep, specscope.bench.plot; assert 'torch' not in sys.modules"
+    code = "import sys; import specscope.bench.sweep, specscope.bench.show; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import sys; sys.modules['httpx2'] = None; from specscope.__main__ import main; main()"
     words = [sys.executable, "-c", code, *WORDS, "http://127.0.0.1:9"]

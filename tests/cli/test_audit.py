@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
-from tests.cli.test_main import model, prompts, specscope  # noqa: F401
+from tests.cli.test_main import model, prompts  # noqa: F401
 from tests.heads import head_tensors, write_head
+from tests.support.commands import specscope
 
 LAYERS = ["--drafter", "draft_model", "--draft-model", "self:2", "--tree", "3"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.analyze.compare.runs import Made, make
 from tests.analyze.compare.test_columns import write
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
 SAMPLED, EAGLE, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("sampled", "eagle", "ngram"))

@@ -4,25 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.waiting import HANG_SECONDS
+from tests.support.commands import specscope
+from tests.waiting import HANG_SECONDS, until
 
 PLANTED = Path(__file__).parents[2] / "traces" / "planted.jsonl"
 
 
-def debug(*words, text=None):
-    return subprocess.run(
-        [sys.executable, "-m", "specscope", "debug", *map(str, words)],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+def debug(*words, text=""):
+    return specscope("debug", *words, stdin=text)
 
 
 def test_a_script_over_a_recording(tmp_path):
@@ -80,7 +74,6 @@ def test_lines_from_a_pipe_go_on_after_a_bad_one():
     assert "step 0" in ran.stdout
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -115,7 +108,9 @@ def test_ctrl_c_stops_a_live_run_between_two_steps(tiny):
     process.stdin.flush()
     line = process.stdout.readline()
     assert "step 0" in line
-    time.sleep(0.15)
+    computed = psutil.Process(process.pid).cpu_times
+    before = computed().user
+    until(lambda: computed().user > before + 0.1)  # it has gone on
     process.send_signal(signal.SIGINT)
     process.stdin.write("info requests\nreverse-next\nnext\n")
     out, error = process.communicate(timeout=HANG_SECONDS)

@@ -77,7 +77,7 @@ def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged
     text = (TRACES / "ngram.jsonl").read_text()
     file = tmp_path / "header.jsonl"
     file.write_text(re.sub(rf'("specscope\.run\.{name}","value":{{"stringValue":)"[^"]*"', rf'\1"{value}"', text))
-    result = run(file, "--json")
+    result = run(file, "--json", "--sample", 2)
     (found,) = json.loads(result.output)["captures"]
     assert result.exit_code == 2
     assert found["looked_at"] == ["capture", "verify", "audit"]

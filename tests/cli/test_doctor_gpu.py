@@ -8,7 +8,7 @@ from specscope.errors import UserError
 from specscope.kernels import kv_write, tree_verify
 from specscope.measure import device as device_module
 from specscope.measure import gpu_check
-from tests.cli.test_main import specscope
+from tests.support.commands import specscope
 
 CPU = torch.device("cpu")
 

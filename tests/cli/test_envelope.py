@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import pytest
 from benchmarks.__main__ import bench as benchmarks
 from specscope.cli.main import cli
 from specscope.measure.paired import write_figures
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
 EAGLE, SAMPLED, PLANTED, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "planted", "ngram"))
@@ -66,11 +67,23 @@ def test_every_verb_with_json_is_tried_here(folder):
     assert {verb for verb in verbs() if not verb.startswith("bench ")} == set(words_of(folder))
 
 
-def test_the_page_names_every_verb_and_only_keys_that_there_are(folder):
+@pytest.fixture(scope="module")
+def answers(folder):
+    """What a verb answers: (words, exit code, standard output) of each of its runs."""
+    runs = words_of(folder)
+
+    @cache
+    def of(verb):
+        return [(words, *run_here([verb, *words, "--json"])[:2]) for words in runs[verb]]
+
+    return of
+
+
+def test_the_page_names_every_verb_and_only_keys_that_there_are(folder, answers):
     page = (TRACES.parent / "docs" / "json.md").read_text()
     rows = {row[0].strip(" `"): row[1:] for line in page.splitlines() if len(row := line.strip("|").split("|")) == 3}
-    for verb, runs in words_of(folder).items():
-        both = [json.loads(run_here([verb, *words, "--json"])[1]) for words in runs]
+    for verb in words_of(folder):
+        both = [json.loads(out) for _, _, out in answers(verb)]
         known = {key for found in both for key in found}
         inside = {key for found in both for one in found.get("captures", ()) for key in one}
         nested = {"checks", "source"}
@@ -79,9 +92,8 @@ def test_the_page_names_every_verb_and_only_keys_that_there_are(folder):
 
 
 @pytest.mark.parametrize("verb", ["report", "verify", "diagnose", "audit", "compare", "why", "tune", "tree", "doctor"])
-def test_the_envelope(verb, folder):
-    for words in words_of(folder)[verb]:
-        code, out, _ = run_here([verb, *words, "--json"])
+def test_the_envelope(verb, answers):
+    for words, code, out in answers(verb):
         found = json.loads(out)
         assert list(found)[:4] == ["schema", "source", "exit", "warnings"], words
         assert re.fullmatch(rf"specscope\.{verb}/[1-9][0-9]*", found["schema"])

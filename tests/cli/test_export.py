@@ -14,7 +14,7 @@ import pytest
 from benchmarks.replay import lengthen
 from specscope.analyze.export.schema import SCHEMAS
 from tests.bad_inputs import PLANTED
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS, until
 
 SAMPLED = str(Path(PLANTED).parent / "sampled.jsonl")

@@ -14,7 +14,7 @@ import pytest
 import specscope
 from specscope.cli.help import GROUPS, examples
 from specscope.cli.main import cli
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"

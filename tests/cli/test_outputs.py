@@ -18,7 +18,7 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from tests.bad_inputs import PLANTED
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
 BAD = {"regex": "("}

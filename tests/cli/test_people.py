@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specscope.trace.wire.reading import read_capture
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 DATA = Path(__file__).parents[1] / "data"
 PEOPLE = DATA / "people"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -39,16 +39,24 @@ CASES = {
     "audit's head": (["audit", EAGLE, "--draft-model", "./none"], "no EAGLE head at ./none"),
     "diagnose": (["diagnose", EAGLE, "--target", "./none"], "no model at ./none"),
     "tune": (["tune", EAGLE, "--target", "./none"], "no model at ./none"),
+    "no such model": ([*CAPTURE, "--target", "./nothing"], "no model at ./nothing"),
+    "no such head": ([*CAPTURE, "--drafter", "eagle", "--draft-model", "./no"], "no EAGLE head"),
+    "bad device": ([*CAPTURE, "--device", "toaster"], "'toaster' is not supported"),
+    "device of another kind": ([*CAPTURE, "--device", "mps"], "'mps' is not supported"),
+    "training on no file": ([*TRAIN, "--data", "./no.txt"], "cannot read the data"),
+    "a tree": (["run", "a prompt", "--tree", "banana"], "cannot read the tree 'banana'"),
+    "a tree of n-grams": (["run", "--drafter", "ngram", "--tree", "banana"], "cannot read the tree 'banana'"),
+    "a tree alone": (["tree", "banana"], "cannot read the tree 'banana'"),
     "tune's prompts": (["tune", EAGLE, "--check", "--prompts", "none"], "cannot read the prompts none"),
 }
 RUN = """
 import json, sys
 class NoTorch:
     def find_spec(self, name, *_):
-        if name == "torch":
-            raise RuntimeError("torch is imported")
+        if name in ("torch", "textual"):
+            raise RuntimeError(f"{name} is imported")
 sys.meta_path.insert(0, NoTorch())
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 print(json.dumps([run_here(words) for words in json.load(sys.stdin)]))
 """
 
@@ -78,6 +86,12 @@ def test_it_is_refused_before_torch_is_imported(ended, name):
     code, _, err = ended[name]
     assert (code, err.count("\n")) == (2, 1), err
     assert CASES[name][1] in err
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("a tree")])
+def test_a_tree_that_cannot_be_read_names_every_form(ended, name):
+    for form in ("5 (a chain)", "3x5", "[(0,), (1,), (0, 0)]", "top:3x5", "dynamic:24,depth=6,top=4"):
+        assert form in ended[name][2]
 
 
 def test_a_flag_without_effect_is_refused():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
 EAGLE, SAMPLED, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "ngram"))

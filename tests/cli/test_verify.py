@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.bad_inputs import PLANTED
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 SAMPLED = str(Path(PLANTED).parent / "sampled.jsonl")
 

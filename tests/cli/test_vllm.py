@@ -5,7 +5,7 @@ import pytest
 from specscope.cli.vllm import VllmRun, environment
 from specscope.trace.record.privacy import Privacy
 from specscope.vllm.settings import PluginSettings
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 

@@ -16,7 +16,7 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, Terminal
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS, until
 from tests.watch.samples import DATA, changed, text, two_engines
 from tests.watch.server import Page

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from specscope.cli.web import SESSIONS, make_server, serve
 from specscope.errors import UserError
 from specscope.tui import palette
 from tests.processes import free_port
-from tests.waiting import HANG_SECONDS, until
+from tests.waiting import HANG_SECONDS, comes, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -88,14 +89,14 @@ async def pictures(port, keys=()):
     """Pictures of the browser's page, one after another, by the DevTools protocol; each key is typed after one."""
     keys = list(keys)
     async with aiohttp.ClientSession() as session:
-        async with asyncio.timeout(HANG_SECONDS):
-            pages = []
-            while not pages:
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-                        pages = [page for page in await answer.json() if page["type"] == "page"]
-                await asyncio.sleep(0.1)
-        async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as wire:
+
+        async def pages():
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                    return [page for page in await answer.json() if page["type"] == "page"]
+
+        page = (await comes(pages))[0]
+        async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as wire:
 
             async def ask(method, **what):
                 await wire.send_json({"id": 1, "method": method, "params": what})
@@ -103,14 +104,14 @@ async def pictures(port, keys=()):
                     pass
                 return message["result"]
 
-            for _ in range(int(2 * HANG_SECONDS)):
+            end = time.monotonic() + HANG_SECONDS
+            while time.monotonic() < end:
                 picture = await ask("Page.captureScreenshot")
                 image = Image.open(io.BytesIO(base64.b64decode(picture["data"]))).convert("RGB")
                 if (yield image) and keys:
                     key = keys.pop(0)
                     await ask("Input.dispatchKeyEvent", type="keyDown", key=key, text=key)
                     await ask("Input.dispatchKeyEvent", type="keyUp", key=key)
-                await asyncio.sleep(0.5)
 
 
 @contextlib.contextmanager
@@ -296,12 +297,13 @@ async def test_sessions_are_bounded_and_closing_one_makes_room():
         assert refused.value.status == 503
         for wire in wires:
             await wire.close()
-        async with asyncio.timeout(HANG_SECONDS):
-            while True:
-                with contextlib.suppress(aiohttp.WSServerHandshakeError):
-                    await (await session.ws_connect(url)).close()
-                    return  # a closed session made room
-                await asyncio.sleep(0.1)
+
+        async def connects():
+            with contextlib.suppress(aiohttp.WSServerHandshakeError):
+                await (await session.ws_connect(url)).close()
+                return True
+
+        await comes(connects)  # a closed session made room
 
 
 LINGERING = f"{SESSION}; exec >&- 2>&-; sleep 1"  # it goes on for a while when it has said all that it has to say
@@ -347,11 +349,12 @@ async def test_a_session_ends_when_its_server_was_killed():
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=hears)
     try:
         async with asyncio.timeout(HANG_SECONDS), aiohttp.ClientSession() as session:
-            wire = None
-            while wire is None:
+
+            async def connected():
                 with contextlib.suppress(aiohttp.ClientError):
-                    wire = await session.ws_connect(f"http://127.0.0.1:{port}/ws")
-                await asyncio.sleep(0.1)
+                    return await session.ws_connect(f"http://127.0.0.1:{port}/ws")
+
+            wire = await comes(connected)
             await wire.send_json(["ping", "1"])
             while (await wire.receive()).type is not aiohttp.WSMsgType.BINARY:
                 pass  # the screen is there when it has drawn something

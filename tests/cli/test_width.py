@@ -18,7 +18,7 @@ from specscope.analyze.table import Table
 from specscope.analyze.text import render_text as report_text
 from specscope.analyze.text import table_block
 from specscope.trace.wire.reading import read_capture
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
 EAGLE, SAMPLED, PLANTED = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "planted"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specscope.engine.clock import DeviceClock
+from specscope.engine.phases import DeviceClock
 
 
 class Moment:

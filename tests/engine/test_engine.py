@@ -1,6 +1,7 @@
 """The engine on a tiny real model: greedy equality, determinism, ends, cancellation, preemption, streaming."""
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -67,17 +68,23 @@ def test_greedy_is_generates_own(engines, reference, name):
         assert sum(r.acceptance.accepted for r in results) > 0
 
 
+SAMPLED = [SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=i) for i in range(len(PROMPTS))]
+
+
+@pytest.fixture(scope="module")
+def each_alone(engines):
+    """What each prompt gives where it runs alone, with a drafter."""
+    return cache(lambda name: [engines[name].generate(p, q)[0] for p, q in zip(PROMPTS, SAMPLED, strict=True)])
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["none", "ngram tree", "draft tree", "draft chain"])
 @given(order=st.permutations(range(len(PROMPTS))), batch=st.integers(1, 4), budget=st.sampled_from([16, 40, 512]))
 @settings(max_examples=6)
-def test_tokens_do_not_depend_on_batch_order_or_chunks(engines, name, order, batch, budget):
-    params = [SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=i) for i in range(len(PROMPTS))]
-    engine = engines[name]
-    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512
-    alone = [engine.generate(p, q)[0] for p, q in zip(PROMPTS, params, strict=True)]
+def test_tokens_do_not_depend_on_batch_order_or_chunks(engines, each_alone, name, order, batch, budget):
+    engine, alone = engines[name], each_alone(name)
     engine.scheduler.max_batch, engine.scheduler.max_step_tokens = batch, budget
-    mixed = engine.generate([PROMPTS[i] for i in order], [params[i] for i in order])
+    mixed = engine.generate([PROMPTS[i] for i in order], [SAMPLED[i] for i in order])
     engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512  # other tests share the engine
     assert [r.token_ids for r in mixed] == [alone[i].token_ids for i in order]
     verdicts = [[(s.verdict.token, s.verdict.path.tolist()) for s in r.steps if s.verdict] for r in mixed]

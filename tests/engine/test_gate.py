@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
-from specscope.engine.gate import SpeculationGate
+from specscope.engine.scheduler import SpeculationGate
 from specscope.errors import UserError
 from tests.engine.test_pipeline import make, run, timeless  # noqa: F401
 from tests.engines import PROMPTS

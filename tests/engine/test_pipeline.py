@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 from itertools import count, pairwise
 
 import pytest
@@ -14,7 +13,7 @@ from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.record.records import FinishReason
 from tests.engines import DRAFTERS, PROMPTS, each_drafter
 from tests.heads import head_tensors, write_head, write_parallel_head
-from tests.waiting import until
+from tests.waiting import HANG_SECONDS, until
 
 FEW = 7  # blocks: somebody is preempted
 KINDS = {
@@ -172,7 +171,7 @@ def test_a_slot_is_handed_on_by_its_owner_alone():
 def test_requests_come_and_go_while_steps_run(make):
     """From other threads, at any moment: every request ends once, and no block is lost."""
     engine = make("eagle", async_scheduling=True, max_batch=3)
-    names, done = [], threading.Event()
+    names, done, steps = [], threading.Event(), threading.Semaphore(0)
 
     def customer(seed):
         for i in range(6):
@@ -181,7 +180,7 @@ def test_requests_come_and_go_while_steps_run(make):
             names.append(name)
             if i % 3 == seed % 3:
                 engine.cancel(name)
-            time.sleep(0.003)
+            assert steps.acquire(timeout=HANG_SECONDS)  # a few come and go at each
 
     threads = [threading.Thread(target=customer, args=(seed,)) for seed in range(3)]
     for thread in threads:
@@ -191,6 +190,7 @@ def test_requests_come_and_go_while_steps_run(make):
     ends = []
     while engine.busy or not done.is_set():
         ends += [(end.info.id, end.reason) for end in engine.step().finished]
+        steps.release()
     engine.close()
     assert sorted(name for name, _ in ends) == sorted(names)
     assert engine.runner.cache.pool.used == 0 == engine.drafter.cache.pool.used

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specscope import SamplingParams
-from specscope.engine.engine import Engine
+from specscope.engine.phases import Phases
 from specscope.engine.room import Room
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
 from specscope.model import prefix
@@ -97,20 +97,20 @@ def hashed_at_reserve(patch, engine):
 
 def hashed_with_rejected_tokens(patch, engine):
     """All rows of a step are published, as if every draft had been accepted."""
-    forward = Engine._forward
+    forward = Phases.forward
 
     def eager(self, now):
         forward(self, now)
         for part, draft in zip(now.plan.parts, now.drafts, strict=True):
             tokens = [*part.request.tokens[: part.request.computed + part.feed], *draft.tree.token.tolist()]
-            self.runner.cache.publish(part.request.table, tokens, len(tokens))
+            engine.runner.cache.publish(part.request.table, tokens, len(tokens))
 
-    patch.setattr(Engine, "_forward", eager)
+    patch.setattr(Phases, "forward", eager)
 
 
 def published_before_the_move(patch, engine):
     """The accepted path still lies where the tree lay."""
-    cache, commit = engine.runner.cache, Engine._commit
+    cache, commit = engine.runner.cache, Phases.commit
     move = cache.move
 
     def early(self, now):
@@ -121,7 +121,7 @@ def published_before_the_move(patch, engine):
         patch.setattr(cache, "move", late)
         commit(self, now)
 
-    patch.setattr(Engine, "_commit", early)
+    patch.setattr(Phases, "commit", early)
 
 
 @pytest.mark.parametrize("fault", [hashed_at_reserve, hashed_with_rejected_tokens, published_before_the_move])

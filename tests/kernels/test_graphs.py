@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
-from specscope.engine.graph_capture import capture_graphs, draft_shapes, verify_shapes
+from specscope.engine.warm_up import capture_graphs, draft_shapes, verify_shapes
 from specscope.model.graphs import CudaCapture, Shape, shapes
 from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.kernels import DEVICE

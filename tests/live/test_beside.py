@@ -9,9 +9,9 @@ from specscope.errors import UserError
 from specscope.live.beside import BesideEngine
 from specscope.live.fork import beside as beside_engine
 from specscope.live.local import EngineWhatIf, session_over
+from specscope.remote.debug_server import context
 from specscope.trace.changes import Changes
 from specscope.trace.wire.reading import read_capture
-from specscope.vllm.debug_server import context
 from tests.tiny import write_tiny_model
 
 SETTINGS = {"drafter": "draft_model", "draft_model": "self:1", "tree": "4", "dtype": "float32", "kv_memory": 0.01}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specscope.engine.config import EngineConfig
-from specscope.live.load_clock import LoadClock
+from specscope.live.client import LoadClock
 
 STAGES = (("starting torch", 3.0), ("loading a model", 10.0), ("loading a head", 2.0))
 

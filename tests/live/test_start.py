@@ -4,14 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from specscope.live.start import SPINS, WAITING_NAMES, on_passing_thread, spare_processors
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 CHOOSE = """
 import json, os, sys
@@ -32,8 +32,8 @@ def chosen(**extra):
 @contextmanager
 def spinning(count):
     children = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    time.sleep(0.3)
     try:
+        until(lambda: all(psutil.Process(child.pid).cpu_times().user > 0 for child in children))
         yield
     finally:
         for child in children:
@@ -53,15 +53,16 @@ def test_what_the_user_chose_stays(name):
 
 
 COMPUTE = """
-import os, sys, time, torch
+import os, sys, torch
+from tests.waiting import until
 from specscope.live.start import on_passing_thread
 threads = lambda: len(os.listdir("/proc/self/task"))
 compute = lambda: torch.ones(1 << 20).exp().sum().item()
 torch.set_num_threads(2)
 before = threads()
 compute() if sys.argv[1] == "here" else on_passing_thread(compute)
-while threads() > before and sys.argv[1] == "apart":  # they end by themselves
-    time.sleep(0.05)
+if sys.argv[1] == "apart":
+    until(lambda: threads() <= before)  # they end by themselves
 print(threads() - before)
 """
 

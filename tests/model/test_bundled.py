@@ -11,26 +11,27 @@ from specscope.errors import UserError
 from specscope.model import bundled
 from tests.waiting import HANG_SECONDS, until
 
-# A start whose conversion takes a second and leaves a line behind.
+# A start whose conversion lasts until its standard input is closed, and leaves a line behind.
 START = """
-import sys, time
+import sys
 from pathlib import Path
 from specscope.model import bundled
 def convert(source, folder):
     with open(sys.argv[1], "a") as log:
         log.write("converted\\n")
     (folder / "half").touch()
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.read()  # until it is closed
     (folder / "config.json").write_text("{}")
 bundled.convert_gguf = convert
 print("at", bundled.bundled_model(lambda text: print(text, flush=True)), flush=True)
 """
 
 
-def start(folder, seconds=1.0):
+def start(folder, *, held):
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    command = [sys.executable, "-c", START, str(folder / "log"), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-c", START, str(folder / "log")]
+    pipe, given = subprocess.PIPE, subprocess.PIPE if held else subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=given, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def models(folder):
@@ -38,11 +39,13 @@ def models(folder):
 
 
 def test_starts_at_the_same_time_share_one_conversion(tmp_path):
-    starts = [start(tmp_path) for _ in range(3)]
+    starts = [start(tmp_path, held=True) for _ in range(3)]
+    first = [process.stdout.readline() for process in starts]
+    assert sum(line.startswith("waiting for another start") for line in first) == 2, first
     outs = [process.communicate(timeout=HANG_SECONDS) for process in starts]
     assert [process.returncode for process in starts] == [0, 0, 0], outs
     assert (tmp_path / "log").read_text() == "converted\n"
-    text = "".join(out for out, _ in outs)
+    text = "".join((*first, *(out for out, _ in outs)))
     assert text.count("converting SmolLM2") == 1
     assert text.count(f"at {models(tmp_path)}") == 3
     assert [p.name for p in models(tmp_path).iterdir() if not p.name.endswith(".lock")] == [
@@ -52,9 +55,9 @@ def test_starts_at_the_same_time_share_one_conversion(tmp_path):
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_conversion_blocks_nobody_and_leaves_nothing(tmp_path, sign):
-    killed = start(tmp_path, 10 * HANG_SECONDS)
+    killed = start(tmp_path, held=True)
     until(lambda: list(models(tmp_path).glob(".convert-*/half")))
-    waiting = start(tmp_path, 0)
+    waiting = start(tmp_path, held=False)
     assert waiting.stdout.readline().startswith("waiting for another start")
     killed.send_signal(sign)
     killed.communicate(timeout=HANG_SECONDS)

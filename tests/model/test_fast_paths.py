@@ -14,14 +14,14 @@ import transformers
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.model import device as device_module
-from specscope.model import fast_paths
-from specscope.model import linear as linear_module
-from specscope.model import path_speeds as path_speeds_module
 from specscope.model.device import pick_dtype
-from specscope.model.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, is_half, usable
-from specscope.model.linear import PackedLinear
+from specscope.model.fast import fast_paths
+from specscope.model.fast import linear as linear_module
+from specscope.model.fast import path_speeds as path_speeds_module
+from specscope.model.fast.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, is_half, usable
+from specscope.model.fast.linear import PackedLinear
+from specscope.model.fast.path_speeds import ROWS, PathSpeeds
 from specscope.model.loader import load_tokenizer
-from specscope.model.path_speeds import ROWS, PathSpeeds
 from tests.fast_paths import machine_without, without
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_auto_is_bfloat16_where_a_trial_says_so(fast, monkeypatch):
 LESSER = """
 import json, sys, torch
 from specscope import Engine, SamplingParams
-from specscope.model.fast_paths import usable
+from specscope.model.fast.fast_paths import usable
 for dtype in ("float32", "bfloat16", "auto"):
     engine = Engine(target=sys.argv[1], dtype=dtype, kv_memory=0.01, threads=1)
     (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))
@@ -187,6 +187,31 @@ def test_speeds_are_kept_for_the_next_start(tmp_path, monkeypatch):
         path_speeds_module.path_speeds(torch.float32)
         assert len(usable(torch.float32)) < 2
     path_speeds_module._speeds.cache_clear()
+
+
+HIDDEN = """
+import json, sys
+for name in ("numba", "llvmlite", "specscope.kernels.cpu"):
+    sys.modules[name] = None  # importing it raises ImportError
+from specscope import Engine, SamplingParams
+for dtype in ("float32", "bfloat16"):
+    for drafting in ({}, {"drafter": "draft_model", "draft_model": "self:1", "tree": "dynamic:6,depth=3,top=3"}):
+        engine = Engine(target=sys.argv[1], dtype=dtype, kv_memory=0.01, threads=1, **drafting)
+        (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))
+        engine.close()
+        print(json.dumps([dtype, result.token_ids, result.acceptance.accepted]))
+"""
+
+
+def test_without_numba_and_without_our_kernels_for_processors(tiny):
+    """They are nowhere: what an engine computes is the same, with a drafter that is a model too."""
+    done = subprocess.run([sys.executable, "-c", HIDDEN, str(tiny)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one[:2] for one in found] == [
+        [dtype, greedy(tiny, dtype)] for dtype in ("float32", "bfloat16") for _ in "ab"
+    ]
+    assert found[1][2] > 0, "drafts were verified"
 
 
 def greedy(folder, dtype):

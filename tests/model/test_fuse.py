@@ -9,12 +9,12 @@ import transformers as t
 from torch import nn
 
 from specscope.kernels.cpu.layer import CompiledLayers
-from specscope.model import linear as linear_module
 from specscope.model.batch import Batch, Segment
-from specscope.model.decoder import FusedLayer, FusedRMSNorm, looks_alike
-from specscope.model.fast_paths import disabled, is_half
+from specscope.model.fast import linear as linear_module
+from specscope.model.fast.decoder import FusedLayer, FusedRMSNorm, looks_alike
+from specscope.model.fast.fast_paths import disabled, is_half
+from specscope.model.fast.linear import PackedLinear, may_pack
 from specscope.model.kv_cache import BlockTable, KVCache
-from specscope.model.linear import PackedLinear, may_pack
 from specscope.model.loader import adopt
 from specscope.trace.record.tree import DraftTree
 from tests.fast_paths import machine_without, without
@@ -150,14 +150,14 @@ def segments(rows):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "plain"])
 def test_fused_models_equal_plain_ones(name, dtype, compiles, monkeypatch):
-    monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 128 if compiles else 0)
+    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128 if compiles else 0)
     model = fused_equals_plain(name, dtype, fused=True)
     layers = [m.forward.compiled for m in model.modules() if looks_alike(m) or isinstance(m.forward, FusedLayer)]
     assert [layer is not None for layer in layers] == [compiles] * len(layers)
 
 
 def test_a_compiled_layer_that_gives_something_else_is_not_used(monkeypatch):
-    monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 128)
+    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128)
     right = CompiledLayers.__call__
     monkeypatch.setattr(CompiledLayers, "__call__", lambda *given: right(*given) * 1.001)
     model = build("llama")
@@ -167,7 +167,7 @@ def test_a_compiled_layer_that_gives_something_else_is_not_used(monkeypatch):
 
 
 def test_layers_with_another_activation_are_not_compiled(monkeypatch):
-    monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 128)
+    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128)
     model = t.LlamaForCausalLM(t.LlamaConfig(**{**SIZE, "hidden_act": "gelu"})).eval()
     adopt(model, "gelu")
     assert all(fused_layers(model))

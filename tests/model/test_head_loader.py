@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from specscope.errors import UserError
 from specscope.model.batch import Segment
-from specscope.model.eagle_head import EagleHead
-from specscope.model.head_config import HeadConfig, Parallel
-from specscope.model.head_loader import load_head, save_head
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.eagle_head import EagleHead
+from specscope.model.heads.head_config import HeadConfig, Parallel
+from specscope.model.heads.head_loader import load_head, save_head
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
 from specscope.trace.head_keys import FLAGS

@@ -12,7 +12,7 @@ import torch
 
 from specscope.errors import UserError
 from specscope.model.loader import load_model, load_tokenizer
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

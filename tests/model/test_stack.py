@@ -16,7 +16,7 @@ def calls(monkeypatch):
     seen = []
     right = CompiledLayers.__call__
     monkeypatch.setattr(CompiledLayers, "__call__", lambda self, *given: seen.append(self.count) or right(self, *given))
-    monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 1000)
+    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 1000)
     return seen
 
 
@@ -95,7 +95,7 @@ def test_a_pass_that_is_broken_off_leaves_nothing_to_the_next(calls):
 
 
 def test_layers_that_differ_together_are_not_put_together(monkeypatch):
-    monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 128)
+    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128)
     right = CompiledLayers.__call__
 
     def wrong(self, *given):

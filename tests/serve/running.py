@@ -2,14 +2,13 @@
 
 import asyncio
 import threading
-import time
 from contextlib import contextmanager
 
 import httpx2
 
 from specscope.serve.server import Serving, bind
 from specscope.serve.service import ServeOptions
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, wait_for
 
 
 class Running:
@@ -74,14 +73,6 @@ class Running:
     def empty(self):
         """Wait until nothing runs."""
         return wait_for(lambda: not self.waiting and not self.blocks)
-
-
-def wait_for(true, seconds=HANG_SECONDS):
-    """Whether it becomes true in time. `seconds`: less than a hang's only where it must not become true."""
-    until = time.monotonic() + seconds
-    while not true() and time.monotonic() < until:
-        time.sleep(0.02)
-    return bool(true())
 
 
 @contextmanager

@@ -22,9 +22,8 @@ import httpx2
 import psutil
 import pytest
 
-from tests.processes import ENV, SPECSCOPE
-from tests.serve.running import wait_for
-from tests.waiting import HANG_SECONDS
+from tests.processes import ENV, SPECSCOPE, ended
+from tests.waiting import HANG_SECONDS, wait_for
 
 pytestmark = pytest.mark.slow
 CLIENTS = 64
@@ -113,10 +112,9 @@ def test_a_crowd(server):
     memory, watched = [], psutil.Process(process.pid)
 
     def measure():
-        while process.poll() is None:
-            with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while not ended(process, 0.25):
                 memory.append(watched.memory_info().rss)
-            time.sleep(0.25)
 
     threading.Thread(target=measure, daemon=True).start()
     ways = asyncio.run(crowd(port, 1, time.monotonic() + SECONDS))

@@ -10,9 +10,9 @@ import pytest
 
 from specscope import Engine
 from specscope.errors import UserError
-from specscope.remote.vllm_console import AttachedCommands
-from tests.serve.running import running, wait_for
-from tests.waiting import HANG_SECONDS
+from specscope.remote.debug_client import AttachedCommands
+from tests.serve.running import running
+from tests.waiting import HANG_SECONDS, wait_for
 
 
 @pytest.fixture

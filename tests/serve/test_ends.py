@@ -13,15 +13,15 @@ import httpx2
 import pytest
 
 from specscope.cli.serve import SHUTDOWN_SECONDS
-from specscope.serve.server import HAND_BACK_SECONDS
+from specscope.remote.http import Limits
 from specscope.serve.service import ServeOptions
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, room_for
-from tests.serve.running import running, wait_for
-from tests.waiting import HANG_SECONDS
+from tests.serve.running import running
+from tests.waiting import HANG_SECONDS, wait_for
 
 BODY = {"prompt": "abcabc", "temperature": 0, "ignore_eos": True}
 
@@ -115,7 +115,7 @@ def test_what_does_not_finish_is_handed_back(command, tmp_path):
 def test_by_default_it_has_stopped_within_five_seconds():
     """Whatever its clients do: what it waits for, one after the other."""
     assert ServeOptions().shutdown_seconds == SHUTDOWN_SECONDS
-    assert SHUTDOWN_SECONDS + 2 * HAND_BACK_SECONDS <= 4  # then the engine's last step
+    assert SHUTDOWN_SECONDS + 2 * Limits().end_seconds <= 4  # then the engine's last step
 
 
 def test_a_client_that_reads_nothing_does_not_hold_it(command, tmp_path):
@@ -210,7 +210,7 @@ def test_a_failed_engine_fails_its_requests(served_engine, monkeypatch):
         def broken(now):
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(served_engine, "_forward", broken)
+        monkeypatch.setattr(served_engine.phases, "forward", broken)
         thread.join(HANG_SECONDS)
         server.join()
         monkeypatch.undo()

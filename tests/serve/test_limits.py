@@ -14,8 +14,8 @@ from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.serve.server import bind
 from specscope.serve.service import ServeOptions
-from tests.serve.running import running, wait_for
-from tests.waiting import HANG_SECONDS
+from tests.serve.running import running
+from tests.waiting import HANG_SECONDS, wait_for
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from specscope.errors import UserError
+from specscope.remote.debug_client import AttachedCommands
 from specscope.remote.receiver import Receiver
-from specscope.remote.vllm_console import AttachedCommands
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture

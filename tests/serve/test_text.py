@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.serve.text import TextStream
+from specscope.serve.calls import TextStream
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo
 from specscope.trace.record.vocabulary import Vocabulary

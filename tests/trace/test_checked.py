@@ -19,7 +19,7 @@ OWN = {
     "trace/checked.py",
     "trace/files.py",
     "trace/wire/otlp_json.py",
-    "train/card.py",
+    "train/run.py",
     "cli/doctor.py",
     "vllm/run_info.py",
 }

@@ -22,12 +22,12 @@ from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.schema import DamagedError
 from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import HELD, STEPS_BEHIND, Decoder
+from tests.support.commands import specscope
 from tests.trace.damage import DEPTH, damaged, set_value, small, spans_of
 from tests.trace.look_at import RAW, look_at
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
 from tests.trace.wire.test_capture import write
-from tests.waiting import HANG_SECONDS
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
@@ -366,8 +366,7 @@ def test_commands_over_damaged_captures_end_well(damaged_files, tmp_path, seed):
         ["report", file, "--json", "--html", page],
         ["debug", "--over", file, "--commands", script],
     ):
-        command = [sys.executable, "-m", "specscope", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=HANG_SECONDS)
+        done = specscope(*words)
         assert done.returncode in (0, 2), done.stderr
         assert "Traceback" not in done.stderr
         assert done.returncode == 0 or len(done.stderr.splitlines()[-1:]) == 1

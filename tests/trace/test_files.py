@@ -16,7 +16,7 @@ from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, o
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.test_bad_input import run_here
+from tests.support.commands import run_here
 from tests.test_traces import TRACES
 from tests.trace.strategies import RUN
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.train.data import read_data
-from tests.test_bad_input import refused_in_one_line, run_here
+from tests.support.commands import refused_in_one_line, run_here
 
 GOOD = [
     {"text": "some text"},

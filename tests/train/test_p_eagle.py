@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.model.head_loader import LoadedHead, load_head, save_head
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_loader import LoadedHead, load_head, save_head
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.train import eagle3
 from specscope.train.eagle3 import Eagle3Training
 from specscope.train.heads import mask_token_of
-from specscope.train.one_pass import Anchors, every_anchor, forward, sampled_anchors
-from specscope.train.p_eagle import PEagleRecipe, PEagleTraining
+from specscope.train.p_eagle import Anchors, PEagleRecipe, PEagleTraining, every_anchor, forward, sampled_anchors
 from specscope.train.scores import DECAY, Padded
 from tests.heads import Reference
 

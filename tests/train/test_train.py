@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -16,17 +15,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
-from specscope.model.head_loader import load_head
+from specscope.model.heads.head_loader import load_head
 from specscope.model.runner import ModelRunner
 from specscope.train import synthesise
 from specscope.train.eagle3 import Eagle3Training as Training
-from specscope.train.eagle3 import Recipe
+from specscope.train.eagle3 import Recipe, forward
 from specscope.train.shards import Sample, Shards, ShardWriter
 from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
 from specscope.train.training import batches_of
-from specscope.train.ttt import forward
 from tests.heads import write_variant
+from tests.waiting import until
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
 
@@ -80,8 +79,8 @@ def test_a_long_instruction_is_cut_and_answered(deep, target, tmp_path, monkeypa
 def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path, norm_output):
     """Step k at index t is the k-th token of a greedy chain drafted from t: the same logits, from the paged head."""
     from specscope.model.batch import Segment
-    from specscope.model.head_loader import LoadedHead
-    from specscope.model.head_runner import HeadRunner
+    from specscope.model.heads.head_loader import LoadedHead
+    from specscope.model.heads.head_runner import HeadRunner
     from specscope.model.kv_cache import BlockTable
     from specscope.trace.record.tree import DraftTree
 
@@ -218,8 +217,7 @@ def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
     how = ["--target", deep, "--dtype", "float32", "--self-synthesise", 5000, "-o", out, "--draft-vocab", 150]
     how += ["--epochs", 6, "--batch-tokens", 128, "--rows", 8, "--longest", 100]
     first = command(*how)
-    while not (out / "data" / "shard-00000.safetensors").exists() and first.poll() is None:
-        time.sleep(0.05)
+    until(lambda: (out / "data" / "shard-00000.safetensors").exists() or first.poll() is not None)
     first.send_signal(signal.SIGINT)
     error = first.communicate(timeout=60)[1]
     assert first.returncode == 130, error

@@ -12,15 +12,9 @@ from rich.cells import cell_len
 
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import (
-    FinalKind,
     FinishReason,
-    RequestEnd,
-    RequestInfo,
     RequestStep,
-    StepRecord,
-    Verdict,
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
@@ -31,6 +25,7 @@ from specscope.tui.widgets import tree_lines as widget
 from specscope.tui.widgets.lengths import columns
 from specscope.tui.widgets.output import Wrapper
 from specscope.tui.widgets.tree_lines import tree_lines
+from tests.support import records as made
 
 from .sample import replay
 
@@ -175,32 +170,29 @@ def test_wrapping_as_it_grows_is_wrapping_at_once():
     assert all(cell_len(line) <= 13 for line in text_of(whole))
 
 
-def verdict(token: int = 5, n: int = 0) -> Verdict:
-    zero, floats = np.zeros(n), np.zeros(n, np.float32)
-    return Verdict(
-        np.zeros(n, np.uint8), floats, floats, floats, zero, zero, zero, np.zeros(0, np.int32), token,
-        FinalKind.TARGET, float("nan"), 0.5,
-    )  # fmt: skip
-
-
 def odd_history() -> History:
     """No phases, no admission, unknown tokens, markup and control characters in names, an end without steps."""
     vocabulary = Vocabulary({1: b"", 2: b"\xe2\x82", 3: b"[b]bold[/b]", 4: "\u0301".encode(), 6: b"\x1b[2J"})
     history = History(vocabulary=vocabulary)
     name = "[red]\x1b[31m\n"
-    info = RequestInfo("", 0, 0, "", np.zeros(0, np.int32), SamplingParams(), {"kind": "[/]"})
+    info = made.info("", labels={"kind": "[/]"})
     tree = DraftTree.build([1, 2, 3, 4, 6, 99], [-1, 0, -1, 2, 2, 4])
+
+    def verdict(token, nodes=0):
+        return made.verdict([0] * nodes, token=token, final_p=float("nan"))
+
     parts = [
-        RequestStep(name, 0, 0, 0, "none", DraftTree.empty(), None, 0),
-        RequestStep(name, 1, 3, 0, "[drafter]", tree, verdict(2, 6), 9),
-        RequestStep(name, 2, 3, 0, "", DraftTree.empty(), verdict(10**6), 0),
+        made.part(name, DraftTree.empty(), None, context=0, drafter="none"),
+        made.part(name, tree, verdict(2, 6), index=1, context=3, emitted=9, drafter="[drafter]"),
+        made.part(name, DraftTree.empty(), verdict(10**6), index=2, context=3, emitted=0, drafter=""),
     ]
-    blank = StepRecord(0, (), 0, 0, 0, 0, False, "[why]", (), (), (), ())
+    off = {"speculation": False, "speculation_off": "[why]"}
+    blank = made.record(0, (), (), blocks_used=0, blocks_free=0, **off)
     history.append(blank)
     for at, part in enumerate(parts, 1):
         history.append(dataclasses.replace(blank, step=at, requests=(part,)))
     history.append(dataclasses.replace(blank, step=9, admitted=(info,), preempted=("ghost", name)))
-    end = RequestEnd(info, 0, FinishReason.ERROR, "", np.zeros(0, np.int32), "[oops]\nno")
+    end = made.end(info, reason=FinishReason.ERROR, error="[oops]\nno")
     history.append(dataclasses.replace(blank, step=10, finished=(end,)))
     return history
 

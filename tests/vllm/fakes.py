@@ -14,11 +14,11 @@ import torch
 
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.debugger import Debugger, Limit
-from specscope.vllm.guard import ErrorGuard
-from specscope.vllm.runner import RunnerHooks
-from specscope.vllm.sampler import SamplerHooks
+from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
+from specscope.vllm.v1.debugger import Debugger, Limit
+from specscope.vllm.v1.runner import RunnerHooks
+from specscope.vllm.v1.sampler import SamplerHooks
 from specscope.vllm.witness import Witness
 
 V = 50

@@ -57,7 +57,7 @@ def main():
         faults.plant()
         faults.ON.update(job["faults"])
     if job.get("gather"):  # as on a GPU, but that nothing has to come from anywhere
-        import specscope.vllm.runner as runner
+        import specscope.vllm.v1.runner as runner
 
         runner.judge_here = runner.judge_there
     from vllm import LLM, SamplingParams

@@ -6,8 +6,8 @@ import numpy as np
 
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.runner import judge_here, judge_there, places
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
+from specscope.vllm.v1.runner import judge_here, judge_there, places
 from specscope.vllm.witness import Witness
 from tests.vllm.calls import call
 

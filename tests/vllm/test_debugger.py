@@ -7,17 +7,19 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 
 from specscope.errors import UserError
-from specscope.remote.vllm_console import AttachedCommands
+from specscope.remote.debug_client import AttachedCommands
+from specscope.remote.debug_server import DebugServer
+from specscope.remote.held import HeldCommands
 from specscope.trace.record.records import Outcome
-from specscope.vllm import debugger, runner
 from specscope.vllm.call import SamplerCall
-from specscope.vllm.debug_server import DebugServer
-from specscope.vllm.debugger import Limit
+from specscope.vllm.v1 import debugger, runner
+from specscope.vllm.v1.debugger import Limit
 from tests.vllm.fakes import FakeVllm
 from tests.waiting import HANG_SECONDS, until
 
@@ -30,7 +32,8 @@ class Bench:
     def __init__(self, folder, **settings):
         self.vllm = FakeVllm(**settings)
         self.path = folder / "debug.sock"
-        self.server = DebugServer(self.path, self.vllm.debugger, lambda: "attached to a fake")
+        commands = partial(HeldCommands, self.vllm.debugger)
+        self.server = DebugServer(self.path, self.vllm.debugger, lambda: "attached to a fake", commands=commands)
         self.clients = []
 
     def attach(self):
@@ -299,7 +302,8 @@ def test_a_second_debugger_is_told_that_there_is_one(bench):
 
 CLIENT = """
 import sys
-from specscope.remote.vllm_console import AttachedCommands
+from specscope.remote.held import HeldCommands
+from specscope.remote.debug_client import AttachedCommands
 client = AttachedCommands(sys.argv[1])
 client.run("break reject if p < 0.1")
 print(client.run("continue"), flush=True)
@@ -422,9 +426,10 @@ def test_a_socket_that_a_process_left_behind_is_taken_over(tmp_path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     vllm = FakeVllm()
-    server = DebugServer(path, vllm.debugger, lambda: "here")
+    commands = partial(HeldCommands, vllm.debugger)
+    server = DebugServer(path, vllm.debugger, lambda: "here", commands=commands)
     with pytest.raises(OSError, match="another process listens"):
-        DebugServer(path, vllm.debugger, lambda: "there")
+        DebugServer(path, vllm.debugger, lambda: "there", commands=commands)
     client = AttachedCommands(str(path))
     assert client.greeting == "here"
     client.close()
@@ -537,6 +542,9 @@ class Late:
     def of(self, row):
         assert self.is_there
         return self.judgements.of(row)
+
+    def put(self, row, judged):
+        self.judgements.put(row, judged)
 
 
 def copies(call):

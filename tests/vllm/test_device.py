@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.trace.record.parents import TOP
-from specscope.vllm import device
-from specscope.vllm.device import gather
+from specscope.vllm import gather as device
+from specscope.vllm.gather import gather
 from specscope.vllm.gathered import read
-from specscope.vllm.judged import judge
-from specscope.vllm.numbers import assembled
-from specscope.vllm.rows import rows_of
+from specscope.vllm.v1.rows import rows_of
+from tests.vllm.judging import judge
 from tests.vllm.random_calls import call
 
 NO_SCORES = ((), 0)
@@ -54,7 +53,7 @@ def both(made, drafter, *, full=True):
     own = [[one[row] for one in some] for some, row in drafter]
     host = [judge(made, request, own[request] if full else [], full=full) for request in requests]
     gathered = gather(rows_of(made, drafter), full=full)
-    return host, [assembled(numbers) for numbers in read(gathered)]
+    return host, read(gathered.tables())
 
 
 @settings(max_examples=150, deadline=None)
@@ -100,8 +99,8 @@ def test_rows_are_worked_on_in_parts(monkeypatch):
     whole = gather(rows_of(made, drafter), full=True)
     monkeypatch.setattr(device, "PART", 3 * 20)
     parts = gather(rows_of(made, drafter), full=True)
-    assert torch.equal(whole.ints, parts.ints)
-    torch.testing.assert_close(whole.floats, parts.floats)
+    for there, here in zip(read(whole.tables()), read(parts.tables()), strict=True):
+        assert_same(there, here, "parts")
 
 
 def test_bytes_are_counted():

@@ -9,11 +9,11 @@ import torch
 from specscope.errors import UserError
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.vllm.call import Forced
-from specscope.vllm.forced import force, parse
-from specscope.vllm.guard import ErrorGuard
-from specscope.vllm.judged import judge
-from specscope.vllm.sampler import SamplerHooks
+from specscope.vllm.hooks import ErrorGuard
+from specscope.vllm.v1.forced import force, parse
+from specscope.vllm.v1.sampler import SamplerHooks
 from tests.vllm.fakes import fresh_sampler
+from tests.vllm.judging import judge
 
 V, COUNTS = 12, [3, 0, 2, 4]
 BIG = 1e9

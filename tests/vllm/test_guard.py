@@ -1,6 +1,6 @@
 import logging
 
-from specscope.vllm.guard import MOST, ErrorGuard, wrap
+from specscope.vllm.hooks import MOST, ErrorGuard, wrap
 
 
 def fails():

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import Drawn
-from specscope.vllm.judged import judge
 from tests.vllm.calls import V, call
+from tests.vllm.judging import judge
 
 tokens = st.lists(st.integers(0, V - 1), max_size=4)
 batches = st.lists(st.tuples(tokens, st.sampled_from([0.0, 0.7, 1.0])), min_size=1, max_size=4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specscope.vllm import known
-from specscope.vllm.guard import ErrorGuard
+from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.plugin import _checked
 
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specscope.trace.record.records import RequestStep
-from specscope.vllm.judged import judge
 from specscope.vllm.node_view import view_node
+from tests.vllm.judging import judge
 from tests.vllm.test_forced import COUNTS, V, sampled
 
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from specscope.vllm.on_import import on_import
+from specscope.vllm.hooks import on_import
 
 
 @pytest.fixture

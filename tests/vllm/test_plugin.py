@@ -5,17 +5,17 @@ import re
 import pytest
 
 from specscope.errors import UserError
+from specscope.remote.debug_server import context
+from specscope.remote.held import HeldCommands
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm import plugin
-from specscope.vllm.console import VllmCommands
-from specscope.vllm.debug_server import context
-from specscope.vllm.debugger import Debugger
-from specscope.vllm.guard import ErrorGuard
+from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import PluginSettings
+from specscope.vllm.v1.debugger import Debugger
 from tests.searching import of_file, rows, tells
 from tests.vllm import test_run_info
 from tests.vllm.stand import Engine, params
@@ -56,7 +56,7 @@ def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch,
         variables |= {"SPECSCOPE_OTLP_PROTOCOL": protocol} | ({flags[level]: "1"} if level else {})
         debugger = recorded(monkeypatch, variables)
     sent = [one.read() for one in taken]
-    commands = VllmCommands(debugger)
+    commands = HeldCommands(debugger)
     told = [commands.run(line) for line in ("info requests", "tree", "why")] + [context(commands.session)]
     ways = {"file": file.read_text(), "network": repr(sent), "debug socket": "\n".join(told)}
     for word in ("quokka", STOP):

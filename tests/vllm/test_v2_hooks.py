@@ -9,9 +9,9 @@ import torch
 
 from specscope.trace.record.records import Preceded
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.guard import ErrorGuard
+from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
-from specscope.vllm.v2_runner import V2Hooks
+from specscope.vllm.v2.runner import V2Hooks
 from specscope.vllm.witness import Witness
 from tests.trace.strategies import RUN
 from tests.vllm.random_calls import call

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.trace.record.records import FinalKind
-from specscope.vllm.device import gather
+from specscope.vllm.gather import gather
 from specscope.vllm.gathered import read
-from specscope.vllm.judged import judge
-from specscope.vllm.numbers import assembled
-from specscope.vllm.philox import of_step, uniform
-from specscope.vllm.v2_rows import Verified, rows_of_verified
+from specscope.vllm.v2.rows import Verified, rows_of_verified
+from specscope.vllm.v2.rule import of_step, uniform
+from tests.vllm.judging import judge
 from tests.vllm.random_calls import call
 from tests.vllm.test_device import assert_same
 
@@ -70,7 +69,7 @@ def verified(made, temperatures, **others):
 
 
 def numbers(one):
-    return [assembled(found) for found in read(gather(rows_of_verified(one), full=True))]
+    return read(gather(rows_of_verified(one), full=True).tables())
 
 
 @settings(max_examples=80, deadline=None)
@@ -113,10 +112,10 @@ def test_only_the_device_knows_how_many_were_verified():
     made = call(4, [1, 3, 0], [0.0, 0.9, 0.9], tokens=12, draft_probs=False)
     confidence = torch.rand(SLOTS, 5, generator=torch.Generator().manual_seed(0))
     v2 = verified(made, [0.0, 0.9, 0.9], confidence=confidence)
-    found = read(gather(rows_of_verified(v2), full=True))
-    assert [len(one.tokens) for one in found] == [1, 3, 0]
+    found = numbers(v2)
+    assert [len(one.tree) for one in found] == [1, 3, 0]
     for one, slot in zip(found, v2.idx_mapping, strict=True):
-        np.testing.assert_array_equal(one.confidence, confidence[slot, : len(one.tokens)])
+        np.testing.assert_array_equal(one.confidence, confidence[slot, : len(one.tree)])
 
 
 def exact_block(p, q, tokens):

@@ -51,6 +51,10 @@ def test_files_are_read_in_their_order(tmp_path):
     assert watch.errors == []
 
 
+def taken(watch):
+    return [news.record for news in watch.take() if news.record is not None]
+
+
 def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
     line = text("log.txt").splitlines()[1] + "\n"
     (tmp_path / "long.log").write_text(line * (WAITING + 500))
@@ -60,9 +64,8 @@ def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
     time.sleep(0.3)  # it may take too many: a slow machine sees it less often
     assert len(watch.news) <= WAITING + 1
     records = []
-    while not watch.done or watch.news:
-        records += [news.record for news in watch.take() if news.record is not None]
-        time.sleep(0.01)
+    until(lambda: watch.done and not watch.news, lambda: records.extend(taken(watch)))
+    records += taken(watch)
     watch.stop()
     assert [record.step for record in records] == list(range(WAITING + 500))
 

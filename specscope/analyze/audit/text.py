@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specscope.analyze.audit.audit import Audit
+from specscope.analyze.audit.audit import Audit, verdict
 from specscope.analyze.audit.tally import Finding
-from specscope.analyze.audit.verdict import verdict
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.table import Table, count
 from specscope.analyze.text import table_block

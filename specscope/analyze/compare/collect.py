@@ -1,28 +1,20 @@
-"""From records to Columns: each record is taken apart as it is read, and let go."""
+"""From records to a Side: each record is taken apart soon after it is read, and let go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import (
-    FED,
-    KINDS,
-    NODE,
-    NORMS,
-    PARENT,
-    PRECEDED,
-    STEP,
-    Capture,
-    Side,
-    SideRequest,
-    spans,
-)
+from specscope.analyze.compare.columns import FED, NODE, NORMS, PARENT, STEP, Capture, Side, SideRequest, number_rows
+from specscope.analyze.evidence.arrays import slices
+from specscope.analyze.evidence.columns import KINDS, PRECEDED, Columns
+from specscope.analyze.evidence.parents import TriedParents
 from specscope.trace.history.history import History
-from specscope.trace.record.method import TEXT, model_part, text_part
+from specscope.trace.record.method import model_part, text_part
+from specscope.trace.record.notes import DraftNotes
 from specscope.trace.record.records import (
     FinalKind,
     Preceded,
@@ -32,15 +24,22 @@ from specscope.trace.record.records import (
     StepRecord,
     followed_by,
 )
-from specscope.trace.record.tree import ROOT, Drawn
+from specscope.trace.record.tree import Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 
 OTHERS = "other requests"  # MethodNotes.match_source
-CHUNK = 4096  # rows that are held as Python objects
-_KIND = {kind: at for at, kind in enumerate(KINDS)}
-_PRECEDED = {what: at for at, what in enumerate(PRECEDED)}
-_TREE = ("token", "parent", "q", "drawn")
-_VERDICT = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
+CHUNK = 256  # steps that are held as records
+RECOVERED = KINDS.index(FinalKind.RECOVERED)
+
+
+class _Row(NamedTuple):
+    """A request's part in a step, before it is taken apart."""
+
+    part: RequestStep
+    request: int  # its place in Side.requests
+    step: int
+    batch: int
+    preceded: int  # its place in PRECEDED; -1 for a prefill chunk
 
 
 class Collector:
@@ -52,15 +51,8 @@ class Collector:
         self._by_id: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._last: dict[str, Preceded] = {}  # what each request's next decode step is preceded by
-        self._rows: list[tuple[Any, ...]] = []
-        self._nodes: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in NODE}
-        self._parents: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in PARENT}
-        self._fed: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in FED}
-        self._path: list[np.ndarray[Any, Any]] = []
-        self._output: list[int] = []
-        self._chunks: list[dict[str, np.ndarray[Any, Any]]] = []
-        self._counts = [0, 0, 0, 0]  # nodes, path nodes, output tokens and parents so far
-        self._rows_fed = 0
+        self._rows: list[_Row] = []
+        self._chunks: list[dict[str, NDArray[Any]]] = []
 
     def add(self, record: StepRecord) -> None:
         """One engine step."""
@@ -70,9 +62,10 @@ class Collector:
         for name in record.preempted:
             self._request(name).preempted += 1
             self._last[name] = Preceded.PREEMPTION
-        batch = record.batch
         for part in record.requests:
-            self._add_part(record.step, batch, part)
+            self._request(part.request)
+            preceded = self._preceded(part)
+            self._rows.append(_Row(part, self._by_id[part.request], record.step, record.batch, preceded))
         for end in record.finished:
             self._end(end)
         if len(self._rows) >= CHUNK:
@@ -88,118 +81,62 @@ class Collector:
         request = self._request(end.info.id)
         request.info, request.reason = request.info or end.info, end.reason
 
+    def _preceded(self, part: RequestStep) -> int:
+        if part.verdict is None:
+            return -1
+        preceded = part.preceded or self._last.get(part.request, Preceded.PREFILL)
+        self._last[part.request] = followed_by(part.verdict)
+        return PRECEDED.index(preceded)
+
     def _name(self, text: str) -> int:
         return self._names.setdefault(text, len(self._names))
 
-    def _add_part(self, step: int, batch: int, part: RequestStep) -> None:
-        self._request(part.request)
-        verdict, n = part.verdict, len(part.tree)
-        preceded = -1
-        final: tuple[Any, ...] = (0, 0, 0, 0, 0.0, np.nan, 0.0, 1.0, np.nan)
-        if verdict is not None:
-            accepted = verdict.accepted
-            final_gap = self._add_nodes(part) if n else _root_gap(part)
-            if accepted:
-                self._path.append(verdict.path)
-            self._output += part.output()
-            how = (verdict.final_p, _whole(part), verdict.final_coin, verdict.final_margin, final_gap)
-            final = (accepted, n, verdict.token, _KIND[verdict.kind], *how)
-            preceded = _PRECEDED[part.preceded or self._last.get(part.request, Preceded.PREFILL)]
-            self._last[part.request] = followed_by(verdict)
-        judged = verdict is not None
-        forced = judged and len(verdict.forced) > 0  # type: ignore[union-attr]
-        # In the order of STEP.
-        row = (self._by_id[part.request], part.index, step, part.context_len, part.prefill_tokens, batch, judged)
-        names = (self._name(part.rule), self._name(part.drafter))
-        given = self._add_parents(part) if judged else 0
-        fed = self._add_fed(part)
-        behind = (*self._counts, given, self._rows_fed, fed)
-        self._rows.append((*row, part.emitted, *final, preceded, *names, forced, _varies(part), *behind))
-        self._rows_fed += fed
-        self._counts[0] += n if judged else 0
-        self._counts[1] += final[0]
-        self._counts[2] += part.emitted
-        self._counts[3] += given
-
-    def _add_nodes(self, part: RequestStep) -> float:
-        """The nodes of a tree; the gap where the final token was drawn."""
-        verdict, tree, notes, parents, n = part.verdict, part.tree, part.notes, part.parents, len(part.tree)
-        assert verdict is not None
-        nodes = self._nodes
-        for name in _TREE:
-            nodes[name].append(getattr(tree, name))
-        for name in _VERDICT:
-            nodes[name].append(getattr(verdict, name))
-        unknown = np.full(n, np.nan, np.float32)
-        source = np.full(n, -1, np.int8)
-        if part.method is not None and len(part.method.source):
-            source[:] = part.method.source
-        nodes["source"].append(source)
-        nodes["prob"].append(unknown if notes is None else np.where(source == TEXT, np.float32(np.nan), notes.prob))
-        nodes["score"].append(unknown if notes is None else notes.score)
-        nodes["draw_margin"].append(_draw_margins(part))
-        if parents is None:
-            nodes["raw_p"].append(unknown)
-            nodes["gap"].append(unknown)
-            return float("nan")
-        gaps = np.full(n + 1, np.nan, np.float32)
-        if parents.top_p.shape[1:] >= (2,):
-            gaps[parents.node + 1] = parents.top_p[:, 0] - parents.top_p[:, 1]
-        above = tree.parent + 1
-        nodes["raw_p"].append(np.where(np.isnan(gaps[above]), np.float32(np.nan), parents.raw_p))
-        nodes["gap"].append(gaps[above])
-        return float(gaps[verdict.path[-1] + 1 if len(verdict.path) else 0])
-
-    def _add_parents(self, part: RequestStep) -> int:
-        """What target and drafter gave; how many parents that are."""
-        parents = part.parents
-        if parents is None or not len(parents.node) or not parents.top.shape[1:] >= (1,):
-            return 0
-        for name in ("node", "choice", "choice_p", "entropy", "q_entropy", "choice_rank", "choice_q"):
-            self._parents[name].append(getattr(parents, name))
-        for name in ("draft_top", "draft_top_p"):
-            drafters = getattr(parents, name)
-            self._parents[name].append(drafters[:, 0] if drafters.shape[1:] >= (1,) else np.zeros(len(drafters)))
-        self._parents["top"].append(parents.top[:, 0])
-        self._parents["top_p"].append(parents.top_p[:, 0])
-        two = parents.top_p.shape[1] > 1
-        self._parents["top_gap"].append(
-            parents.top_p[:, 0] - parents.top_p[:, 1] if two else parents.top_p[:, 0] * np.nan
-        )
-        return len(parents.node)
-
-    def _add_fed(self, part: RequestStep) -> int:
-        """The rows that fed a head; how many there are."""
-        notes = part.notes
-        if notes is None or not notes.fed_norms.size:
-            return 0
-        self._fed["position"].append(notes.fed_position)
-        norms = np.full((len(notes.fed_position), len(NORMS)), np.nan, np.float32)
-        known = notes.fed_norms[:, : len(NORMS)]
-        norms[:, : known.shape[1]] = known
-        for name, column in zip(NORMS, norms.T, strict=True):
-            self._fed[name].append(column)
-        return len(norms)
-
     def _flush(self) -> None:
         """Rows to arrays."""
-        chunk: dict[str, np.ndarray[Any, Any]] = {"steps": np.array(self._rows, STEP)}
-        for of, kinds, held in (
-            ("node", NODE, self._nodes),
-            ("parent", PARENT, self._parents),
-            ("fed", FED, self._fed),
-        ):
-            for name, kind in kinds.items():
-                parts = held[name]
-                whole = np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, kind)
-                chunk[f"{of} {name}"] = whole
-                parts.clear()
-        chunk["path"] = np.concatenate(self._path).astype(np.int32) if self._path else np.zeros(0, np.int32)
-        chunk["output"] = np.array(self._output, np.int32)
+        parts = [row.part for row in self._rows]
+        c = Columns([part for part in parts if part.verdict is not None])
+        notes = [part.notes for part in parts]
+        chunk = {"steps": self._steps(c)}
+        chunk |= {f"node {name}": values.astype(NODE[name]) for name, values in _nodes(c).items()}
+        listed = c.parents.tops > 0
+        chunk |= {f"parent {name}": values[listed].astype(PARENT[name]) for name, values in _parents(c.parents).items()}
+        chunk |= {f"fed {name}": values.astype(FED[name]) for name, values in _fed(notes).items()}
+        paths = [verdict.path for verdict in c.verdicts]
+        chunk["path"] = np.concatenate([np.zeros(0, np.int32), *paths]).astype(np.int32)
+        chunk["output"] = np.array([token for part in parts for token in part.output()], np.int32)
         self._rows.clear()
-        self._path.clear()
-        self._output.clear()
         self._chunks.append(chunk)
+
+    def _steps(self, c: Columns) -> NDArray[Any]:
+        """A row of STEP each; `c` holds those with a verdict."""
+        rows, parts = self._rows, [row.part for row in self._rows]
+        steps = np.zeros(len(rows), STEP)
+        for name in ("request", "step", "batch", "preceded"):
+            steps[name] = [getattr(row, name) for row in rows]
+        for name, of_part in (("index", "index"), ("context", "context_len"), ("prefill", "prefill_tokens")):
+            steps[name] = [getattr(part, of_part) for part in parts]
+        steps["emitted"] = [part.emitted for part in parts]
+        steps["rule"] = [self._name(part.rule) for part in parts]
+        steps["drafter"] = [self._name(part.drafter) for part in parts]
+        steps["varies"] = [_varies(part) for part in parts]
+        steps["fed"] = [0 if part.notes is None else _rows_fed(part.notes) for part in parts]
+        steps["final_margin"], steps["final_whole"], steps["final_gap"] = 1.0, np.nan, np.nan
+        judged = steps["judged"] = np.array([part.verdict is not None for part in parts], np.bool_)
+        steps["accepted"][judged] = [verdict.accepted for verdict in c.verdicts]
+        steps["nodes"][judged] = np.diff(c.start)
+        steps["token"][judged] = c.final
+        steps["kind"][judged] = c.kind
+        steps["final_p"][judged] = c.final_p
+        steps["final_coin"][judged] = c.final_coin
+        steps["final_margin"][judged] = c.final_margin
+        steps["forced"][judged] = [len(verdict.forced) > 0 for verdict in c.verdicts]
+        # The final token's p in the target's whole p: without the notes a residual's is not known
+        known = np.where(c.kind == RECOVERED, np.nan, c.final_p)
+        steps["final_whole"][judged] = np.where(c.parents.there, c.parents.final_p, known)
+        steps["final_gap"][judged] = c.parents.of_rows(c.parents.gap, c.final_row)
+        counts = np.bincount(c.parents.step[c.parents.tops > 0], minlength=len(c))
+        steps["parents"][judged] = counts
+        return steps
 
     def finish(self, source: str, run: RunInfo | None, vocabulary: Vocabulary, warnings: list[str]) -> Side:
         """The side, its rows sorted by request."""
@@ -207,20 +144,14 @@ class Collector:
         whole = {name: np.concatenate([chunk[name] for chunk in self._chunks]) for name in self._chunks[0]}
         self._chunks.clear()
         steps = whole["steps"]
+        number_rows(steps)
         steps = steps[np.argsort(steps["request"], kind="stable")]
-        nodes_at = spans(steps["first_node"], steps["nodes"])
-        parents_at = spans(steps["first_parent"], steps["parents"])
-        fed_at = spans(steps["first_fed"], steps["fed"])
-        path = whole["path"][spans(steps["first_path"], steps["accepted"])]
-        output = whole["output"][spans(steps["first_output"], steps["emitted"])]
-        for first, count in (
-            ("first_node", "nodes"),
-            ("first_path", "accepted"),
-            ("first_output", "emitted"),
-            ("first_parent", "parents"),
-            ("first_fed", "fed"),
-        ):
-            steps[first] = np.cumsum(steps[count]) - steps[count]
+        nodes_at = slices(steps["first_node"], steps["nodes"])
+        parents_at = slices(steps["first_parent"], steps["parents"])
+        fed_at = slices(steps["first_fed"], steps["fed"])
+        path = whole["path"][slices(steps["first_path"], steps["accepted"])]
+        output = whole["output"][slices(steps["first_output"], steps["emitted"])]
+        number_rows(steps)
         for at, request in enumerate(self.requests):
             request.first = int(np.searchsorted(steps["request"], at))
             request.count = int(np.searchsorted(steps["request"], at, "right")) - request.first
@@ -231,11 +162,49 @@ class Collector:
         return Side([capture], self.requests, list(self._names), steps, nodes, parents, fed, path, output, vocabulary)
 
 
-def _draw_margins(part: RequestStep) -> NDArray[np.float64]:
-    """How near each draw of the drafter was to another token; NaN where a draw's margin is not recorded."""
-    if part.notes is not None and len(part.notes.draw_margin):
-        return part.notes.draw_margin
-    return np.where(part.tree.drawn == Drawn.DETERMINISTIC, 1.0, np.nan)
+def _nodes(c: Columns) -> dict[str, NDArray[Any]]:
+    """[N] each, by the names of NODE."""
+    own = ("token", "parent", "q", "drawn", "outcome", "p", "p_trial", "q_trial", "accept_prob", "coin")
+    gap = c.parents.of_rows(c.parents.gap, c.row)
+    return {
+        **{name: getattr(c, name) for name in (*own, "residual_mass", "score", "source")},
+        "prob": c.draft_prob,
+        # How near each draw of the drafter was to another token; NaN where a draw's margin is not recorded
+        "draw_margin": np.where(np.isnan(c.draw_margin) & (c.drawn == Drawn.DETERMINISTIC), 1.0, c.draw_margin),
+        "raw_p": np.where(np.isnan(gap), np.nan, c.parents.raw_p),
+        "gap": gap,
+    }
+
+
+def _parents(parents: TriedParents) -> dict[str, NDArray[Any]]:
+    """[K] each, by the names of PARENT."""
+    own = ("node", "choice", "choice_p", "entropy", "q_entropy", "choice_rank", "choice_q")
+    firsts = {name: _first(getattr(parents, name)) for name in ("top", "top_p", "draft_top", "draft_top_p")}
+    firsts["draft_top"] = np.where(parents.draft_tops > 0, firsts["draft_top"], 0)
+    return {**{name: getattr(parents, name) for name in own}, **firsts, "top_gap": parents.gap}
+
+
+def _first(table: NDArray[Any]) -> NDArray[Any]:
+    """[K] the first column of a table [K, t]; 0 where there is none."""
+    return table[:, 0] if table.shape[1] else np.zeros(len(table))
+
+
+def _rows_fed(notes: DraftNotes) -> int:
+    """Rows of the target's features that the drafter's first pass was fed, where they are told."""
+    return len(notes.fed_position) if notes.fed_norms.size else 0
+
+
+def _fed(notes: Iterable[DraftNotes | None]) -> dict[str, NDArray[Any]]:
+    """[F] each, by the names of FED."""
+    told = [note for note in notes if note is not None and _rows_fed(note)]
+    norms = np.full((sum(len(note.fed_position) for note in told), len(NORMS)), np.nan, np.float32)
+    begin = 0
+    for note in told:
+        known = note.fed_norms[:, : len(NORMS)]
+        norms[begin : begin + len(known), : known.shape[1]] = known
+        begin += len(known)
+    position = np.concatenate([np.zeros(0, np.int32), *(note.fed_position for note in told)])
+    return {"position": position, **dict(zip(NORMS, norms.T, strict=True))}
 
 
 def _varies(part: RequestStep) -> bool:
@@ -246,23 +215,6 @@ def _varies(part: RequestStep) -> bool:
     """
     together = text_part(part.drafter) != "" and model_part(part.drafter) != ""
     return bool(part.sizing) or together or (part.method is not None and OTHERS in part.method.match_source)
-
-
-def _whole(part: RequestStep) -> float:
-    """The final token's probability in the target's whole p; without the notes a residual's is not known."""
-    verdict = part.verdict
-    assert verdict is not None
-    if part.parents is not None:
-        return part.parents.final_target_p
-    return float("nan") if verdict.kind is FinalKind.RECOVERED else verdict.final_p
-
-
-def _root_gap(part: RequestStep) -> float:
-    """The gap at the root of a step without drafts, where it was recorded."""
-    parents = part.parents
-    if parents is None or not len(parents.node) or parents.node[0] != ROOT or parents.top_p.shape[1] < 2:
-        return float("nan")
-    return float(parents.top_p[0, 0] - parents.top_p[0, 1])
 
 
 class BranchedError(Exception):

@@ -1,4 +1,4 @@
-"""Columns: what a comparison keeps of captures, as arrays over steps and nodes. 60 MB for 100,000 steps."""
+"""A side: what a comparison keeps of captures, as arrays over steps and nodes. 60 MB for 100,000 steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.verify.arrays import places
+from specscope.analyze.evidence.arrays import levels, siblings
+from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.history.loops import in_loops, step_sums
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.records import (
-    FinalKind,
     FinishReason,
     Outcome,
-    Preceded,
     RequestInfo,
     RequestStep,
     RunInfo,
@@ -29,9 +28,6 @@ from specscope.trace.record.tree import ROOT, Bools, DraftTree, Ints
 from specscope.trace.record.vocabulary import Vocabulary
 
 Longs = NDArray[np.int64]
-
-KINDS = tuple(FinalKind)
-PRECEDED = tuple(Preceded)
 
 # A request's part in a step. Steps of one request lie together, in their order.
 STEP = np.dtype(
@@ -185,22 +181,12 @@ class Side:
     @cached_property
     def depth(self) -> Ints:
         """[N] depth of each node, the root's children at 1."""
-        depth = np.ones(len(self.above), np.int32)
-        at, up = np.flatnonzero(self.above >= 0), self.above
-        while len(at):  # a level deeper each time: as often as the deepest tree has levels
-            deeper = depth[up[at]] + 1
-            at = at[deeper != depth[at]]
-            depth[at] = depth[up[at]] + 1
-        return depth
+        return levels(self.above).astype(np.int32)
 
     @cached_property
     def sibling(self) -> Ints:
         """[N] rank of each node among its siblings, in draw order, from 0."""
-        family = np.where(self.above < 0, -1 - self.node_step, self.above)
-        order = np.argsort(family, kind="stable")
-        rank = np.empty(len(order), np.int32)
-        rank[order] = places(family[order])
-        return rank
+        return siblings(np.where(self.above < 0, -1 - self.node_step, self.above))
 
     @cached_property
     def tree_depth(self) -> Ints:
@@ -321,11 +307,16 @@ def _notes(nodes: Mapping[str, NDArray[Any]]) -> DraftNotes | None:
 _VERDICT = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
 
 
-def spans(first: Longs, count: NDArray[np.integer]) -> Longs:
-    """The indices of several slices, one after the other."""
-    total = int(count.sum())
-    begin = np.repeat(first - (np.cumsum(count) - count), count)
-    return begin + np.arange(total)
+def number_rows(steps: NDArray[Any]) -> None:
+    """Say where the rows of each step begin, all lying in the order of the steps."""
+    for first, count in (
+        ("first_node", "nodes"),
+        ("first_path", "accepted"),
+        ("first_output", "emitted"),
+        ("first_parent", "parents"),
+        ("first_fed", "fed"),
+    ):
+        steps[first] = np.cumsum(steps[count], dtype=np.int64) - steps[count]
 
 
 def joined(sides: Sequence[Side]) -> Side:
@@ -337,33 +328,28 @@ def joined(sides: Sequence[Side]) -> Side:
     captures: list[Capture] = []
     requests: list[SideRequest] = []
     parts = []
-    steps = nodes = paths = outputs = given = fed = 0
+    count = 0
     for side in sides:
         part = side.steps.copy()
         renamed = np.array([names.index(name) for name in side.names] or [0], "i2")
         part["rule"], part["drafter"] = renamed[part["rule"]], renamed[part["drafter"]]
         part["request"] += len(requests)
-        for name, offset in (("first_node", nodes), ("first_path", paths), ("first_output", outputs)):
-            part[name] += offset
-        part["first_parent"] += given
-        part["first_fed"] += fed
         parts.append(part)
-        moved = {"capture": len(captures), "first": steps}
-        for one in side.requests:
-            shifted = {name: getattr(one, name) + by for name, by in moved.items()}
-            requests += [dataclasses.replace(one, **shifted)]
+        moved = {"capture": len(captures), "first": count}
+        for request in side.requests:
+            shifted = {name: getattr(request, name) + by for name, by in moved.items()}
+            requests += [dataclasses.replace(request, **shifted)]
         captures += side.captures
-        steps, nodes = steps + len(part), nodes + len(side.nodes["token"])
-        paths, outputs = paths + len(side.path), outputs + len(side.output)
-        given += len(side.parents["node"])
-        fed += len(side.fed["position"])
+        count += len(part)
         vocabulary.pieces.update(side.vocabulary.pieces)
         vocabulary.special.update(side.vocabulary.special)
+    steps = np.concatenate(parts)
+    number_rows(steps)
     return Side(
         captures,
         requests,
         names,
-        np.concatenate(parts),
+        steps,
         {name: np.concatenate([side.nodes[name] for side in sides]) for name in NODE},
         {name: np.concatenate([side.parents[name] for side in sides]) for name in PARENT},
         {name: np.concatenate([side.fed[name] for side in sides]) for name in FED},

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.bootstrap import Ratio, estimates, marked, measured
-from specscope.analyze.compare.columns import KINDS, PRECEDED, Side
+from specscope.analyze.compare.columns import Side
 from specscope.analyze.compare.failif import LABEL
 from specscope.analyze.compare.result import (
     LOOPS,
@@ -27,6 +27,7 @@ from specscope.analyze.compare.result import (
     PairedBy,
     depth_rate,
 )
+from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.record.method import SOURCES
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import Doubles, Drawn

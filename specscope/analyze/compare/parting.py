@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import KINDS, Side, SideRequest
+from specscope.analyze.compare.columns import Side, SideRequest
 from specscope.analyze.compare.result import Decision, Half, PairedBy, Parting, PartingCause
+from specscope.analyze.evidence.columns import KINDS
 from specscope.analyze.findings import Reference
 from specscope.trace.history.at_parent import above, end
 from specscope.trace.record.params import PARAM_NAMES

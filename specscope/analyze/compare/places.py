@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import PRECEDED, Longs, Side, SideRequest
+from specscope.analyze.compare.columns import Longs, Side, SideRequest
 from specscope.analyze.compare.contexts import Aligned
 from specscope.analyze.compare.parting import BEYOND
 from specscope.analyze.compare.result import Field, Where
 from specscope.analyze.conditions import find
+from specscope.analyze.evidence.columns import PRECEDED
 from specscope.analyze.findings import Reference
 from specscope.trace.record.tree import ROOT, Bools
 

@@ -8,8 +8,8 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.diagnose.verdicts import counted
+from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Check
-from specscope.analyze.walk import Visit
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
 

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
+from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.visits import Visit, visits
 from specscope.analyze.findings import Check, Reference
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.trial import Trial, judge
-from specscope.analyze.walk import Visit, visits
 from specscope.trace.history.history import History
 from specscope.trace.plan import TreePlan, read_plan
 from specscope.trace.record.params import SamplingParams

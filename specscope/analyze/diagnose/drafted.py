@@ -11,9 +11,9 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, STATISTICAL, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.drafted import most_cached
 from specscope.analyze.verify.parameters import Nodes, q_bounds
 from specscope.trace.history.wording import plural

@@ -13,9 +13,9 @@ from specscope.analyze.diagnose.by_text import tail_of_binomial
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CHANCE, CONDITION, Suspect
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, Reference
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import residual_p
 from specscope.analyze.verify.parents import of_all_p
 from specscope.trace.history.wording import plural

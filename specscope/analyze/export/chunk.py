@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from specscope.analyze.export.nodes import NodeRows, ids
+from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.export.nodes import ids, node_columns
 from specscope.analyze.export.schema import NAME, SCHEMAS
-from specscope.analyze.export.writer import Tables
 from specscope.trace.history.undrafted import why_undrafted
 from specscope.trace.record.records import RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
 
-MOST_STEPS, MOST_NODES = 4096, 50_000  # that are held as Python objects
+MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 DEPTH_AT = SCHEMAS["steps"].get_field_index("depth") - SCHEMAS["steps"].get_field_index("start_ns")
 
@@ -36,9 +36,11 @@ def repeated(text: str, rows: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([text], pa.string()))
 
 
-def knows_p(verdict: Verdict, nodes: int) -> bool:
-    """Whether p was recorded: no token is drawn whose probability is 0, unless it was forced."""
-    return verdict.final_p != 0 or nodes in verdict.forced
+class Sink(Protocol):
+    """Where rows go: files, or memory."""
+
+    def add(self, name: str, columns: Iterable[Any], rows: int) -> None:
+        """Rows of a table: its columns in order, as arrays of its types or as plain values."""
 
 
 class StepRows:
@@ -58,12 +60,13 @@ class StepRows:
         self._steps: list[tuple[Any, ...]] = []  # and the others, without `depth`
         self._finals: list[tuple[Any, ...]] = []
         self._judged: list[int] = []  # the row in `steps` of each of `_finals`
-        self._nodes = NodeRows()
+        self._parts: list[RequestStep] = []  # those with a verdict
+        self._nodes = 0  # of their trees
 
     @property
     def is_full(self) -> bool:
         """Whether it should be flushed."""
-        return len(self._keys) >= MOST_STEPS or self._nodes.count >= MOST_NODES
+        return len(self._keys) >= MOST_STEPS or self._nodes >= MOST_NODES
 
     def add(self, record: StepRecord, current: bool) -> None:
         """One engine step. `current`: it is on the way to the end of the run."""
@@ -71,8 +74,9 @@ class StepRows:
         for part in record.requests:
             self._keys.append((record.step, record.branch, current, clean(part.request), part.index))
             self._steps.append((*engine, *self._step_columns(record, part)))
-            self._nodes.add(part)
             if part.verdict is not None:
+                self._parts.append(part)
+                self._nodes += len(part.tree)
                 self._judged.append(len(self._keys) - 1)
                 self._finals.append(self._final_columns(part, part.verdict))
 
@@ -118,7 +122,7 @@ class StepRows:
             verdict.kind.value,
             part.emitted > verdict.accepted,
             nodes in verdict.forced,
-            verdict.final_p if knows_p(verdict, nodes) else None,
+            verdict.final_p if verdict.tells_p else None,
             verdict.final_coin or None,
             verdict.final_margin,
             None if parents is None else parents.final_entropy,
@@ -126,17 +130,20 @@ class StepRows:
             None if parents is None else parents.final_target_p,
         )
 
-    def flush(self, tables: Tables) -> None:
+    def flush(self, tables: Sink) -> None:
         """Write the rows that were added, and begin again."""
         if self._keys:
-            depth, columns = self._nodes.columns(self._pieces)
+            c, judged = Columns(self._parts), np.array(self._judged, np.int64)
             keys = self._key_columns()
             steps = _columns(self._steps)
+            depth = np.zeros(len(self._keys), np.int32)
+            depth[judged] = c.tree_depth
             steps.insert(DEPTH_AT, depth)
             tables.add("steps", [*self._run(len(self._keys)), *keys, *steps], len(self._keys))
-            rows = pa.array(self._nodes.step())
+            rows = pa.array(judged[c.step])
+            columns = node_columns(c, self._pieces)
             tables.add("nodes", [*self._run(len(rows)), *(key.take(rows) for key in keys), *columns], len(rows))
-            rows = pa.array(self._judged, pa.int64())
+            rows = pa.array(judged)
             finals = _columns(self._finals)
             if finals:
                 tokens = np.array(finals[0], np.int32)

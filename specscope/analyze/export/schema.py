@@ -8,6 +8,9 @@ likeliest tokens. A capture has them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pyarrow as pa
 
 from specscope.trace.history.undrafted import Undrafted
@@ -46,6 +49,7 @@ _NO_PARENTS = "with lean evidence, and in captures that have none"
 _NOT_TRIED = "where the parent's children were not tried, " + _NO_PARENTS
 _UNTRIED = "where the node was not tried, and where p was not recorded"
 _PREFILL = "for a prefill chunk"
+_NO_MODEL = "where no draft model looked"
 
 RUNS = [
     *_RUN,
@@ -252,6 +256,25 @@ FINALS = [
     _column("target_p", DOUBLE, "probability in p before any rejection", _NO_PARENTS),
 ]
 
+PARENTS = [  # of specscope.load only: in files each node has its parent's
+    *_STEP,
+    _column("node", INT, "number of the node whose children were tried; -1 is the root"),
+    _column("depth", INT, "its depth, 0 for the root"),
+    _column("choice", INT, "token id that was likeliest in p", _NO_IDS),
+    _column("choice_p", FLOAT, "its p"),
+    _column("entropy", FLOAT, "entropy of p, in nats"),
+    _column("varentropy", FLOAT, "varentropy of p, in nats squared"),
+    _column("q_entropy", FLOAT, "entropy of q, in nats; 0 where the children are deterministic"),
+    _column("q_varentropy", FLOAT, "varentropy of q, in nats squared"),
+    _column("choice_rank", INT, "rank of the target's raw first choice for the drafter", _NO_MODEL),
+    _column("choice_q", FLOAT, "its raw probability there", _NO_MODEL),
+    _column("outside", FLOAT, "the target's raw mass on tokens that the drafter does not know", _NO_MODEL),
+    _column("top", INTS, "token ids that were likeliest for the target, raw", _NO_IDS),
+    _column("top_p", FLOATS, "their raw probabilities"),
+    _column("draft_top", INTS, "likewise for the drafter", f"{_NO_MODEL}, and {_NO_IDS}"),
+    _column("draft_top_p", FLOATS, "its probabilities", _NO_MODEL),
+]
+
 TOKENS = [
     *_RUN,
     _column("token", INT, "token id"),
@@ -299,3 +322,12 @@ SCHEMAS = {
         "intervals": INTERVALS,
     }.items()
 }
+
+
+def as_batch(schema: pa.Schema, columns: Iterable[Any]) -> pa.RecordBatch:
+    """Columns in the schema's order, as arrays of its types or as plain values."""
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column, type=field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

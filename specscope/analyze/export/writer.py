@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specscope.analyze.export.schema import MARK, SCHEMAS
+from specscope.analyze.export.schema import MARK, SCHEMAS, as_batch
 from specscope.errors import UserError, first_line
 from specscope.trace.files import PRIVATE
 
@@ -37,14 +37,9 @@ class Tables:
         """Rows of a table: its columns in order, as arrays of its types or as plain values."""
         if not rows:
             return
-        schema = SCHEMAS[name]
-        arrays = [
-            column if isinstance(column, pa.Array) else pa.array(column, type=field.type)
-            for column, field in zip(columns, schema, strict=True)
-        ]
         self.rows[name] += rows
         waiting = self._waiting[name]
-        waiting.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        waiting.append(as_batch(SCHEMAS[name], columns))
         if sum(len(batch) for batch in waiting) >= GROUP or sum(batch.nbytes for batch in waiting) >= HELD:
             self._write(name)
 

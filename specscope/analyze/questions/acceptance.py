@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.compare.bootstrap import FEWEST
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.questions.evidence import POSITIONS, Evidence
 from specscope.analyze.questions.groups import Buckets, Examples, Grouping, Share, doubling
 from specscope.analyze.significance import t_quantile
-from specscope.analyze.verify.arrays import Indices
 from specscope.trace.record.tree import Doubles
 
 LEVEL = 0.975  # of each side of an interval

@@ -15,9 +15,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share
-from specscope.analyze.verify.arrays import Indices
 from specscope.trace.history.wording import plural
 
 BINS = 10

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.visits import visits
 from specscope.analyze.questions.groups import doubling
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
-from specscope.analyze.walk import visits
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo
@@ -102,11 +102,8 @@ class Evidence:
     @cached_property
     def top_p(self) -> Doubles:
         """[N] the target's raw probability of its likeliest token there; NaN where it is not known."""
-        found = np.full(len(self.columns.token), np.nan)
         parents = self.columns.parents
-        if parents.top_p.size:
-            found[self.noted] = parents.top_p[parents.at_row[self.columns.row[self.noted]], 0]
-        return found
+        return parents.of_rows(parents.top_p[:, 0] if parents.top_p.size else np.zeros(0), self.columns.row)
 
     @cached_property
     def rank(self) -> Doubles:
@@ -186,10 +183,7 @@ class Evidence:
 
     def of_root(self, values: Doubles) -> Doubles:
         """[S] of values over parents, that of the step's root; NaN where the evidence has none."""
-        at = self.columns.parents.at_row[self.columns.root_row]
-        if not len(values):
-            return np.full(len(at), np.nan)
-        return np.where(at >= 0, values[at], np.nan)
+        return self.columns.parents.of_rows(values, self.columns.root_row)
 
     def notes(self, *, of_tokens: bool = False) -> tuple[str, ...]:
         """What a reader of any answer must know. `of_tokens`: the answer asks which token it was."""

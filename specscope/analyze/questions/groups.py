@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Reference
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
 from specscope.trace.record.tree import Doubles
 
 Z = 1.959963984540054  # of a 95 % interval

@@ -14,12 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import KINDS
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Share
 from specscope.analyze.questions.missed import ABOUT, PLACES, ChoicePlace, Ends
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import KINDS
 from specscope.trace.record.records import FinalKind, Preceded
 from specscope.trace.record.tree import Doubles
 

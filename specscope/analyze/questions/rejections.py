@@ -16,10 +16,10 @@ from enum import StrEnum
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import KINDS
 from specscope.analyze.questions.evidence import POSITIONS, Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share, by_value
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import KINDS
 from specscope.trace.record.method import SOURCES
 
 NEAR, NEAR_RANK, NEAR_LEAST = 0.1, 3, 0.01

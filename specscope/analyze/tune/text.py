@@ -8,8 +8,7 @@ from rich.text import Text
 
 from specscope.analyze.table import NONE, Table, number, percent
 from specscope.analyze.text import table_block
-from specscope.analyze.tune.lengths import Length
-from specscope.analyze.tune.tuning import TOLD, TreeRow, Tuning
+from specscope.analyze.tune.tuning import TOLD, Length, TreeRow, Tuning
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.blocks import UNIT, blocks_kept, blocks_shared
-from specscope.analyze.walk import Visit
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinishReason, RequestEnd

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import KINDS, Columns
 from specscope.analyze.findings import Check, CheckResult
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.analyze.verify.sums import Distance, Sum
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import Bools, Doubles

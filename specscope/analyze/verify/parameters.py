@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check
-from specscope.analyze.verify.arrays import Indices
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import LEAST, found
 from specscope.analyze.verify.parents import LACKING
 from specscope.trace.record.params import SamplingParams

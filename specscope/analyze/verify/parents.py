@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE, WHOLE, found
 from specscope.trace.record.tree import Bools, Doubles
 
@@ -115,7 +115,7 @@ def drafters_own(c: Columns) -> Check:
         "what the drafter gave its tokens and the target's choice agrees with its likeliest tokens",
         bad,
         told & c.told[e.step],
-        e.unit,
+        c.tried_parents,
         lambda k: (
             f"likeliest {_listed(e.draft_top[k], e.draft_top_p[k])}; the target's choice {e.top[k, 0]} has "
             f"{e.choice_q[k]:.4g} at rank {e.choice_rank[k]}"
@@ -138,7 +138,7 @@ def entropies(c: Columns) -> Check:
         "the entropy of p fits the likeliest token's share",
         bad,
         c.told[e.step],
-        e.unit,
+        c.tried_parents,
         lambda k: f"entropy {e.entropy[k]:.6g} nats where the likeliest token has {e.choice_p[k]:.6g}",
         note="" if len(e) else LACKING,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices
 from specscope.trace.record.tree import Doubles
 
 POWER = 1.645  # standard deviations by which a bias must lie beyond the limit to be seen in 95 % of runs

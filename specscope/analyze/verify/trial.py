@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from specscope.analyze.evidence.columns import Columns, left_out
+from specscope.analyze.evidence.visits import visits
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.accounting import accounting_checks
-from specscope.analyze.verify.by_rule import left_out
 from specscope.analyze.verify.coins import of_requests, unequal
-from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.drafted import draft_checks
-from specscope.analyze.verify.exact import exact_checks
-from specscope.analyze.verify.figures import probabilities, rule_of_the_run
+from specscope.analyze.verify.exact import exact_checks, probabilities, rule_of_the_run
 from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
-from specscope.analyze.walk import visits
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import Privacy

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, OutOfBlocksError
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.level import Level

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment
-from specscope.model.head_runner import HeadRunner
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from specscope.errors import UserError
-from specscope.trace.checked import Seed, Text, checked, field_types, short
+from specscope.trace.checked import Flag, Seed, Text, checked, field_types, short
 from specscope.trace.record.privacy import IDS, TEXT, Privacy, withheld
 from specscope.trace.record.structured import StructuredOutputs
 
@@ -31,44 +31,79 @@ class SamplingParams:
     The annotations are the schema: raises UserError, naming the field, when a value is out of range.
     """
 
-    # 0 is greedy: p is one-hot at the largest logit
-    temperature: Annotated[float, Meta(ge=0, le=1000, description="0 (greedy) or more, up to 1000")] = 0.0
-    # keep the k largest; 0 keeps all
-    top_k: Annotated[int, Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}")] = 0
-    # keep the smallest set whose mass reaches top_p
-    top_p: Annotated[float, Meta(gt=0, le=1, description="above 0 and at most 1")] = 1.0
-    # drop tokens below min_p times the largest probability
-    min_p: Annotated[float, Meta(ge=0, lt=1, description="at least 0 and below 1")] = 0.0
-    # divides (or multiplies) logits of tokens in prompt and output
-    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e12, description="between 1e-6 and 1e12")] = 1.0
-    presence_penalty: Penalty = 0.0  # subtracted once from logits of tokens in the output
-    frequency_penalty: Penalty = 0.0  # subtracted once for each time a token is in the output
+    # at 0 p is one-hot at the largest logit
+    temperature: Annotated[
+        float,
+        Meta(ge=0, le=1000, description="0 (greedy) or more, up to 1000"),
+        Flag("Sampling temperature; 0 is greedy.  [default: 0]", "T"),
+    ] = 0.0
+    top_k: Annotated[
+        int,
+        Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}"),
+        Flag("Keep the K likeliest tokens; 0 keeps all.  [default: 0]", "K"),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Meta(gt=0, le=1, description="above 0 and at most 1"),
+        Flag("Keep the likeliest tokens that together reach probability P.  [default: 1]", "P"),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Meta(ge=0, lt=1, description="at least 0 and below 1"),
+        Flag("Drop tokens below P times the largest probability.  [default: 0]", "P"),
+    ] = 0.0
+    # divides (or multiplies) their logits
+    repetition_penalty: Annotated[
+        float,
+        Meta(ge=1e-6, le=1e12, description="between 1e-6 and 1e12"),
+        Flag("Penalty on tokens in the prompt or output; 1 is off.  [default: 1]", "R"),
+    ] = 1.0
+    # subtracted from their logits
+    presence_penalty: Annotated[Penalty, Flag("Penalty on tokens in the output; 0 is off.  [default: 0]", "R")] = 0.0
+    frequency_penalty: Annotated[
+        Penalty, Flag("Penalty for each time a token is in the output; 0 is off.  [default: 0]", "R")
+    ] = 0.0
     # added to the logits of these token ids
     logit_bias: Annotated[
         Mapping[TokenId, Bias],
         Meta(max_length=10_000, description="token ids (0 and up) with numbers between -1000000 and 1000000"),
         IDS,
     ] = field(default_factory=dict)
-    seed: Seed = 0  # every coin of the request follows from it
-    # output tokens at most
-    max_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description=f"1 or more, up to {MOST_TOKENS}")] = 128
-    # strings that end the output; not part of it
+    seed: Annotated[Seed, Flag("Seed of every coin.  [default: 0]", "N")] = 0
+    max_tokens: Annotated[
+        int,
+        Meta(ge=1, le=MOST_TOKENS, description=f"1 or more, up to {MOST_TOKENS}"),
+        Flag("Maximum output tokens per request.  [default: 128]", "N"),
+    ] = 128
+    # it is not part of the output
     stop: Annotated[
         tuple[StopText, ...],
         Meta(max_length=64, description="a non-empty string or a list of them, at most 64 of 1000 characters"),
         TEXT,
+        Flag("End the output at this text; may be given more than once.", "TEXT"),
     ] = ()
-    ignore_eos: bool = False  # go on past the end-of-sequence token
-    # output tokens before which neither EOS nor a stop token can be drawn
-    min_tokens: Annotated[int, Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}")] = 0
-    # log-probabilities of each output token and of so many likeliest ones, before all that is above; None for none
+    ignore_eos: Annotated[bool, Flag("Continue past the end-of-sequence token.", negated=False)] = False
+    min_tokens: Annotated[
+        int,
+        Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}"),
+        Flag("Minimum output tokens: EOS and stop tokens are masked before.  [default: 0]", "N"),
+    ] = 0
+    # None for none
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None,
+        Annotated[int, Meta(ge=0, le=MOST_LOGPROBS, description=f"between 0 and {MOST_LOGPROBS}")] | None,
         Meta(description=f"between 0 and {MOST_LOGPROBS}, or null for none"),
+        Flag(
+            "Record the log-probabilities of each output token and of the N likeliest tokens, before sampling "
+            "parameters apply.",
+            "N",
+        ),
     ] = None
-    # tokens that end the output, as EOS does, also under ignore_eos
+    # also under ignore_eos
     stop_token_ids: Annotated[
-        tuple[TokenId, ...], Meta(max_length=64, description="a list of at most 64 token ids (0 and up)"), IDS
+        tuple[TokenId, ...],
+        Meta(max_length=64, description="a list of at most 64 token ids (0 and up)"),
+        IDS,
+        Flag("End the output at this token; may be given more than once.", "ID", name="--stop-token-id"),
     ] = ()
     # the form that the output must have
     structured_outputs: Annotated[

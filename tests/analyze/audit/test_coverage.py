@@ -7,10 +7,9 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.audit import audit, verdict
 from specscope.analyze.audit.contexts import contexts_of
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.analyze.audit.verdict import verdict
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.history.history import History

@@ -91,14 +91,15 @@ def other_layers(engine, patch):
 
 def stale_features(engine, patch):
     """The accepted path's features are those of the root."""
-    real = engine._show_features
+    commits = engine.phases.commits
+    real = commits.show_features
 
     def show(part, verdict, features):
         features = features.clone()
         features[part.feed :] = features[part.feed - 1]
         real(part, verdict, features)
 
-    patch.setattr(engine, "_show_features", show)
+    patch.setattr(commits, "show_features", show)
 
 
 def short_rotary_table(engine, patch):

@@ -9,7 +9,7 @@ from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
-from specscope.model.eagle_head import EagleHead
+from specscope.model.heads.eagle_head import EagleHead
 from tests.analyze.audit.runs import RULES, Bench, failed, run
 from tests.engines import PROMPTS
 from tests.heads import VARIANTS, Reference, head_tensors, write_head

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from specscope.analyze.compare.collect import from_history
-from specscope.analyze.compare.columns import joined, spans
+from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.distributions import clustered, figures
 from specscope.analyze.compare.reading import read_side, read_sides
 from specscope.analyze.compare.tables import details
+from specscope.analyze.evidence.arrays import places, slices
 from specscope.analyze.table import NONE
-from specscope.analyze.verify.arrays import places
 from specscope.errors import UserError
 from specscope.trace.history.at_parent import draft_ps, end, raw_ps
 from specscope.trace.history.history import History
@@ -150,7 +150,7 @@ def write(history, path):
 
 def test_places_and_spans():
     assert places(np.array([5, 5, 5, 2, 7, 7])).tolist() == [0, 1, 2, 0, 0, 1]
-    assert spans(np.array([10, 3, 0]), np.array([2, 0, 3])).tolist() == [10, 11, 0, 1, 2]
+    assert slices(np.array([10, 3, 0]), np.array([2, 0, 3])).tolist() == [10, 11, 0, 1, 2]
 
 
 def test_where_greedy_outputs_part_the_decisions_show_raw_p_and_no_coin():

@@ -31,7 +31,7 @@ def printed(page):
 
 
 def shell(text, _):
-    from tests.test_bad_input import run_here
+    from tests.support.commands import run_here
 
     for line in text.splitlines():
         name, *words = shlex.split(line, comments=True)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.replay import lengthen
 from specscope.analyze.export import exporting
-from specscope.analyze.export.streamed import Streamed
+from specscope.analyze.export.exporting import Streamed
 from tests.bad_inputs import PLANTED
 
 STEPS, MEGABYTES = 100_000, 1000

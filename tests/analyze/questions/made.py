@@ -11,25 +11,16 @@ from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import (
     DraftNotes,
-    FinalKind,
-    Outcome,
     ParentNotes,
     RequestInfo,
     RequestStep,
-    Verdict,
 )
-from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.tree import DraftTree, Drawn
 from tests.analyze.histories import RUN, history, record
+from tests.support import records as build
+from tests.support.records import floats, ints
 
 PROMPT = 10  # tokens
-
-
-def floats(values) -> np.ndarray:
-    return np.asarray(values, np.float32)
-
-
-def ints(values) -> np.ndarray:
-    return np.asarray(values, np.int32)
 
 
 def decode(
@@ -55,26 +46,17 @@ def decode(
     above = list(range(-1, n - 1)) if parent is None else list(parent)
     drawn = Drawn.DETERMINISTIC if q is None else Drawn.WITH_REPLACEMENT
     tree = DraftTree.build(list(tokens), above, q, drawn)
-    outcome = np.zeros(n, np.uint8)
-    outcome[list(path)], outcome[list(rejected)] = Outcome.ACCEPTED, Outcome.REJECTED
-    last = path[-1] if path else ROOT
-    kind = FinalKind.TARGET if not n else FinalKind.RECOVERED if last in above else FinalKind.BONUS
     of_p = floats(np.zeros(n) if p is None else p)
-    accept = np.minimum(1, of_p / np.maximum(tree.q, 1e-9)).astype(np.float64)
-    zero = np.zeros(n)
-    verdict = Verdict(
-        outcome,
-        of_p,
-        of_p,
-        tree.q,
-        accept,
-        zero,
-        zero,
-        ints(path),
+    verdict = build.verdict(
+        build.outcomes(n, path, rejected),
+        path,
         final,
-        kind,
-        0.5,
-        0.0,
+        build.kind_of(above, path),
+        p=of_p,
+        p_trial=of_p,
+        q_trial=tree.q,
+        accept_prob=np.minimum(1, of_p / np.maximum(tree.q, 1e-9)),
+        final_coin=0.0,
         forced=ints(forced),
         rule=rule,
     )

@@ -8,7 +8,7 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.analyze.tune.evidence import evidence
 from specscope.analyze.tune.judged import Judge, paths
-from specscope.analyze.tune.lengths import lengths
+from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again
 from specscope.speculate.drafters.base import Context

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.analyze.tune.candidates import best_shapes
 from specscope.analyze.tune.judged import paths
-from specscope.analyze.tune.shapes import best_shapes
 
 MOST = 6
 

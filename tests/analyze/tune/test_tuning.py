@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specscope.analyze.tune.lengths import lengths
 from specscope.analyze.tune.read import recorded, tune
 from specscope.analyze.tune.text import advice, tables
+from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
 from specscope.trace.costs import CostPoint, StepCosts
 from specscope.trace.plan import parse_plan

@@ -8,7 +8,7 @@ import torch
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.model.batch import Segment
-from specscope.model.decoder import Rotary
+from specscope.model.fast.decoder import Rotary
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.phases import StepCommit
 from specscope.model.features import AuxHiddenStates
 from specscope.speculate.drafters.eagle import Eagle
 from tests.faults.fault import Fault
@@ -29,9 +29,9 @@ def rows_by_index(patch, engine):
     def show(self, part, verdict, features):
         accepted = 0 if verdict is None else len(verdict.path)
         rows = features[: part.feed + accepted]
-        self.drafter.observe(part.request.id, part.request.computed, rows, part.request.tokens)
+        self.parts.drafter.observe(part.request.id, part.request.computed, rows, part.request.tokens)
 
-    patch.setattr(Engine, "_show_features", show)
+    patch.setattr(StepCommit, "show_features", show)
 
 
 def root_only(patch, engine):

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.phases import Phases
 from specscope.speculate.drafters.level import Level
 from tests.faults.fault import Fault
 
 
 def logits_swapped(patch, engine):
     """At every third step the first two requests that draft get each other's logits."""
-    verify = Engine._verify
+    verify = Phases.verify
 
     def swapped(self, now):
         pairs = _drafting(now)[:2]
-        if len(pairs) == 2 and self.steps % 3 == 0 and len({len(now.logits[i]) for i in pairs}) == 1:
+        if len(pairs) == 2 and engine.steps % 3 == 0 and len({len(now.logits[i]) for i in pairs}) == 1:
             one, other = pairs
             now.logits[one], now.logits[other] = now.logits[other], now.logits[one]
         verify(self, now)
 
-    patch.setattr(Engine, "_verify", swapped)
+    patch.setattr(Phases, "verify", swapped)
 
 
 def drafts_swapped(patch, engine):
     """The first two requests that draft get each other's trees."""
-    draft = Engine._draft
+    draft = Phases.draft
 
     def swapped(self, now):
         draft(self, now)
@@ -33,7 +33,7 @@ def drafts_swapped(patch, engine):
             one, other = pairs
             now.drafts[one], now.drafts[other] = now.drafts[other], now.drafts[one]
 
-    patch.setattr(Engine, "_draft", swapped)
+    patch.setattr(Phases, "draft", swapped)
 
 
 def _drafting(now):
@@ -44,13 +44,13 @@ def target_scaled(factor):
     """The target's logits times a factor."""
 
     def install(patch, engine):
-        verify = Engine._verify
+        verify = Phases.verify
 
         def scaled(self, now):
             now.logits = [logits * factor for logits in now.logits]
             verify(self, now)
 
-        patch.setattr(Engine, "_verify", scaled)
+        patch.setattr(Phases, "verify", scaled)
 
     return install
 

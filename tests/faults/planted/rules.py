@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.phases import Phases
 from specscope.speculate import sampling
 from specscope.speculate.sampling import LogitRows, Memory, target_rows
 from specscope.speculate.verify import inputs, verifier
@@ -93,7 +93,7 @@ def presence_of_the_prompt(patch, engine):
 def last_of_each_step(patch, engine):
     """Penalties take in only the last token of each step."""
     last: dict[str, list[int]] = {}
-    commit, right = Engine._commit, inputs._rows
+    commit, right = Phases.commit, inputs._rows
 
     def noted(self, now):
         commit(self, now)
@@ -109,7 +109,7 @@ def last_of_each_step(patch, engine):
         counts = dataclasses.replace(context, tokens=tokens).counts
         return dataclasses.replace(made, counts=counts)
 
-    patch.setattr(Engine, "_commit", noted)
+    patch.setattr(Phases, "commit", noted)
     patch.setattr(inputs, "_rows", rows)
 
 

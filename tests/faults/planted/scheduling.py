@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.phases import Phases
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
 from tests.faults.fault import Fault
@@ -27,7 +27,7 @@ def lost_at_preemption(patch, engine):
 
 def lost_at_a_border(patch, engine):
     """The first token of every prefill chunk but the first is not fed."""
-    commit = Engine._commit
+    commit = Phases.commit
 
     def skip(self, now):
         commit(self, now)
@@ -35,12 +35,12 @@ def lost_at_a_border(patch, engine):
             if not part.decodes and part.request.pending > 2:
                 part.request.computed += 1
 
-    patch.setattr(Engine, "_commit", skip)
+    patch.setattr(Phases, "commit", skip)
 
 
 def swapped_counts(patch, engine):
     """In a batch of two or more each request is given its neighbour's count of accepted tokens."""
-    verify = Engine._verify
+    verify = Phases.verify
 
     def swapped(self, now):
         verify(self, now)
@@ -50,12 +50,12 @@ def swapped_counts(patch, engine):
             path = np.arange(min(count, len(now.drafts[i].tree)), dtype=np.int32)
             now.verdicts[i] = dataclasses.replace(now.verdicts[i], path=path)
 
-    patch.setattr(Engine, "_verify", swapped)
+    patch.setattr(Phases, "verify", swapped)
 
 
 def late_verdicts(patch, engine):
     """Each step is given the verdict of the request's step before."""
-    verify, last = Engine._verify, {}
+    verify, last = Phases.verify, {}
 
     def late(self, now):
         verify(self, now)
@@ -68,7 +68,7 @@ def late_verdicts(patch, engine):
             if old is not None and len(old.outcome) == len(right.outcome):
                 now.verdicts[i] = old
 
-    patch.setattr(Engine, "_verify", late)
+    patch.setattr(Phases, "verify", late)
 
 
 def past_a_stop(patch, engine):
@@ -93,7 +93,7 @@ def other_rule(patch, engine):
 
 def not_a_number(patch, engine):
     """A request's p is NaN, as a row that is masked whole gives it."""
-    verify = Engine._verify
+    verify = Phases.verify
 
     def spoiled(self, now):
         verify(self, now)
@@ -102,12 +102,12 @@ def not_a_number(patch, engine):
                 now.verdicts[i] = dataclasses.replace(verdict, p=verdict.p * np.float32("nan"))
                 return
 
-    patch.setattr(Engine, "_verify", spoiled)
+    patch.setattr(Phases, "verify", spoiled)
 
 
 def one_more(patch, engine):
     """One draft more is accepted than was judged right."""
-    verify = Engine._verify
+    verify = Phases.verify
 
     def longer(self, now):
         verify(self, now)
@@ -122,7 +122,7 @@ def one_more(patch, engine):
                 longer_path = np.append(path, children[0]).astype(np.int32)
                 now.verdicts[i] = dataclasses.replace(verdict, path=longer_path, outcome=outcome)
 
-    patch.setattr(Engine, "_verify", longer)
+    patch.setattr(Phases, "verify", longer)
 
 
 FAULTS = [

@@ -28,7 +28,7 @@ def engines(deep, tmp_path_factory):
 def test_the_notes_are_those_of_the_distributions(engines, name, params):
     engine = engines[name]
     if engine.sizer is not None:  # it has not learned yet that drafting does not pay
-        engine.sizer = Sizer(engine.config.plan, engine.sizer.costs, draws=engine.sizer.draws)
+        engine.phases.sizer = Sizer(engine.config.plan, engine.sizer.costs, draws=engine.sizer.draws)
     engine.keep_timeline()  # keeps the tensors of the step that ran last
     for prompt in PROMPTS[:3]:
         engine.add(prompt, params)

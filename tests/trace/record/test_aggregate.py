@@ -202,7 +202,8 @@ def test_metrics_of_any_intervals_can_be_served(told):
     metrics = Metrics("m", log=lambda line: None, seconds=1)
     for step, one in enumerate(copy.deepcopy(told)):
         metrics(interval(step, one))
-    metrics.prometheus_text()
+    samples = [line for line in metrics.prometheus_text().splitlines() if line and not line.startswith("#")]
+    assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
     metrics.close()
 
 

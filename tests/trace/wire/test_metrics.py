@@ -6,7 +6,6 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,21 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import (
-    FinalKind,
     FinishReason,
-    Outcome,
     Phase,
     RequestEnd,
     RequestInfo,
     RequestStep,
     StepRecord,
-    Verdict,
 )
-from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.metrics import Metrics, log_line
 from tests.counting import lines_run
+from tests.support import records as made
 from tests.waiting import HANG_SECONDS
 
 MS = 1_000_000
@@ -38,43 +33,24 @@ MS = 1_000_000
 
 def part(drafted: int, accepted: int, emitted: int | None = None, request: str = "a") -> RequestStep:
     """A chain of `drafted` tokens of which the first `accepted` were accepted."""
-    n = drafted
-    outcome = np.full(n, Outcome.UNTRIED, dtype=np.uint8)
-    outcome[:accepted] = Outcome.ACCEPTED
-    outcome[accepted : accepted + 1] = Outcome.REJECTED
-    kind = FinalKind.TARGET if not n else FinalKind.BONUS if accepted == n else FinalKind.RECOVERED
-    zeros, small = np.zeros(n), np.zeros(n, dtype=np.float32)
-    path = np.arange(accepted, dtype=np.int32)
-    verdict = Verdict(outcome, small, small, small, zeros, zeros, zeros, path, 9, kind, 0.5, 0.5)
-    tree = DraftTree.build(list(range(n)), list(range(-1, n - 1)))
-    return RequestStep(request, 0, 10, 0, "ngram", tree, verdict, accepted + 1 if emitted is None else emitted)
+    outcome = made.outcomes(drafted, range(accepted), range(accepted, min(accepted + 1, drafted)))
+    tree, path = made.chain(range(drafted)), range(accepted)
+    judged = made.verdict(outcome, path, kind=made.kind_of(tree.parent.tolist(), path))
+    return made.part(request, tree, judged, context=10, emitted=emitted)
 
 
 def record(step: int, parts: Sequence[RequestStep], start_ms: int | None = None, **change: object) -> StepRecord:
     start = (step * 100 if start_ms is None else start_ms) * MS
-    values: dict = {
-        "step": step,
-        "phases": (Phase("schedule", start, start + MS), Phase("commit", start + MS, start + 50 * MS)),
-        "running": len(parts),
-        "waiting": 0,
-        "blocks_used": 30,
-        "blocks_free": 70,
-        "speculation": True,
-        "speculation_off": "",
-        "admitted": (),
-        "requests": tuple(parts),
-        "preempted": (),
-        "finished": (),
-    }
-    return StepRecord(**(values | change))
+    during = (Phase("schedule", start, start + MS), Phase("commit", start + MS, start + 50 * MS))
+    return made.record(step, parts, during, **{"blocks_used": 30, "blocks_free": 70} | change)
 
 
 def info(name: str, prompt_tokens: int) -> RequestInfo:
-    return RequestInfo(name, 0, 0, "", np.zeros(prompt_tokens, dtype=np.int32), SamplingParams())
+    return made.info(name, tokens=[0] * prompt_tokens)
 
 
 def end(name: str, reason: FinishReason) -> RequestEnd:
-    return RequestEnd(info(name, 1), 0, reason, "", np.zeros(0, dtype=np.int32))
+    return made.end(info(name, 1), reason=reason)
 
 
 RECORDS = [

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from specscope.trace.wire.unspan import Decoder
 from tests.engines import COSTS
+from tests.support.commands import specscope
 from tests.trace.damage import SAMPLES, TRACES, small, with_wrong_numbers
 from tests.trace.look_at import look_at
 from tests.trace.samples import records
@@ -123,10 +121,7 @@ def test_every_verb_ends_well(tmp_path, name, verb):
     path = tmp_path / "run.jsonl"
     path.write_bytes(with_wrong_numbers(lines, 1))
     words = [word.format(path, whole=TRACES / f"{name}.jsonl", out=tmp_path / "tables") for word in VERBS[verb]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-m", "specscope", *words], capture_output=True, text=True, env=environment, timeout=120
-    )
+    done = specscope(*words, COLUMNS="120")
     assert done.returncode in (0, 1, 2), done.stderr
     assert "Traceback" not in done.stderr
     if verb == "verify":

@@ -1,0 +1,434 @@
+"""Decode steps laid out as arrays: the one place where records become columns, for every judge and every table.
+
+Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: its root, then its nodes; a
+row stands for the place at which its children are tried. TreeRows number the trees end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.evidence.arrays import Indices, join, levels, siblings
+from specscope.analyze.evidence.fields import (
+    of_methods,
+    of_notes,
+    of_trees,
+    of_verdicts,
+)
+from specscope.analyze.evidence.parents import TreeRows, TriedParents
+from specscope.analyze.evidence.visits import Visit
+from specscope.analyze.findings import Reference, Unit
+from specscope.trace.history.ratios import ratios
+from specscope.trace.record.method import TEXT
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
+from specscope.trace.record.tree import Bools, Doubles, Drawn
+
+# What the checks need to know of the rule of each step: ratios of paths, and whose coin decided.
+
+
+@dataclass(frozen=True)
+class ByRule:
+    """Of S steps with N nodes. Ratios are 1 under rules that do not go by them."""
+
+    walks: Bools  # [S] from the root down, sibling after sibling: standard and match
+    ahead: Bools  # [S] block and traversal
+    match: Bools  # [S]
+    judged: Bools  # [N] whether the node's own coin decided
+    parent: Doubles  # [N] what was left of the parent's ratio when the node came up
+    left: Doubles  # [N] what was left of the node's own when its coin spoke
+    open: Bools  # [N] whether what lies below a tried node could be accepted
+
+    @property
+    def told(self) -> Bools:
+        """[S] rules whose steps can be checked."""
+        return self.walks | self.ahead
+
+    @staticmethod
+    def of(parts: Sequence[RequestStep], *, ours: bool) -> ByRule:
+        """`ours`: whether our engine made the run: another one's block verification tells less."""
+        rule = np.array([part.rule for part in parts], np.str_)
+        match = rule == MATCH
+        ahead = np.isin(rule, (BLOCK, TRAVERSAL)) & ours
+        outcome = join([part.verdict.outcome for part in parts if part.verdict is not None], np.uint8)
+        judged, open_ = outcome != Outcome.UNTRIED, outcome == Outcome.ACCEPTED
+        parent, left = np.ones((2, len(outcome)))
+        ends = np.cumsum([len(part.tree) for part in parts], dtype=np.int64)
+        for step in np.flatnonzero(ahead).tolist():
+            part, end = parts[step], int(ends[step])
+            assert part.verdict is not None
+            mine, found = slice(end - len(part.tree), end), ratios(part.tree, part.verdict)
+            judged[mine], open_[mine] = part.verdict.judged, found.own > 0
+            parent[mine], left[mine] = found.parent, found.left
+        walks = (rule == STANDARD) | match
+        return ByRule(walks, ahead, match, judged, parent, left, open_)
+
+
+def left_out(parts: Sequence[RequestStep], told: Bools) -> list[str]:
+    """The rules of steps that are not checked."""
+    return sorted({part.rule for part, yes in zip(parts, told.tolist(), strict=True) if not yes})
+
+
+KINDS = tuple(FinalKind)
+PRECEDED = tuple(Preceded)
+SUMMED = 1e-4  # by which rounding may carry a probability beyond 0 or 1
+PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
+
+
+def in_range(values: Doubles) -> Bools:
+    """Which are numbers from 0 to 1, by rounding; a comparison with NaN holds nowhere."""
+    return np.asarray((values >= -SUMMED) & (values <= 1 + SUMMED))
+
+
+def rows_in_range(table: Doubles) -> Bools:
+    """[K] of a table [K] or [K, t]: the rows in which all are."""
+    inside = in_range(table)
+    return inside if inside.ndim == 1 else np.all(inside, axis=1)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """S decode steps with N nodes, and K parents where the evidence has them."""
+
+    parts: list[RequestStep]  # [S] each has a verdict
+    visits: Sequence[Visit] = ()  # [S] the same with what lies around them; none where only their numbers matter
+    ours: bool = True  # whether our own engine made the run: then coins follow from seed and position
+
+    # [N] fields of DraftTree and Verdict
+    token = of_trees("token", np.int64)
+    parent = of_trees("parent", np.int64)
+    q = of_trees("q", np.float64)
+    drawn = of_trees("drawn", np.uint8)
+    outcome = of_verdicts("outcome", np.uint8)
+    p = of_verdicts("p", np.float64)
+    p_trial = of_verdicts("p_trial", np.float64)
+    q_trial = of_verdicts("q_trial", np.float64)
+    accept_prob = of_verdicts("accept_prob", np.float64)
+    coin = of_verdicts("coin", np.float64)
+    residual_mass = of_verdicts("residual_mass", np.float64)
+    by_own_coin = of_verdicts("judged", np.bool_)
+    margin = of_verdicts("margin", np.float64)
+    prob = of_notes("prob", np.float64, np.nan)  # the drafter's own; draft_prob passes over a text's
+    draw_margin = of_notes("draw_margin", np.float64, np.nan)  # of the drafter's draw
+    score = of_notes("score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
+    source = of_methods("source", np.int32, -1)  # who drafted it: a number of method.SOURCES; -1 where only one drafts
+    confidence = of_methods("confidence", np.float64, np.nan)
+    module = of_methods("module", np.int32, -1)
+
+    @staticmethod
+    def of(every: Sequence[Visit], *, ours: bool = True) -> Columns:
+        """Of the decode steps among these."""
+        visits = [visit for visit in every if visit.part.verdict is not None]
+        return Columns([visit.part for visit in visits], visits, ours)
+
+    # Steps
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @cached_property
+    def start(self) -> Indices:
+        """[S + 1] the first node of each step."""
+        sizes = np.array([len(part.tree.token) for part in self.parts], np.int64)
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """[S]"""
+        return [verdict for part in self.parts if (verdict := part.verdict) is not None]
+
+    @cached_property
+    def kind(self) -> NDArray[np.uint8]:
+        """[S] of the final token, its place in KINDS."""
+        place = {kind: i for i, kind in enumerate(KINDS)}
+        return np.array([place[verdict.kind] for verdict in self.verdicts], np.uint8)
+
+    @cached_property
+    def final(self) -> Indices:
+        """[S] the final token."""
+        return np.array([verdict.token for verdict in self.verdicts], np.int64)
+
+    @cached_property
+    def final_p(self) -> Doubles:
+        """[S]"""
+        return np.array([verdict.final_p for verdict in self.verdicts], np.float64)
+
+    @cached_property
+    def final_coin(self) -> Doubles:
+        """[S]"""
+        return np.array([verdict.final_coin for verdict in self.verdicts], np.float64)
+
+    @cached_property
+    def final_margin(self) -> Doubles:
+        """[S]"""
+        return np.array([verdict.final_margin for verdict in self.verdicts], np.float64)
+
+    @cached_property
+    def tells_p(self) -> Bools:
+        """[S] whether p was recorded."""
+        return np.array([verdict.tells_p for verdict in self.verdicts], np.bool_)
+
+    @cached_property
+    def by_rule(self) -> ByRule:
+        """What the rule of each step makes of its coins and ratios."""
+        return ByRule.of(self.parts, ours=self.ours)
+
+    @cached_property
+    def told(self) -> Bools:
+        """[S] whether it can be checked: its rule is lossless, what that goes by is in the evidence, and in range."""
+        return self.by_rule.told & self.sound
+
+    @cached_property
+    def sound(self) -> Bools:
+        """[S] whether all its figures are probabilities: from what is none nothing can be computed."""
+        sound: Bools = np.all([in_range(values) for values in self.figures_of_finals().values()], axis=0)
+        for values in self.figures_of_nodes().values():
+            sound[self.step[~in_range(values)]] = False
+        for values in (self.accept_prob, self.residual_mass):  # which checks of their own hold against p and q
+            sound[self.step[~np.isfinite(values)]] = False
+        e = self.parents
+        for table in e.shares().values():
+            sound[e.step[~rows_in_range(table)]] = False
+        for values in e.nats().values():
+            sound[e.step[~np.isfinite(values)]] = False
+        return sound
+
+    def figures_of_nodes(self) -> dict[str, Doubles]:
+        """[N] each, by name: all that is a probability or a coin."""
+        names = ("p", "q", "p_trial", "q_trial", "coin")
+        return {**{name: getattr(self, name) for name in names}, "raw p": self.parents.raw_p}
+
+    def figures_of_finals(self) -> dict[str, Doubles]:
+        """[S] each, by name: the final token's."""
+        return {"p": self.final_p, "coin": self.final_coin, "target's p": self.parents.final_p}
+
+    @cached_property
+    def params(self) -> list[SamplingParams]:
+        """[S] of the request; PLAIN where they are not known."""
+        return [PLAIN if visit.request.info is None else visit.request.info.params for visit in self.visits]
+
+    @cached_property
+    def known(self) -> Bools:
+        """[S] whether the request's parameters are known."""
+        return np.array([visit.request.info is not None for visit in self.visits], np.bool_)
+
+    @cached_property
+    def greedy(self) -> Bools:
+        """[S] by the request's parameters."""
+        return np.array([params.greedy for params in self.params], np.bool_) & self.known
+
+    @cached_property
+    def position(self) -> Indices:
+        """[S] of the root."""
+        return np.array([part.position for part in self.parts], np.int64)
+
+    @cached_property
+    def last(self) -> Indices:
+        """[S] the node behind the accepted path as a number over all nodes; -1 where nothing was accepted."""
+        ends = [int(verdict.path[-1]) if len(verdict.path) else -1 for verdict in self.verdicts]
+        last = np.array(ends, np.int64)
+        return np.where(last < 0, -1, self.start[:-1] + last)
+
+    @cached_property
+    def final_row(self) -> Indices:
+        """[S] the row at which the final token was drawn."""
+        root = self.root_row
+        return np.where(self.last < 0, root, self.last + np.arange(len(self)) + 1)
+
+    @cached_property
+    def root_row(self) -> Indices:
+        """[S]"""
+        return self.start[:-1] + np.arange(len(self))
+
+    @cached_property
+    def rows(self) -> int:
+        """TreeRows of all steps."""
+        return len(self.token) + len(self)
+
+    @cached_property
+    def fresh(self) -> Bools:
+        """[S] False where an earlier step of another request had the same seed and position, and so the same coins.
+
+        What hangs on coins that are known already is no chance any more, and sums over chance leave it out. Another
+        engine's coins may follow from something else: there the first coin itself tells.
+        """
+        seen: set[object] = set()
+        fresh = []
+        for visit, position in zip(self.visits, self.position.tolist(), strict=True):
+            info, verdict = visit.request.info, visit.part.verdict
+            own = info is None or info.labels.get("seed") == "none"  # then nobody shares its coins
+            keys: list[object] = [(visit.request.id if own or info is None else info.params.seed, position)]
+            if not self.ours and verdict is not None and len(verdict.coin) and verdict.coin[0] > 0:
+                keys.append(float(verdict.coin[0]))
+            fresh.append(seen.isdisjoint(keys))
+            seen.update(keys)
+        return np.array(fresh, np.bool_)
+
+    # Nodes
+
+    @cached_property
+    def named(self) -> Bools:
+        """[N] whether its token is told."""
+        return np.not_equal(self.token, NO_TOKEN)
+
+    @cached_property
+    def step(self) -> Indices:
+        """[N] the step of each node."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+    @cached_property
+    def node(self) -> Indices:
+        """[N] its number in its own tree."""
+        return np.arange(len(self.token)) - self.start[self.step]
+
+    @cached_property
+    def row(self) -> Indices:
+        """[N] of its parent: siblings share it."""
+        return self.root_row[self.step] + 1 + self.parent
+
+    @cached_property
+    def own_row(self) -> Indices:
+        """[N] its own: that of its children."""
+        return np.arange(len(self.token)) + self.step + 1
+
+    @cached_property
+    def above(self) -> Indices:
+        """[N] its parent as a number over all nodes; -1 for the root."""
+        return np.where(self.parent < 0, -1, self.start[self.step] + self.parent)
+
+    @cached_property
+    def elder(self) -> Indices:
+        """[N] the sibling that was drawn just before it, as a number over all nodes; -1 for the first."""
+        order = np.argsort(self.row, kind="stable")
+        row, elder = self.row[order], np.full(len(order), -1)
+        same = np.flatnonzero(row[1:] == row[:-1])
+        elder[order[same + 1]] = order[same]
+        return elder
+
+    @cached_property
+    def sibling(self) -> Indices:
+        """[N] its place among its siblings, from 0."""
+        return siblings(self.row).astype(np.int64)
+
+    @cached_property
+    def q_left(self) -> Doubles:
+        """[N] what earlier siblings, which were not put back, left of q when the node was drawn: its q is over that."""
+        left = np.ones(len(self.token))
+        gone = np.where(self.drawn == Drawn.WITHOUT_REPLACEMENT, self.q, 0.0)
+        for place in range(1, int(self.sibling.max(initial=0)) + 1):
+            nodes = np.flatnonzero(self.sibling == place)
+            left[nodes] = left[self.elder[nodes]] - gone[self.elder[nodes]]
+        return left
+
+    @cached_property
+    def depth(self) -> Indices:
+        """[N] the root's children at 1."""
+        return levels(self.above)
+
+    @cached_property
+    def tree_depth(self) -> Indices:
+        """[S] levels of each step's tree."""
+        deepest = np.zeros(len(self), np.int64)
+        np.maximum.at(deepest, self.step, self.depth)
+        return deepest
+
+    @cached_property
+    def tried(self) -> Bools:
+        """[N]"""
+        return np.not_equal(self.outcome, Outcome.UNTRIED)
+
+    @cached_property
+    def accepted(self) -> Bools:
+        """[N]"""
+        return np.equal(self.outcome, Outcome.ACCEPTED)
+
+    @cached_property
+    def rejected(self) -> Bools:
+        """[N]"""
+        return np.equal(self.outcome, Outcome.REJECTED)
+
+    @cached_property
+    def sampled(self) -> Bools:
+        """[N] whether its token was drawn from q."""
+        return np.not_equal(self.drawn, Drawn.DETERMINISTIC)
+
+    @cached_property
+    def on_path(self) -> Bools:
+        """[N] whether the accepted path names it."""
+        mask = np.zeros(len(self.token), np.bool_)
+        mask[join([v.path + self.start[s] for s, v in enumerate(self.verdicts) if len(v.path)], np.int64)] = True
+        return mask
+
+    @cached_property
+    def forced(self) -> Bools:
+        """[N] whether its outcome was forced."""
+        return self._forced[0]
+
+    @cached_property
+    def forced_final(self) -> Bools:
+        """[S] whether the final token was."""
+        return self._forced[1]
+
+    @cached_property
+    def _forced(self) -> tuple[Bools, Bools]:
+        nodes, finals = np.zeros(len(self.token), np.bool_), np.zeros(len(self), np.bool_)
+        for s, verdict in enumerate(self.verdicts):
+            if len(verdict.forced):
+                count = self.start[s + 1] - self.start[s]
+                nodes[self.start[s] + verdict.forced[verdict.forced < count]] = True
+                finals[s] = bool((verdict.forced == count).any())
+        return nodes, finals
+
+    @cached_property
+    def draft_prob(self) -> Doubles:
+        """[N] the drafter's own probability of each token; NaN where no model drafted it."""
+        return np.where(self.source == TEXT, np.nan, self.prob)
+
+    @cached_property
+    def has_coins(self) -> bool:
+        """Whether there are any: an engine of others may not tell them."""
+        return bool(len(self)) and not (np.all(self.coin == 0) and np.all(self.final_coin == 0))
+
+    def children_at(self, nodes: Bools) -> Bools:
+        """[rows] whether any of these nodes is a child of the row."""
+        found = np.zeros(self.rows, np.bool_)
+        found[self.row[nodes]] = True
+        return found
+
+    @cached_property
+    def parents(self) -> TriedParents:
+        """What the evidence says of the parents that were tried."""
+        notes = [part.parents for part in self.parts]
+        there = np.array([note is not None for note in notes], np.bool_)
+        rows = TreeRows(self.step, self.row, self.root_row, self.rows)
+        return TriedParents([note for note in notes if note is not None], there, rows)
+
+    @property
+    def nodes(self) -> Unit:
+        """What a check over nodes looks at."""
+        return Unit("node", self.at_node)
+
+    @property
+    def steps(self) -> Unit:
+        """What a check over decode steps looks at."""
+        return Unit("step", self.at_step)
+
+    @property
+    def tried_parents(self) -> Unit:
+        """What a check over parents looks at: each is shown at its step."""
+        return Unit("parent", lambda parent: self.at_step(int(self.parents.step[parent])))
+
+    def at_node(self, node: int) -> Reference:
+        """Where to look at a node."""
+        return self.visits[int(self.step[node])].reference(int(self.node[node]))
+
+    def at_step(self, step: int) -> Reference:
+        """Where to look at a step."""
+        return self.visits[step].reference()

@@ -1,0 +1,115 @@
+"""What the evidence says of the parents that were tried, over many steps, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.fields import of_finals, of_parents, of_their_nodes, stacked, width_of
+from specscope.trace.record.notes import ParentNotes
+from specscope.trace.record.tree import Bools, Doubles
+
+
+@dataclass(frozen=True)
+class TreeRows:
+    """The rows of S trees with N nodes, see columns.py."""
+
+    steps: Indices  # [N] the step of each node
+    of_nodes: Indices  # [N] the row of each node's parent
+    of_roots: Indices  # [S] the row of each root
+    count: int  # of them all
+
+
+@dataclass(frozen=True)
+class TriedParents:
+    """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
+
+    notes: list[ParentNotes]  # of those steps
+    there: Bools  # [S] whether the step's evidence has parents
+    rows: TreeRows
+
+    # [K] fields of ParentNotes
+    node = of_parents("node", np.int64)  # within its tree; ROOT
+    choice = of_parents("choice", np.int64)
+    choice_p = of_parents("choice_p", np.float64)
+    entropy = of_parents("entropy", np.float64)
+    varentropy = of_parents("varentropy", np.float64)
+    q_entropy = of_parents("q_entropy", np.float64)
+    q_varentropy = of_parents("q_varentropy", np.float64)
+    choice_rank = of_parents("choice_rank", np.int64)
+    choice_q = of_parents("choice_q", np.float64)
+    outside = of_parents("outside", np.float64)
+    # [K, t] the target's likeliest tokens, raw; [K, m] the drafter's; -1 where there are none, and probability 0
+    top = stacked("top", np.int64)
+    top_p = stacked("top_p", np.float64)
+    draft_top = stacked("draft_top", np.int64)
+    draft_top_p = stacked("draft_top_p", np.float64)
+    tops, draft_tops = width_of("top_p"), width_of("draft_top_p")  # [K] how many of the t and m are told
+    # [N] of each node; 0 where there are no notes
+    raw_p = of_their_nodes("raw_p", np.float64)
+    rank = of_their_nodes("rank", np.int64)
+    q_rank = of_their_nodes("q_rank", np.int64)
+    # [S] of the final token: of what it was drawn from, and its p before any rejection
+    final_entropy = of_finals("final_entropy")
+    final_varentropy = of_finals("final_varentropy")
+    final_p = of_finals("final_target_p")
+
+    @cached_property
+    def step(self) -> Indices:
+        """[K]"""
+        return np.repeat(np.flatnonzero(self.there), [len(one.node) for one in self.notes])
+
+    @cached_property
+    def row(self) -> Indices:
+        """[K]"""
+        return self.rows.of_roots[self.step] + 1 + self.node
+
+    @cached_property
+    def at_row(self) -> Indices:
+        """[rows] the parent at each row, -1 where there is none."""
+        found = np.full(self.rows.count, -1)
+        found[self.row] = np.arange(len(self.row))
+        return found
+
+    @cached_property
+    def at_node(self) -> Indices:
+        """[N] the parent under which each node was tried, -1 where there is none."""
+        return self.at_row[self.rows.of_nodes]
+
+    def of_rows(self, values: Doubles, rows: Indices) -> Doubles:
+        """Of values over parents those at these rows; NaN where no parent stands."""
+        at = self.at_row[rows]
+        return np.where(at >= 0, values[at], np.nan) if len(values) else np.full(len(at), np.nan)
+
+    @cached_property
+    def gap(self) -> Doubles:
+        """[K] the target's raw first less its raw second probability; NaN where two were not recorded."""
+        if self.top_p.shape[1] < 2:
+            return np.full(len(self), np.nan)
+        return np.where(self.tops >= 2, self.top_p[:, 0] - self.top_p[:, 1], np.nan)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def shares(self) -> dict[str, Doubles]:
+        """[K] or [K, t] each, by name: all that is a probability."""
+        return {
+            "p of the likeliest tokens": self.top_p,
+            "p of the choice": self.choice_p,
+            "the drafter's probability of its likeliest tokens": self.draft_top_p,
+            "the drafter's probability of the choice": self.choice_q,
+        }
+
+    def nats(self) -> dict[str, Doubles]:
+        """[K] each, by name: entropies and varentropies."""
+        return {name: getattr(self, name) for name in ("entropy", "varentropy", "q_entropy", "q_varentropy")}
+
+    def drafters(self, at: Indices, token: Indices) -> Doubles:
+        """The drafter's raw probability of these tokens at these parents; NaN where it is not among the likeliest."""
+        if not self.draft_top.size:
+            return np.full(len(at), np.nan)
+        same = (self.draft_top[at] == token[:, None]) & (at >= 0)[:, None]
+        return np.where(same.any(axis=1), np.where(same, self.draft_top_p[at], 0).sum(axis=1), np.nan)

@@ -1,0 +1,1 @@
+"""Faster ways on the CPU: products, whole layers and stacks of them, each proved equal before it is put in."""

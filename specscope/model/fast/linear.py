@@ -1,0 +1,144 @@
+"""Linear layers on the CPU: those over one input as one product, their weight laid out for the fastest library.
+
+What a step of few rows costs is reading the weights. Float32 weights that were published in bfloat16 or float16 can be
+kept in 16 bits and lose no more than float32 rounds away. Which library lays them out is found by trial
+(fast_paths.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specscope.model.fast.fast_paths import NUMBA, FastPath, Product, is_half, usable
+from specscope.model.fast.path_speeds import FEW, MANY, path_speeds
+
+if TYPE_CHECKING:
+    from specscope.kernels.cpu.product import Panels
+
+SAVED = 1.3  # how much slower than a library's a compiled layer's products may be
+PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out again
+
+
+class PackedLinear(nn.Module):
+    """One or more linear layers over one input; gives their outputs side by side.
+
+    Packed, bfloat16 weights are read at up to three times the speed, and float32 ones at up to twice.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear], *, pack: bool, wide: bool = False) -> None:
+        """`wide`: outputs may stay in float32, in which sums are made, whatever the weight's dtype."""
+        super().__init__()
+        first = linears[0]
+        self.weight, self.bias = first.weight, first.bias  # one layer: tied embeddings stay tied
+        if len(linears) > 1:
+            self.weight = _join([linear.weight for linear in linears])
+            self.bias = None if first.bias is None else _join([linear.bias for linear in linears])
+        self.out_features, self.in_features = self.weight.shape
+        self._transposed = self.weight.detach().t()
+        self._layouts = _layouts(self.weight.detach(), self.bias) if pack else {}
+        if wide and len(self._layouts) == 1:  # else how outputs are rounded would depend on the number of rows
+            self._layouts = {path: _unrounded(path, product) for path, product in self._layouts.items()}
+        self._product = _chosen(self._layouts, self.weight)
+        halves = bool(self._layouts) and next(iter(self._layouts)).halves
+        self.read_bytes = self.weight.numel() * (2 if halves else self.weight.itemsize)  # by a product of few rows
+
+    @property
+    def panels(self) -> Panels:
+        """The layout of the compiled layer's products, which may be that of this one's."""
+        from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
+
+        found = next((product for product in self._layouts.values() if isinstance(product, Panels)), None)
+        weight = self.weight.detach()
+        if found is not None:
+            return found
+        return Panels.of(
+            weight, self.bias, torch.float16 if weight.dtype is torch.float32 and is_half(weight) else weight.dtype
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b."""
+        if self._product is not None:
+            return self._product(x)
+        if x.dim() == 2 and self.bias is None:
+            return torch.mm(x, self._transposed)  # what linear comes to, without its way there
+        return functional.linear(x, self.weight, self.bias)
+
+
+def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
+    """x -> x W^T + b with a repacked weight, by path: the fastest that works for few rows, then the one for many.
+
+    A library that is the fastest for one row may not be for many: then there are two layouts of the weight. Where
+    layers are compiled, the rows that they take go through our own product here too: then no row depends on the others.
+    """
+    fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
+    found: dict[FastPath, Product] = {}
+    speeds, own = path_speeds(weight.dtype), compiled_rows(weight.dtype)
+    for rows in (FEW, MANY):
+        names = speeds.fastest(rows, fitting)
+        if own and (rows == FEW or own == sys.maxsize):
+            names.sort(key=lambda name: name != NUMBA)
+        for name in names:
+            path = fitting[name]
+            try:
+                found[path] = found.get(path) or path.lay_out(weight, bias)
+                break
+            except Exception:  # what a small weight's trial did not show, such as memory running out
+                del fitting[name]
+    return found
+
+
+def _unrounded(path: FastPath, product: Product) -> Product:
+    """The same product, whose outputs are not rounded to the dtype of what goes in, where it is our own."""
+    if path.name != NUMBA:
+        return product
+    from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
+
+    return replace(product, rounds=False) if isinstance(product, Panels) else product
+
+
+def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | None:
+    """One product of those for few and for many rows; None where there is none."""
+    if len(layouts) < 2:
+        return next(iter(layouts.values()), None)
+    (few, few_rows), (many, many_rows) = layouts.items()
+    own = compiled_rows(weight.dtype) if few.name == NUMBA else 0
+    most = (own or path_speeds(weight.dtype).most_rows(few.name, [many.name])) * weight.shape[1]
+    return lambda x: few_rows(x) if x.numel() <= most else many_rows(x)
+
+
+def _join(parts: Sequence[Tensor]) -> nn.Parameter:
+    """One parameter out of several. Each becomes a view of it, so that memory holds the numbers once."""
+    whole = torch.cat([part.detach() for part in parts])
+    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = view
+    return nn.Parameter(whole, requires_grad=False)
+
+
+def compiled_rows(dtype: torch.dtype) -> int:
+    """Up to how many rows whole layers of our own kernels are the fastest here; 0 where they cannot be used.
+
+    Their products may be a little slower than a library's: there are no small operators between them.
+    """
+    names = {path.name for path in usable(dtype)}
+    if NUMBA not in names:
+        return 0
+    return path_speeds(dtype).most_rows(NUMBA, names - {NUMBA}, SAVED)
+
+
+def may_pack(model: nn.Module) -> bool:
+    """Whether the weights of a model can be repacked, and memory has room for them twice."""
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    known = all(usable(dtype) for dtype in {weight.dtype for weight in weights})
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return False
+    return known and sum(weight.nbytes for weight in weights) <= memory * PACKED_SHARE

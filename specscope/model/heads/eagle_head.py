@@ -1,0 +1,175 @@
+"""EAGLE heads: decoder layers that continue the target's hidden states. Trained and run from the same modules.
+
+A head works on pairs: the feature of position t and the token at t + 1 give the token at t + 2. EAGLE-3 (Li et al.
+2025) joins features of three layers through `fc`, attends over [embedding, feature] and has a norm and a head of its
+own over a reduced vocabulary. P-EAGLE (Hui et al. 2026, arXiv 2602.01469) is an EAGLE-3 head that drafts all depths in
+one pass: behind the root's pair follow rows of one mask token and one learned feature, `mask_hidden`. EAGLE and
+EAGLE-2 (Li et al. 2024) join embedding and feature through `fc` and use the target's head. Where a head has several
+layers, as published P-EAGLE heads do, those after the first are plain ones over its hidden states. Module names are
+those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from specscope.model.heads.head_config import PARTIAL, ROPES, HeadConfig
+
+
+class HeadAttention(nn.Module):
+    """The projections of a layer's attention; `wide` is the size of what is projected."""
+
+    def __init__(self, config: LlamaConfig, wide: int, index: int) -> None:
+        super().__init__()
+        self.layer_idx = index
+        self.heads = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads or self.heads
+        self.size: int = config.head_dim or config.hidden_size // self.heads
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(wide, self.heads * self.size, bias=bias)
+        self.k_proj = nn.Linear(wide, self.kv_heads * self.size, bias=bias)
+        self.v_proj = nn.Linear(wide, self.kv_heads * self.size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=False)
+
+
+class HeadLayer(nn.Module):
+    """A decoder layer. In the first, EAGLE-3 normalises embedding and feature apart; EAGLE normalises neither."""
+
+    def __init__(self, config: LlamaConfig, version: int, index: int = 0) -> None:
+        super().__init__()
+        norm = lambda: LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)  # noqa: E731
+        joins = version == 3 and index == 0
+        self.self_attn = HeadAttention(config, config.hidden_size * (2 if joins else 1), index)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = norm() if version == 3 else nn.Identity()
+        if joins:
+            self.hidden_norm = norm()
+        self.post_attention_layernorm = norm()
+
+
+class EagleHead(nn.Module):
+    """A head without its embedding, which is the target's unless the checkpoint brings one.
+
+    `d2t` holds for each draft token the target's token minus its own number; `t2d` says which tokens of the target
+    can be drafted. Both are absent where the vocabulary is not reduced.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        llama = llama_config(config)
+        joined = len(config.aux_layers) * config.target_width if config.version == 3 else 2 * config.width
+        self.fc = nn.Linear(joined, config.width, bias=config.version == 1 and bool(config.layer.get("bias", True)))
+        self.midlayer = HeadLayer(llama, config.version)
+        self.layers = nn.ModuleDict({str(i): HeadLayer(llama, 3, i) for i in range(1, config.layers)})
+        self.rotary = rotary_of(config)
+        if config.version == 3:
+            if config.norm_before_fc:
+                self.input_norm = LlamaRMSNorm(joined, llama.rms_norm_eps)
+            if config.fc_norm:
+                each = (LlamaRMSNorm(config.target_width, llama.rms_norm_eps) for _ in config.aux_layers)
+                self.fc_norm = nn.ModuleList(each)
+            self.norm = LlamaRMSNorm(config.width, llama.rms_norm_eps)
+            self.lm_head = nn.Linear(config.width, config.draft_vocab, bias=False)
+            if config.parallel is not None:
+                self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
+            if config.draft_vocab != config.vocab:
+                self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+                self.register_buffer("t2d", torch.zeros(config.vocab, dtype=torch.bool))
+
+    def set_vocabulary(self, tokens: Tensor) -> None:
+        """Say which tokens of the target the head drafts: int64 [draft vocabulary], ascending."""
+        d2t: Tensor = self.d2t  # type: ignore[assignment]
+        t2d: Tensor = self.t2d  # type: ignore[assignment]
+        d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
+        t2d.zero_()
+        t2d[tokens] = True
+
+    def target_tokens(self) -> Tensor | None:
+        """int64 [draft vocabulary] the target's token behind each draft token; None where they are the same."""
+        if not hasattr(self, "d2t"):
+            return None
+        d2t: Tensor = self.d2t  # type: ignore[assignment]
+        return d2t + torch.arange(len(d2t), device=d2t.device)
+
+    def combine(self, features: Tensor) -> Tensor:
+        """Features [..., aux_layers * target width] as hidden states [..., width]; EAGLE takes them as they are."""
+        return self.fc(self.before_fc(features)) if self.config.version == 3 else features
+
+    def before_fc(self, features: Tensor) -> Tensor:
+        """Features as `fc` takes them."""
+        if self.config.norm_before_fc:
+            return self.input_norm(features)  # type: ignore[no-any-return]
+        if self.config.fc_norm:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            return torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return features
+
+    def leave(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the vocabulary's projection takes, and what the next depth is fed, of a residual stream [..., width]."""
+        normed = self.norm(x) if self.config.version == 3 else x
+        return normed, normed if self.config.norm_output else x
+
+    def mask_features(self) -> Tensor:
+        """What a mask row of a P-EAGLE head is fed instead of a target's features: [1, aux_layers * target width]."""
+        return self.mask_hidden.view(1, -1)
+
+    def prepare(self, embedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(the residual stream [..., width], what attention projects) of embeddings and hidden states [..., width]."""
+        if self.config.version == 1:
+            joined = self.fc(torch.cat([embedding, hidden], dim=-1))
+            return joined, joined
+        normed = self.midlayer.hidden_norm(hidden)
+        both = torch.cat([self.midlayer.input_layernorm(embedding), normed], dim=-1)
+        return (normed if self.config.norm_before_residual else hidden), both
+
+
+class PartialRotary(nn.Module):
+    """The rotary tables of heads of which a part alone is turned: the rest is multiplied by 1.
+
+    Tables of [1, N, size] as of a whole head, whose halves are turned into each other: `in_halves` puts channels so.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        plain = {name: rope for name in ROPES if isinstance(rope := config.layer.get(name), dict)}
+        plain = {name: {key: value for key, value in rope.items() if key != PARTIAL} for name, rope in plain.items()}
+        layer = {key: value for key, value in config.layer.items() if key != PARTIAL}
+        self.turning = LlamaRotaryEmbedding(
+            llama_config(replace(config, layer={**layer, **plain, "head_dim": config.turned}))
+        )
+        self.still = (config.head_size - config.turned) // 2
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions [1, N], in the dtype of x."""
+        cos, sin = (table.unflatten(-1, (2, -1)) for table in self.turning(x, positions))
+        cos, sin = nn.functional.pad(cos, (0, self.still), value=1.0), nn.functional.pad(sin, (0, self.still))
+        return cos.flatten(-2), sin.flatten(-2)
+
+
+def rotary_of(config: HeadConfig) -> nn.Module:
+    """What gives a head's rotary tables."""
+    return LlamaRotaryEmbedding(llama_config(config)) if config.turned == config.head_size else PartialRotary(config)
+
+
+def in_halves(config: HeadConfig) -> Tensor:
+    """int64 [head size] the published channel of each of our own, where pairs that are turned lie half a head apart.
+
+    Where all are turned that is how heads are published. Queries and keys are put in another order alike, so that
+    their products are the same.
+    """
+    half, still = config.turned // 2, (config.head_size - config.turned) // 2
+    first, second, *rest = torch.arange(config.head_size).split([half, half, still, still])
+    return torch.cat([first, rest[0], second, rest[1]])
+
+
+def llama_config(config: HeadConfig) -> LlamaConfig:
+    """A layer of the head as transformers' modules want it."""
+    further = ("architectures", "torch_dtype", "dtype", "layer_types")  # layer_types: of another number of layers
+    layer = {key: value for key, value in config.layer.items() if key not in further}
+    return LlamaConfig.from_dict({**layer, "num_hidden_layers": 1})

@@ -1,0 +1,194 @@
+"""EAGLE checkpoints on disk: reading those that were published, writing those that are trained here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from specscope.errors import UserError, first_line
+from specscope.model.checkpoint import check_numbers
+from specscope.model.heads.eagle_head import EagleHead, in_halves, rotary_of
+from specscope.model.heads.head_config import HeadConfig, read_config
+from specscope.model.loader import LoadedModel
+from specscope.model.meta import quick_meta
+from specscope.model.places import head_place
+from specscope.trace.head_folder import WEIGHTS, weight_files
+
+EMBEDDING = "embed_tokens.weight"
+MASK_HIDDEN = "mask_hidden"
+TURNED = tuple(f"self_attn.{part}_proj.{kind}" for part in "qk" for kind in ("weight", "bias"))  # by position
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedHead:
+    """A head that fits its target."""
+
+    head: EagleHead
+    embedding: nn.Module  # token ids to [..., width]: the checkpoint's own, or the target's
+    lm_head: nn.Module  # hidden states to logits over the draft vocabulary
+    name: str
+
+
+def load_head(folder: str, target: LoadedModel) -> LoadedHead:
+    """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
+    path = head_place(folder)
+    tensors = _renamed(_read_tensors(path))
+    version = 3 if any(name.startswith("midlayer.hidden_norm") for name in tensors) else 1
+    parallel = MASK_HIDDEN in tensors
+    config = read_config(path, version, len(target.layers), parallel=parallel)
+    if parallel:
+        tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].reshape(1, 1, -1)  # published with one or two leading ones
+    biased = {"bias": "fc.bias" in tensors, "attention_bias": "midlayer.self_attn.q_proj.bias" in tensors}
+    config = dataclasses.replace(config, layer={**config.layer, **biased})
+    _check_fit(config, target, path)
+    try:
+        with torch.device("meta"), quick_meta():  # nothing is allocated before the shapes are known to be right
+            head = EagleHead(config)
+    except Exception as error:
+        raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
+    check_numbers(tensors.items(), f"the head in {path}")
+    own = tensors.pop(EMBEDDING, None)
+    _fill(head, tensors, path)
+    embedding: nn.Module = target.embedding
+    if own is not None:
+        if tuple(own.shape) != (config.vocab, config.width):
+            wanted = [config.vocab, config.width]
+            raise UserError(f"{EMBEDDING} in {path} is {list(own.shape)}, but config.json makes it {wanted}")
+        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
+    if config.width != target.width and (own is None or version == 1):
+        raise UserError(
+            f"the head in {path} is {config.width} wide and {target.name} {target.width}: "
+            "such a head needs embed_tokens of its own"
+        )
+    del head.rotary
+    head = head.to(target.device, target.dtype).eval().requires_grad_(False)
+    head.rotary = rotary_of(config).to(target.device)  # its frequencies stay float32
+    lm_head = head.lm_head if version == 3 else target.output
+    return LoadedHead(head, embedding, lm_head, path.resolve().name)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in weight_files(path) for name, tensor in _read_file(file).items()}
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has a dozen ways to say that a file is torn
+        raise UserError(f"cannot read {file}: {first_line(error)}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise UserError(f"{file} does not hold a state dict")
+    return tensors
+
+
+def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' names for the names of others: `layers.0.` for the first layer, a `model.` before all."""
+    out = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        if name.startswith("layers.0."):
+            name = "midlayer." + name.removeprefix("layers.0.")
+        out[name] = tensor
+    return out
+
+
+def _check_fit(config: HeadConfig, target: LoadedModel, path: Path) -> None:
+    width = target.width
+    if config.target_width != width:
+        raise UserError(
+            f"the head in {path} was made for hidden states of {config.target_width}, but {target.name} has {width}"
+        )
+    if config.vocab != target.vocab_size:
+        raise UserError(
+            f"the head in {path} was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
+        )
+    high = [
+        aux_layer for aux_layer in config.aux_layers if aux_layer != "final" and not 0 <= aux_layer < len(target.layers)
+    ]
+    if high:
+        raise UserError(
+            f"the head in {path} asks for layer {high[0]}, but {target.name} has {len(target.layers)} layers"
+        )
+
+
+def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
+    """Put the tensors into the head: all that it needs, with the shapes that its config says."""
+    wanted = head.state_dict()
+    ignored = {"lm_head.weight", "midlayer.input_layernorm.weight"} if head.config.version == 1 else set()
+    ignored |= {f"layers.{name}.hidden_norm.weight" for name in head.layers}  # vLLM's layers have one that is not used
+    extra = sorted(set(tensors) - set(wanted) - ignored - {"d2t", "t2d"})
+    missing = sorted(set(wanted) - set(tensors) - {"t2d"})  # which follows from d2t: NVIDIA's exporter leaves it out
+    if missing or extra:
+        what = [f"lacks {missing[0]}"] if missing else []
+        what += [f"has {extra[0]}, which an EAGLE-{head.config.version} head has not"] if extra else []
+        raise UserError(f"the head in {path} " + " and ".join(what))
+    for name, tensor in wanted.items():
+        if name in tensors and tensor.shape != tensors[name].shape:
+            raise UserError(
+                f"{name} in {path} is {list(tensors[name].shape)}, but config.json makes it {list(tensor.shape)}"
+            )
+    _check_maps(tensors, head.config, path)
+    if "t2d" in wanted and "t2d" not in tensors:
+        drafted = tensors["d2t"].long() + torch.arange(head.config.draft_vocab)
+        tensors["t2d"] = torch.zeros(head.config.vocab, dtype=torch.bool).index_fill_(0, drafted, True)
+    order = in_halves(head.config)
+    ours = {name: _ordered(name, tensors[name], order) for name in wanted}
+    head.load_state_dict({name: ours[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
+
+
+def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+    """Queries' and keys' projections with the channels of each head in another order; others as they are."""
+    if not name.endswith(TURNED) or torch.equal(order, torch.arange(len(order))):
+        return tensor
+    ordered: Tensor = tensor.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+    return ordered
+
+
+def _check_maps(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> None:
+    """Refuse d2t and t2d that do not say, and say alike, which of the target's tokens each draft token is."""
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if d2t is not None:
+        if d2t.dtype not in INTEGERS or d2t.shape != (config.draft_vocab,):
+            raise UserError(
+                f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{config.draft_vocab}], a draft token each"
+            )
+        tokens = d2t.long() + torch.arange(config.draft_vocab)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= config.vocab:
+            raise UserError(f"d2t in {path} points outside the target's vocabulary")
+        if len(tokens.unique()) != len(tokens):
+            raise UserError(f"d2t in {path} gives two draft tokens the same token of the target")
+        if config.draft_vocab == config.vocab and bool(d2t.any()):
+            raise UserError(f"d2t in {path} must be zeros: the vocabulary is not reduced")
+    if t2d is not None:
+        if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (config.vocab,):
+            raise UserError(f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{config.vocab}]")
+        if d2t is not None and not torch.equal(t2d.bool().nonzero()[:, 0], tokens.sort().values):
+            raise UserError(f"t2d in {path} marks other tokens than d2t names")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def save_head(head: EagleHead, folder: Path) -> None:
+    """Write a head as the EAGLE-3 authors publish theirs, a P-EAGLE head as vLLM's speculators do, in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    layer = "midlayer." if head.config.parallel is None else "layers.0."
+    order = in_halves(head.config).argsort()
+    tensors = {
+        name.replace("midlayer.", layer): _ordered(name, x.bfloat16() if x.is_floating_point() else x, order)
+        for name, x in head.state_dict().items()
+    }
+    tensors = {name: x.contiguous().clone() for name, x in tensors.items()}
+    save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
+    (folder / "config.json").write_text(
+        json.dumps({**head.config.to_dict(), "torch_dtype": "bfloat16"}, indent=2) + "\n"
+    )

@@ -1,0 +1,143 @@
+"""HeadRunner: an EAGLE head, its paged KV cache, and one pass over a ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specscope.model.attention import Variant
+from specscope.model.backend import Backend
+from specscope.model.batch import Batch, Segment
+from specscope.model.fast.decoder import FusedLayer, Rotary
+from specscope.model.fast.fast_paths import same_numbers
+from specscope.model.fast.fuse import fuse_norms
+from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
+from specscope.model.graphs import Capture, Graphs, Shape
+from specscope.model.heads.head_loader import LoadedHead
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
+
+TRIAL_ROWS = 5
+
+
+class _Turned(Rotary):
+    """Tables that are in the layer's shape already."""
+
+    def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """As given."""
+        return cos, sin
+
+    def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """In float32."""
+        return cos.float(), sin.float()
+
+
+class HeadRunner:
+    """Runs pairs of a token and a hidden state through a head."""
+
+    def __init__(
+        self,
+        loaded: LoadedHead,
+        vocab_size: int,
+        max_context: int,
+        blocks: int,
+        backend: Backend = Backend.TORCH,
+    ) -> None:
+        head = loaded.head
+        weight = head.fc.weight
+        attention = head.midlayer.self_attn
+        self.loaded = loaded
+        self.head = head
+        self.vocab_size = vocab_size
+        self.d2t = head.target_tokens()
+        shape = LayerShape(attention.kv_heads, attention.size, attention.size)
+        layers = [head.midlayer, *head.layers.values()]
+        self.cache = KVCache([shape] * len(layers), blocks, weight.dtype, weight.device, backend)
+        on_cpu = weight.device.type == "cpu"
+        pack = on_cpu and may_pack(head)
+        most = compiled_rows(weight.dtype) if pack else 0
+        self.compiles = most > 0  # whether our own kernels for processors are used
+        if on_cpu:
+            fuse_norms(head, compiles=self.compiles)
+        variants = [Variant(attention.size**-0.5, window, None, None) for window in head.config.windows]
+        self.layer, *self.further = (
+            FusedLayer(layer, shape, variant, _Turned(), pack=pack)
+            for layer, variant in zip(layers, variants, strict=True)
+        )
+        if self.compiles:
+            self.layer.compile(most, norms=False)
+            for further in self.further:
+                further.compile(most)
+        own = head.config.version == 3
+        self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
+        self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if own else nn.Identity()
+        # No position lies beyond the cache, whatever context a config promises.
+        positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
+        # cos and sin of every position as the layer uses them, side by side: [positions, 2, 1, 2, size / 2]
+        self._turns = torch.stack(Rotary().tables(*head.rotary(weight, positions)), dim=1)
+        self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
+        if self.compiles and not self._compiled_is_the_same():
+            self.compiles = False
+            for layer in (self.layer, *self.further):
+                layer.compiled = None
+
+    def _compiled_is_the_same(self) -> bool:
+        """Whether a pass over a few rows comes out alike with compiled layers and without. Before the cache is used."""
+        rows = min(TRIAL_ROWS, len(self._turns), BLOCK_SIZE)
+        segment = Segment(BlockTable([0]), [0] * rows, 0, np.arange(rows), np.tri(rows, dtype=np.bool_), range(rows))
+        width, dtype = self.head.config.width, self.head.fc.weight.dtype
+        hidden = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+        layers = [self.layer, *self.further]
+        compiled = [layer.compiled for layer in layers]
+        _, got = self.forward([segment], hidden)
+        for layer in layers:
+            layer.compiled = None
+        _, plain = self.forward([segment], hidden)
+        for layer, kernel in zip(layers, compiled, strict=True):
+            layer.compiled = kernel
+        return same_numbers(plain, got)
+
+    @property
+    def read_bytes(self) -> int:
+        """Of weights, by a pass of few rows after the first."""
+        unpacked = sum(weight.nbytes for weight in self.lm_head.parameters())
+        lm_head = self.lm_head.read_bytes if isinstance(self.lm_head, PackedLinear) else unpacked
+        return sum(layer.read_bytes for layer in (self.layer, *self.further)) + lm_head
+
+    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
+        """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
+        graphs = Graphs(self.cache, self._run, capture, max_context, window)
+        yield from graphs.capture(wanted, [self.head.fc.weight.new_zeros(1, self.head.fc.out_features)])
+        self.graphs = graphs
+
+    @torch.inference_mode()
+    def combine(self, features: Tensor) -> Tensor:
+        """The target's features [N, aux_layers * target width] as hidden states [N, width] for `forward`."""
+        return self._fc(self.head.before_fc(features))  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass. hidden [N, width]: combined features, or what an earlier pass returned.
+
+        Returns the logits of the wanted rows, [R, draft vocabulary], and their hidden states [R, width], which are the
+        features of the pairs that follow.
+        """
+        replayed = None if self.graphs is None else self.graphs.replay(segments, hidden)
+        if replayed is None:
+            return self._run(Batch.build(segments, self._turns.device, self.cache.backend), hidden)
+        logits, out = replayed.outputs
+        return logits[replayed.wanted], out[replayed.wanted]
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` of a batch that is laid out."""
+        head, hidden = self.head, batch.as_laid_out(hidden)
+        x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
+        cos, sin = self._turns[batch.positions[0]].unbind(1)
+        x = self.layer.run(x, projected, (cos, sin), batch, self.cache)
+        for layer in self.further:
+            x = layer.run(x, None, (cos, sin), batch, self.cache)
+        normed, out = head.leave(x[batch.wanted])
+        return self.lm_head(normed), out

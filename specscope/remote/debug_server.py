@@ -1,0 +1,224 @@
+"""The debugger's socket: JSON lines, one client at a time, none but this user's.
+
+Our server listens on one, and so does the plugin inside another engine.
+
+A client sends {"line": TEXT} for each command and {"interrupt": true} to end the wait of one. It gets a greeting and an
+answer to each line: {"text", "refused", "reading", "quitting"}. {"context": true} asks for a capture of the current
+request up to where the engine stands; the answer has it as "text", and "request".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
+from specscope.errors import UserError
+from specscope.trace.checked import decoded
+from specscope.trace.wire.capture import line_json
+from specscope.trace.wire.schema import plain_error
+from specscope.trace.wire.spans import Encoder, Span, resource_attributes
+
+log = logging.getLogger("specscope.debug")
+LONGEST = 2**16  # bytes of a line
+LEAVES = 1.0  # seconds in which the client before may take its leave
+BUSY = "another debugger is attached here: it must quit first"
+
+
+class DebugMessage(Struct):
+    """What a client sends."""
+
+    line: str = ""
+    interrupt: bool = False
+    context: bool = False
+
+
+class DebugGate(Protocol):
+    """Where an engine waits for a debugger: gate.py has that of another's worker."""
+
+    @property
+    def lock(self) -> Any:  # noqa: ANN401  a lock or a condition
+        """Held while a command runs."""
+
+    def open(self) -> None:
+        """A client has come."""
+
+    def close(self) -> None:
+        """It has gone."""
+
+    def interrupt(self) -> None:
+        """It asks the command that runs to end."""
+
+
+class Debugged(Protocol):
+    """An engine that can be debugged from outside."""
+
+    @property
+    def gate(self) -> DebugGate:
+        """Its gate."""
+
+    def catch_up(self) -> None:
+        """Take what was told while nobody looked."""
+
+
+class DebugServer:
+    """Listens from when it is made until it is closed. Its threads die with the process."""
+
+    def __init__(
+        self,
+        path: Path,
+        debugger: Debugged,
+        greeting: Callable[[], str],
+        *,
+        commands: Callable[[], Commands],
+        forks: bool = False,
+    ) -> None:
+        """`commands`: makes a client's; `forks`: whether they fork here. Raises OSError."""
+        self._path, self._debugger, self._greeting = path, debugger, greeting
+        self._commands = commands
+        self._forks = forks
+        self._free = threading.Lock()  # held while a client is there
+        self._socket = _listen(path)
+        threading.Thread(target=self._accept, name="specscope-debug", daemon=True).start()
+
+    def close(self) -> None:
+        """No client more; the one that is there sees the end of the process."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            if self._free.acquire(timeout=LEAVES):
+                threading.Thread(target=self._serve, args=(client,), name="specscope-client", daemon=True).start()
+            else:
+                with suppress(OSError):
+                    _send(client, text=BUSY, refused=True)
+                client.close()
+
+    def _serve(self, client: socket.socket) -> None:
+        """One client, to its end: however that comes, the engine goes on."""
+        gate, lines = self._debugger.gate, SimpleQueue[DebugMessage | UserError | None]()
+        gate.open()
+        reader = threading.Thread(target=self._read, args=(client, lines), name="specscope-reader", daemon=True)
+        reader.start()
+        try:
+            with gate.lock:
+                self._debugger.catch_up()
+                commands = self._commands()
+            _send(client, text=self._greeting(), refused=False, forks=self._forks)
+            while not commands.quitting and (message := lines.get()) is not None:
+                with gate.lock:
+                    answer = _run(commands, message)
+                _send(client, **answer, reading=commands.reading, quitting=commands.quitting)
+        except OSError:
+            pass  # it is gone
+        except Exception as error:
+            log.warning("specscope: the debugger ends: %r", error, exc_info=True)
+        finally:
+            gate.close()
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+            reader.join()  # it would close the gate for the next client
+            client.close()
+            self._free.release()
+
+    def _read(self, client: socket.socket, lines: SimpleQueue[DebugMessage | UserError | None]) -> None:
+        """Listens while a command runs as well: for Ctrl-C, and for the end of the client."""
+        try:
+            with client.makefile("rb") as stream:
+                while raw := stream.readline(LONGEST):
+                    message = _message(raw)
+                    if isinstance(message, DebugMessage) and message.interrupt:
+                        self._debugger.gate.interrupt()
+                    else:
+                        lines.put(message)
+        except OSError:
+            pass
+        finally:
+            self._debugger.gate.close()
+            lines.put(None)
+
+
+def _message(raw: bytes) -> DebugMessage | UserError:
+    """What a line says, or why it cannot be read."""
+    if len(raw) == LONGEST and not raw.endswith(b"\n"):
+        return UserError(f"a line has at most {LONGEST:,} bytes")
+    try:
+        message: DebugMessage = decoded(raw, DebugMessage)
+    except ValueError as error:
+        return UserError(f'a line is JSON, such as {{"line": "step"}}: {plain_error(error)}')
+    return message
+
+
+def _run(commands: Commands, message: DebugMessage | UserError) -> dict[str, Any]:
+    try:
+        if isinstance(message, UserError):
+            raise message
+        if message.context:
+            return {"text": context(commands.session), "request": commands.session.request, "refused": False}
+        return {"text": commands.run(message.line), "refused": False}
+    except UserError as error:
+        return {"text": str(error), "refused": True}
+    except Exception as error:
+        log.warning("specscope: the debugger failed at %r", message, exc_info=True)
+        return {"text": f"the debugger failed: {type(error).__name__}: {error}", "refused": True}
+
+
+def context(session: Session) -> str:
+    """A capture of the current request alone, up to where the engine stands. Raises UserError."""
+    run, request = session.history.run, session.current_request
+    if run is None or request is None or session.part is None:
+        raise UserError("nothing has run yet")
+    session.request = request.id
+    encoder, spans = Encoder(run, session.history.vocabulary), list[Span]()
+    for record in session.history.steps:
+        admitted = tuple(info for info in record.admitted if info.id == request.id)
+        parts = tuple(part for part in record.requests if part.request == request.id)
+        if admitted or parts:
+            spans += encoder.encode(replace(record, admitted=admitted, requests=parts, preempted=(), finished=()))
+    return line_json(resource_attributes(run), spans).decode()
+
+
+def _send(client: socket.socket, **message: object) -> None:
+    client.sendall(json.dumps(message).encode() + b"\n")
+
+
+def check_socket(path: str, flag: str) -> None:
+    """Refuse a socket that no debugger could open, before a model is loaded. Raises UserError."""
+    try:
+        _listen(Path(path)).close()
+        os.unlink(path)
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _listen(path: Path) -> socket.socket:
+    """A socket that none but this user can open. One that a process left behind is taken away."""
+    made = socket.socket(socket.AF_UNIX)
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise OSError(f"another process listens on {path}")
+        path.unlink()
+    elif path.exists():
+        raise OSError("it exists and is no socket: give another name")
+    made.bind(str(path))
+    os.chmod(path, 0o600)  # before anybody can connect: it does not listen yet
+    made.listen(4)
+    return made

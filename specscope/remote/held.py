@@ -1,0 +1,186 @@
+"""The debugger over another engine that a gate holds: it goes forward, one engine step at a time, and never back.
+
+Commands that the engine cannot obey say why, and every stop says how long it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count as counting
+from typing import Protocol
+
+from specscope.debug.answers import Answer, Stop, StopReason
+from specscope.debug.commands import Commands, WhatIf
+from specscope.debug.forked import Forked
+from specscope.debug.kv_check import KVCheck
+from specscope.debug.session import Session
+from specscope.debug.views import NodeView
+from specscope.errors import UserError
+from specscope.remote.gate import Gate
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.record.records import RequestStep, StepRecord
+
+
+class HeldEngine(Protocol):
+    """What is asked of an engine that stands, by the debugger's thread with the gate's lock."""
+
+    gate: Gate
+    history: History
+
+    @property
+    def limit(self) -> HeldLimit:
+        """How long it may stand."""
+
+    def view(self, part: RequestStep, node: int) -> NodeView:
+        """The distributions where a node was judged. Raises UserError."""
+
+    def force(self, part: RequestStep, words: Sequence[str]) -> None:
+        """Give a request another outcome than the engine's. Raises UserError."""
+
+
+class HeldLimit(Protocol):
+    """How long an engine may stand."""
+
+    def describe(self) -> str:
+        """A line for the stop."""
+
+
+class HeldSession(Session):
+    """Moves the engine through the gate. The worker appends to the history; what stands there last is where it is."""
+
+    def __init__(self, gate: Gate, history: History) -> None:
+        super().__init__(history)
+        self.gate = gate
+        self.interrupted = lambda: gate.interrupted
+
+    @property
+    def position(self) -> int:
+        """The step at which the engine stands, or the last that it ran."""
+        return len(self.history.steps) - 1
+
+    @position.setter
+    def position(self, position: int) -> None:
+        """It follows from the history."""
+
+    def _advance(self) -> StepRecord | None:
+        return self.gate.next()
+
+    def _run(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
+        stop = super()._run(done)
+        return replace(stop, reason=StopReason.INTERRUPTED) if stop.reason is StopReason.END else stop
+
+    def next(self, count: int = 1) -> Stop:
+        """Run engine steps. The engine also stands where it is told how a step ended: that is no step more."""
+        taken = counting(1)
+
+        def done(record: StepRecord) -> Stop | None:
+            return Stop(StopReason.STEP, record.step) if record.requests and next(taken) == count else None
+
+        return self._run(done)
+
+    def pause(self) -> Stop:
+        """Stop at the next step, where it does not stand already."""
+        return self._stop(StopReason.STEP) if self.gate.stands else self.next()
+
+    # What it cannot do
+
+    def step(self) -> Stop:
+        """It stands in its sampler alone."""
+        raise UserError(f"{self.gate.engine} stops in its sampler only, not between phases: next runs one engine step")
+
+    def goto(self, position: int) -> Stop:
+        """Not back."""
+        raise self._no_way_back()
+
+    def goto_step(self, number: int) -> Stop:
+        """On to a later step."""
+        if number <= self.history.last_step:
+            raise self._no_way_back()
+        return self._run(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
+
+    def _runs(self, request: RequestHistory) -> bool:
+        return request.end is None
+
+    def reverse_next(self, count: int = 1) -> Stop:
+        """Not back."""
+        raise self._no_way_back()
+
+    def reverse_step(self) -> Stop:
+        """Not back."""
+        raise self._no_way_back()
+
+    def reverse_continue(self) -> Stop:
+        """Not back."""
+        raise self._no_way_back()
+
+    def show_branch(self, number: int) -> Stop:
+        """It has one."""
+        raise UserError(f"{self.gate.engine}'s run has one branch: it cannot go back")
+
+    def _no_way_back(self) -> UserError:
+        return UserError(
+            f"{self.gate.engine} cannot go back: it keeps no KV cache and no random state of earlier steps. "
+            "specscope debug --over CAPTURE goes back over what was recorded"
+        )
+
+
+class _HeldWhatIf(WhatIf):
+    """What the engine can show and change where it stands."""
+
+    def __init__(self, debugger: HeldEngine) -> None:
+        self.debugger = debugger
+
+    def fork(self, session: Session, words: Sequence[str]) -> Forked:
+        """It has one KV cache for each request, and one place in it."""
+        name = self.debugger.gate.engine
+        raise UserError(
+            f"{name} cannot run a request twice: specscope debug --attach SOCKET forks it in an engine of its own"
+        )
+
+    def check_kv(self, session: Session) -> KVCheck:
+        """Its cache is not ours to read."""
+        name = self.debugger.gate.engine
+        raise UserError(
+            f"{name}'s KV cache cannot be checked from here: specscope audit checks what it computed from it"
+        )
+
+    def view(self, session: Session, node: int | None) -> NodeView:
+        """The tensors of the sampler's call, while it stands."""
+        part = session.part
+        if part is None or node is None:
+            raise UserError("give a drafted node, such as node 0")
+        return self.debugger.view(part, node)
+
+    def force(self, session: Session, words: Sequence[str]) -> None:
+        """Another outcome; the session stays at the node where it was."""
+        part, node = session.part, session.node
+        if part is None:
+            raise UserError("nothing has run yet")
+        self.debugger.force(part, words)
+        session.node = node
+
+
+class HeldCommands(Commands):
+    """A debugger's lines, for one client."""
+
+    def __init__(self, debugger: HeldEngine) -> None:
+        super().__init__(HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger))
+        self.debugger = debugger
+
+    def answer(self, line: str) -> Answer:
+        """With what became of the engine since the last line, and how long it waits now."""
+        gate = self.debugger.gate
+        gate.interrupted, expired, gate.expired = False, gate.expired, None
+        answer = super().answer(line)
+        text = [answer.text] if answer.text else []
+        if expired is not None:
+            text.insert(0, f"{gate.engine} went on by itself after {expired:g} s: pause stops it again")
+        if answer.stop is not None:
+            runs = f"{gate.engine} runs, and stops at its next step"
+            text.append(self.debugger.limit.describe() if gate.stands else runs)
+        return Answer(answer.line, "\n".join(text), answer.stop)
+
+    def do_step(self, text: str) -> str:
+        """It has no phases to stop between."""
+        return self.stopped(self.session.step())

@@ -1,0 +1,235 @@
+"""What evidence needs of a sampler's tensors, gathered on their device: some tens of numbers a row, in two copies.
+
+Nothing here waits for the device. The numbers are copied behind the work that is queued there, into pinned memory, and
+read when they have come, a step or two later. Rows are worked on in parts, so that this takes little of the memory that
+vLLM has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.trace.record.parents import TINY, TOP
+from specscope.vllm.call import Rows
+from specscope.vllm.gathered import Gathered, GatheredTables, Layout, Table, layouts
+from specscope.vllm.v2 import rule
+
+PART = 2**24  # numbers in a part: rows times tokens
+Columns = dict[str, Tensor]
+
+
+def gather(rows: Rows, *, full: bool) -> Gathered:
+    """Queue the work and the copy."""
+    count, requests, likeliest = len(rows.tokens), len(rows.first), min(TOP, rows.vocabulary)
+    step = max(PART // rows.vocabulary, 1)
+    of_rows = [_row_columns(rows, low, min(low + step, count), full) for low in range(0, count, step)]
+    scale = _add_blocks(rows, of_rows, step) if rows.by_step and rows.probs is not None and of_rows else None
+    of_ends = [_end_columns(rows, low, min(low + step, requests), scale) for low in range(0, requests, step)]
+    scored = full and bool(rows.scores) and bool(of_rows)
+    of_scores = [_score_columns(rows, torch.cat([part["top"][:, 0] for part in of_rows]), step)] if scored else []
+    tables = list(zip((of_rows, of_scores, of_ends), layouts(likeliest), strict=True))
+    ints = _packed([(parts, layout[0]) for parts, layout in tables], torch.int64, rows.first.device)
+    floats = _packed([(parts, layout[1]) for parts, layout in tables], torch.float64, rows.first.device)
+    ints, floats, arrived = _sent(ints, floats)
+    described = partial(
+        GatheredTables,
+        likeliest=likeliest,
+        scored=rows.scored if scored else (),
+        sampled=rows.q is not None,
+        seeded=rows.seeds is not None,
+        by_step=rows.by_step,
+        confident=rows.confidence is not None,
+        full=full,
+    )
+    counts = (count, count if scored else 0, requests)
+    return Gathered(
+        tables=lambda: described(*_unpacked(ints, floats, likeliest, counts)),
+        requests=requests,
+        bytes=ints.nbytes + floats.nbytes,
+        arrived=arrived,
+    )
+
+
+def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
+    """Of rows from..to, what target and drafter gave there."""
+    token = rows.tokens[low:high].clamp_min(0)[:, None]
+    greedy = rows.greedy[rows.request[low:high]]
+    largest, best = rows.target(low, high).max(1)
+    hit = torch.where(largest.isfinite(), best == token[:, 0], torch.nan)[:, None]  # NaN is the largest of all to max
+    made = {
+        "token": rows.tokens[low:high],
+        "choice": best,
+        "p": hit,
+        "rank": hit == 1,
+        "choice_p": torch.ones_like(best),
+    }
+    if rows.positions is not None:
+        made["position"] = rows.positions[low:high]
+    if rows.coins is not None:
+        made["coin"] = rows.coins[low:high]
+    if rows.confidence is not None:
+        made["confidence"] = rows.confidence[low:high]
+    if rows.probs is not None:
+        p = rows.probs(low, high)
+        likeliest, choice = p.max(1)
+        here = p.gather(1, token)
+        drawn = {"choice": choice, "choice_p": likeliest, "p": here, "rank": _ranks(p, here)}
+        made |= {name: torch.where(greedy, made[name].flatten(), value.flatten()) for name, value in drawn.items()}
+        if full:
+            made |= _spreads(p, ~greedy, "")
+    if rows.q is not None:
+        q = rows.q(low, high)
+        here = q.gather(1, token)
+        made |= {"q": here, "q_rank": _ranks(q, here)}
+        if full:
+            made |= _spreads(q, ~greedy, "q_")
+    if full:
+        weights = _weights(rows.raw(torch.arange(low, high, device=token.device)))
+        mass = weights.sum(1, keepdim=True)
+        top, tokens = weights.topk(min(TOP, rows.vocabulary), dim=1)
+        made |= {"raw_p": weights.gather(1, token) / mass, "top": tokens, "top_p": top / mass}
+    return made
+
+
+def _add_blocks(rows: Rows, parts: list[Columns], step: int) -> Tensor:
+    """What block verification goes by, put beside the parts; the ratio [R] before each row."""
+    p = torch.cat([part["p"].flatten() for part in parts])
+    q = torch.cat([part["q"].flatten() for part in parts]) if rows.q is not None else None
+    ratio = rule.ratios(rows, p, q, rows.longest)
+    before = rule.before(rows, ratio)
+    ahead = rule.masses(rows, before, step)
+    for part, *columns in zip(parts, torch.split(ratio, step), torch.split(ahead, step), strict=True):
+        part["ratio"], part["ahead"] = columns
+    return before
+
+
+def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
+    """What the drafter itself gave at the rows that it scored. `choice` [R]: the target's likeliest token, raw."""
+    made: list[tuple[Tensor, Columns]] = []
+    for scores in rows.scores:
+        for low in range(0, len(scores.rows), step):
+            at = scores.rows[low : low + step]
+            weights = _weights(scores.logits(low, low + step))
+            mass = weights.sum(1, keepdim=True)
+            wanted = weights.gather(1, choice[at][:, None])
+            rank = (weights > wanted).sum(1, keepdim=True) + 1
+            top, tokens = weights.topk(min(TOP, weights.shape[1]), dim=1)
+            raw = _weights(rows.raw(at))
+            found = {
+                "choice_rank": torch.where(wanted > 0, rank, 0),
+                "choice_q": wanted / mass,
+                "prob": weights.gather(1, rows.tokens[at].clamp_min(0)[:, None]) / mass,
+                "outside": torch.where(weights == 0, raw, 0).sum(1) / raw.sum(1),
+                "draft_top": tokens,
+                "draft_top_p": top / mass,
+            }
+            made.append((at, found))
+    columns: Columns = {}
+    for name, first in made[0][1].items():
+        width = first.reshape(len(first), -1).shape[1]
+        columns[name] = torch.zeros(len(rows.tokens), width, dtype=first.dtype, device=first.device)
+        for at, found in made:
+            columns[name][at] = found[name].reshape(len(at), width)
+    return columns
+
+
+def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None) -> Columns:
+    """Of requests from..to, what came of them and what their final token was drawn from.
+
+    `scale` [R]: of p at each row, before q is taken from it; 1 where None.
+    """
+    made = {name: getattr(rows, name)[low:high] for name in ("first", "drafted", "accepted", "final", "greedy")}
+    if rows.seeds is not None:
+        made["seed"] = rows.seeds[low:high]
+    if rows.whole is None:
+        return made
+    whole, final = rows.whole(low, high), made["final"].clamp_min(0)[:, None]
+    rejected = made["accepted"] < made["drafted"]
+    if rows.whole_q is not None:
+        scaled = whole if scale is None else whole * scale[rows.ended[low:high]][:, None]
+        left = (scaled - rows.whole_q(low, high)).clamp_min(0)
+    else:
+        token = rows.tokens[rows.ended[low:high].clamp_max(len(rows.tokens) - 1)] if len(rows.tokens) else final[:, 0]
+        left = whole.scatter(1, token.clamp_min(0)[:, None], 0)
+        left = torch.where((token < 0)[:, None], whole, left)
+    mass = left.sum(1, keepdim=True)
+    drawn = torch.where(rejected[:, None] & (mass > 0), left / mass.clamp_min(TINY), whole)
+    return made | {
+        "mass": mass,
+        "final_p": drawn.gather(1, final),
+        "final_target_p": whole.gather(1, final),
+        **_spreads(drawn, ~made["greedy"], "final_"),
+    }
+
+
+def _weights(logits: Tensor) -> Tensor:
+    """[., V] a distribution that is not divided by its mass."""
+    return (logits - logits.amax(1, keepdim=True)).exp()
+
+
+def _ranks(p: Tensor, here: Tensor) -> Tensor:
+    """[., 1] the rank of a token of probability `here`, from 1; 0 where that is 0."""
+    return torch.where(here > 0, (p > here).sum(1, keepdim=True) + 1, 0)
+
+
+def _spreads(p: Tensor, where: Tensor, prefix: str) -> Columns:
+    """Entropy and varentropy in nats; 0 elsewhere."""
+    logs = p.clamp_min(TINY).log()
+    entropy = -(p * logs).sum(1)
+    varentropy = (p * logs.square()).sum(1) - entropy.square()
+    found = {prefix + "entropy": entropy, prefix + "varentropy": varentropy}
+    return {name: torch.where(where, value.clamp_min(0), 0) for name, value in found.items()}
+
+
+def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One table after the other, row by row; a column that nothing was gathered for is 0."""
+    rows = []
+    for parts, layout in tables:
+        for part in parts:
+            count = len(next(iter(part.values())))
+            zero = torch.zeros(count, max(layout.values()), dtype=dtype, device=device)
+            columns = [
+                part[name].reshape(count, width).to(dtype) if name in part else zero[:, :width]
+                for name, width in layout.items()
+            ]
+            rows.append(torch.cat(columns, dim=1).flatten())
+    return torch.cat(rows) if rows else torch.zeros(0, dtype=dtype, device=device)
+
+
+def _sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
+    """Towards the host, without waiting."""
+    if ints.device.type != "cuda":
+        return ints.cpu(), floats.cpu(), None
+    there = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in (ints, floats)]
+    for host, one in zip(there, (ints, floats), strict=True):
+        host.copy_(one, non_blocking=True)
+    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return there[0], there[1], arrived
+
+
+def _unpacked(ints: Tensor, floats: Tensor, likeliest: int, counts: Sequence[int]) -> list[Table]:
+    """What `_packed` put together."""
+    both = layouts(likeliest)
+    of_ints = _columns(ints, [layout[0] for layout in both], counts)
+    of_floats = _columns(floats, [layout[1] for layout in both], counts)
+    return [some | others for some, others in zip(of_ints, of_floats, strict=True)]
+
+
+def _columns(packed: Tensor, layouts: Sequence[Layout], counts: Sequence[int]) -> list[Table]:
+    values, at = packed.numpy(), 0
+    found: list[Table] = []
+    for layout, count in zip(layouts, counts, strict=True):
+        width = sum(layout.values())
+        table = values[at : at + count * width].reshape(count, width)
+        at += count * width
+        ends = np.cumsum(list(layout.values()))
+        columns = zip(layout, np.split(table, ends[:-1], axis=1), strict=True)
+        found.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
+    return found

@@ -1,0 +1,199 @@
+"""Debugger: stops vLLM's worker inside its sampler, after it has judged and before the result is used."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from specscope.debug.views import NodeView
+from specscope.errors import UserError
+from specscope.remote.gate import Gate
+from specscope.trace.history.history import History, RecentSteps
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import RequestStep, StepRecord
+from specscope.vllm.call import Forced, SamplerCall, on_host
+from specscope.vllm.gathered import read
+from specscope.vllm.node_view import view_node
+from specscope.vllm.v1.forced import force, parse
+from specscope.vllm.v1.here import gather_here
+from specscope.vllm.v1.scores import NONE, Passes
+from specscope.vllm.witness import Witness
+
+KEPT = 2000  # steps that conditions such as tau can look back on
+OTHERS_WAIT = 600.0  # seconds that ranks wait in a collective: NCCL's limit; gloo's is three times as long
+MP_LIMIT, RAY_LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "RAY_CGRAPH_get_timeout"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How long vLLM takes it that a worker does not answer."""
+
+    seconds: float | None  # None: for ever
+    name: str = ""  # of the variable that sets it
+    ranks: int = 1
+
+    @property
+    def hold(self) -> float | None:
+        """How long the worker may stand. Half of it: the clock may have run for the step before as well."""
+        if self.seconds is None:
+            return None
+        return min(self.seconds, OTHERS_WAIT if self.ranks > 1 else self.seconds) / 2
+
+    def describe(self) -> str:
+        """A line for the stop."""
+        if self.hold is None:
+            return "vLLM waits here without a limit: engine and worker are one process"
+        others = f"; {plural(self.ranks - 1, 'other rank')} may wait in a collective" if self.ranks > 1 else ""
+        return (
+            f"vLLM waits here{others}. Its engine gives up after {self.seconds:g} s ({self.name}), "
+            f"so it continues by itself after {self.hold:g} s"
+        )
+
+
+def limit_of(runner: Any) -> Limit:
+    """From vLLM's configuration."""
+    parallel = runner.vllm_config.parallel_config
+    backend, ranks = parallel.distributed_executor_backend, int(parallel.world_size)
+    if backend == "uni":
+        return Limit(None)
+    if parallel.use_ray:
+        return Limit(float(os.environ.get(RAY_LIMIT, "300")), RAY_LIMIT, ranks)
+    from vllm import envs
+
+    return Limit(float(getattr(envs, MP_LIMIT)), MP_LIMIT, ranks)
+
+
+def share(output: Any) -> None:
+    """Let all ranks of a tensor-parallel group go on with the first one's tokens: they may have been forced."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size > 1:
+        group.broadcast(output.sampled_token_ids, src=0)
+
+
+@dataclass
+class HeldDecision:
+    """What stands while the worker waits in its sampler."""
+
+    witness: Witness
+    call: SamplerCall
+    rows: Mapping[str, int]  # in the batch, by request
+    passes: Mapping[int, Passes]  # the drafter's logits, by row
+    has_logprobs: bool  # whether vLLM has computed log probabilities of its own tokens
+
+    @cached_property
+    def here(self) -> SamplerCall:
+        """The call's tensors on the host; the very ones where vLLM runs there."""
+        return on_host(self.call)
+
+    def drafter(self, row: int) -> list[Tensor]:
+        """The drafter's logits [V] for each draft, where it told any."""
+        passes, at = self.passes.get(row, NONE)
+        return [one[at].cpu() for one in passes]
+
+
+class Debugger:
+    """`judged` and `finished` are called on the worker's thread, all else on the debugger's, with the gate's lock."""
+
+    def __init__(self) -> None:
+        self.gate, self.history = Gate("vLLM"), History(limit=KEPT)
+        self.limit = Limit(None)
+        self._decision: HeldDecision | None = None
+        self._untaken = RecentSteps(KEPT)
+
+    def judged(
+        self,
+        witness: Witness,
+        call: SamplerCall,
+        rows: Mapping[str, int],
+        passes: Mapping[int, Passes],
+        *,
+        has_logprobs: bool,
+    ) -> None:
+        """The sampler has judged; vLLM goes on with what the call's output holds when this returns."""
+        with self.gate.lock:
+            if not self.gate.controlled:
+                return
+            witness.settle()
+            record = witness.standing()
+            if record is None:
+                return
+            self.history.append(record)
+            self._decision = HeldDecision(witness, call, rows, passes, has_logprobs)
+            began = time.time_ns()
+            try:
+                self.gate.stand(record, self.limit.hold)
+            finally:
+                self._decision = None
+                witness.phase("debug", began, time.time_ns())
+
+    def finished(self, record: StepRecord) -> None:
+        """A step has ended, and its record is whole. It stops here for what is told only now."""
+        with self.gate.lock:
+            self._untaken.append(record)
+            if not self.gate.is_open:
+                return  # nobody looks: this costs vLLM next to nothing
+            self.catch_up()
+            if self.gate.controlled and (record.finished or record.preempted):
+                self.gate.stand(replace(record, requests=()), self.limit.hold)
+
+    def catch_up(self) -> None:
+        """Take what was told while nobody looked."""
+        for record in self._untaken.take():
+            if self.history.steps and self.history.last_step == record.step:
+                self.history.replace_last(record)
+            else:
+                self.history.append(record)
+
+    # What the debugger asks, done on the worker's thread
+
+    def view(self, part: RequestStep, node: int) -> NodeView:
+        """The distributions where a node was judged. Raises UserError."""
+        view: NodeView = self.gate.ask(lambda: self._view(part, node))
+        return view
+
+    def _view(self, part: RequestStep, node: int) -> NodeView:
+        decision, row = self._at(part)
+        drafter = decision.drafter(row)
+        logits = drafter[node] if node < len(drafter) else None
+        return view_node(decision.here, row, self.history.last_step, part, node, logits)
+
+    def force(self, part: RequestStep, words: Sequence[str]) -> None:
+        """Give a request another outcome than vLLM's. Raises UserError."""
+        self.gate.ask(lambda: self._force(part, words))
+
+    def _force(self, part: RequestStep, words: Sequence[str]) -> None:
+        decision, row = self._at(part)
+        info = self.history.request(part.request).info
+        if part.verdict is None:
+            raise UserError(f"{part.request} draws no token in this step: there is nothing to force")
+        if decision.has_logprobs:
+            raise UserError("a request of this batch asks for logprobs, which vLLM has computed for its own tokens")
+        if info is not None and "structured_outputs" in info.labels:
+            raise UserError(f"{part.request} has structured output: its grammar would not follow a forced token")
+        if part.rule != "standard":
+            raise UserError(f"vLLM judges by the rule {part.rule}: only standard verification can be forced")
+        call, witness = decision.here, decision.witness
+        force(call, row, parse(words, call.forced.get(row, Forced())))
+        if decision.call.output is not call.output:
+            decision.call.output.copy_(call.output)  # type: ignore[union-attr, arg-type]
+        passes = {row: ([logits[None] for logits in decision.drafter(row)], 0)}
+        witness.judge_again(row, read(gather_here(call, passes, full=witness.full).tables())[row])
+        record = witness.standing()
+        assert record is not None
+        self.history.replace_last(record)
+
+    def _at(self, part: RequestStep) -> tuple[HeldDecision, int]:
+        """What stands, and the request's row in it."""
+        if self._decision is None:
+            raise UserError("vLLM stands between two steps, where nothing is judged: next goes to the next decision")
+        if not any(one is part for one in self.history.steps[-1].requests):
+            raise UserError(f"{part.request} is not in step {self.history.last_step}, at which vLLM stands")
+        return self._decision, self._decision.rows[part.request]

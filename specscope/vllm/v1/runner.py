@@ -1,0 +1,188 @@
+"""Hooks in vLLM's V1 model runner: they tell the witness when a step begins, what was judged, and when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from specscope.trace.record.tree import Ints
+from specscope.vllm.call import SamplerCall
+from specscope.vllm.gather import gather
+from specscope.vllm.gathered import Judgements
+from specscope.vllm.hooks import ErrorGuard, wrap
+from specscope.vllm.numbers import NO_INTS
+from specscope.vllm.v1.here import DraftVocabulary, gather_here
+from specscope.vllm.v1.rows import rows_of
+from specscope.vllm.v1.sampler import SamplerHooks
+from specscope.vllm.v1.scores import NONE, DrafterScores, Passes
+from specscope.vllm.witness import BatchPlace, Witness, some_blocks
+
+if TYPE_CHECKING:
+    from specscope.vllm.v1.debugger import Debugger
+
+
+class RunnerHooks:
+    """One for a process. The witness is made with the first step, when the runner knows its model."""
+
+    def __init__(
+        self,
+        guard: ErrorGuard,
+        sampler: SamplerHooks,
+        make_witness: Callable[[Any], Witness | None],
+        debugger: Debugger | None = None,
+        listen: Callable[[Any], None] = lambda _: None,
+        share: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """`listen` opens the debugger's socket, when a runner has been made and before any request.
+
+        `share` gives the sampler's output to the other ranks. All of them call it in each step, whatever went wrong.
+        """
+        self._guard, self._sampler, self._make = guard, sampler, make_witness
+        self._debugger, self._listen, self._share = debugger, listen, share
+        self._witness: Witness | None = None
+        self._scores: DrafterScores | None = None
+        self._vocabulary = DraftVocabulary()
+        self._scheduled: Any = None  # vLLM's SchedulerOutput of the step that runs
+        self._asked = False  # whether a witness was to be made; only one rank has one
+
+    def install(self, module: ModuleType) -> None:
+        """Into vllm.v1.worker.gpu_model_runner."""
+        self._guard.safely(self._install, module.GPUModelRunner)
+
+    def _install(self, runner: type) -> None:
+        if self._debugger is not None:
+            wrap(runner, "__init__", self._init)
+        wrap(runner, "execute_model", self._execute_model)
+        wrap(runner, "_sample", self._sample)
+        wrap(runner, "sample_tokens", self._sample_tokens)
+        wrap(runner, "propose_draft_token_ids", self._propose)
+
+    def _of(self, runner: Any) -> Witness | None:
+        if not self._asked:
+            self._asked = True
+            self._witness = self._guard.safely(self._make, runner)
+            if self._witness is not None:
+                sampled = self._witness.run.speculation.get("draft_sample_method") == "probabilistic"
+                self._scores = DrafterScores(self._guard, sampled=sampled)
+        return None if self._guard.is_off else self._witness
+
+    def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(runner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(runner, *args, **kwargs)
+            self._guard.safely(self._listen, runner)
+
+        return __init__
+
+    def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            witness, began = self._of(runner), time.time_ns()
+            if witness is not None:
+                self._scheduled = scheduler_output
+                self._guard.safely(witness.begin, scheduler_output)
+            output = original(runner, scheduler_output, *args, **kwargs)
+            if witness is not None:
+                witness.phase("forward", began, time.time_ns())
+            return output
+
+        return execute_model
+
+    def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _sample(runner: Any, logits: Any, metadata: Any) -> Any:
+            witness, began = self._witness, time.time_ns()
+            self._sampler.listening = witness is not None and not self._guard.is_off
+            try:
+                output = original(runner, logits, metadata)
+            finally:
+                self._sampler.listening = False
+            if witness is not None:
+                witness.phase("verify", began, time.time_ns())
+                call, self._sampler.call = self._sampler.call, None
+                self._guard.safely(self._judge, witness, runner, call, output)
+            if self._debugger is not None:
+                self._shared(output)
+            return output
+
+        return _sample
+
+    def _shared(self, output: Any) -> None:
+        try:
+            self._share(output)
+        except Exception as error:
+            self._guard.caught("share", error)
+
+    def _judge(self, witness: Witness, runner: Any, call: SamplerCall | None, output: Any) -> None:
+        """The sampler has run, and the runner's batch still is as it was judged."""
+        if call is None or self._scores is None or self._scheduled is None:
+            return
+        there = places(runner, self._scheduled, call.drafted)
+        for place in there:
+            place.match_length = self._scores.match_length(place.name)
+        passes = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
+        read = judge_here if call.logits.device.type == "cpu" else judge_there
+        witness.judged(there, read(call, passes, full=witness.full, vocabulary=self._vocabulary))
+        if self._debugger is not None:
+            rows = {place.name: place.row for place in there}
+            self._debugger.judged(witness, call, rows, passes, has_logprobs=output.logprobs_tensors is not None)
+
+    def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            witness, scores, began = self._witness, self._scores, time.time_ns()
+            if scores is not None:
+                self._guard.safely(scores.begin, runner)
+            drafts = original(runner, *args, **kwargs)
+            if witness is not None and scores is not None:
+                witness.phase("draft", began, time.time_ns())
+                self._guard.safely(lambda: scores.end(list(runner.input_batch.req_ids) if witness.full else ()))
+            return drafts
+
+        return propose_draft_token_ids
+
+    def _sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            output = original(runner, *args, **kwargs)
+            if self._witness is not None:
+                self._witness.phase("commit", 0, time.time_ns())
+            return output
+
+        return sample_tokens
+
+
+def judge_here(
+    call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+) -> Judgements:
+    """Of the rows that `passes` names: what the drafter gave for each. Their tensors lie on the host."""
+    return Judgements([gather_here(call, passes, full=full, vocabulary=vocabulary)])
+
+
+def judge_there(
+    call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+) -> Judgements:
+    """Likewise of tensors on a device, to be read when they have come."""
+    drafter = [passes.get(row, NONE) for row in range(len(call.drafted))]
+    return Judgements([gather(rows_of(call, drafter), full=full)])
+
+
+def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[BatchPlace]:
+    """The requests of V1's batch. With asynchronous scheduling the host counts every draft as accepted at first."""
+    batch, ahead = runner.input_batch, bool(getattr(runner, "use_async_scheduling", False))
+    names = list(batch.req_ids)
+    unfinished = runner.discard_request_mask.np[: len(names)].copy()
+    size = runner.vllm_config.cache_config.block_size
+    found = []
+    for row, name in enumerate(names):
+        if name not in scheduled.num_scheduled_tokens:
+            continue
+        context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
+        blocks, first = _blocks(batch, row, context, count, size, 3 * max(drafted, default=0) if ahead else 0)
+        found.append(BatchPlace(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead))
+    return found
+
+
+def _blocks(batch: Any, row: int, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:
+    """The KV blocks that a step may write to; none where the model has several kinds of cache."""
+    tables = batch.block_table.block_tables
+    return (
+        some_blocks(tables[0].block_table.np[row], context, count, size, behind) if len(tables) == 1 else (NO_INTS, 0)
+    )

@@ -1,0 +1,92 @@
+"""Hooks in vLLM's V1 sampler: they keep references to its tensors while one call of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from specscope.vllm.call import SamplerCall
+from specscope.vllm.hooks import ErrorGuard, wrap
+
+
+class SamplerHooks:
+    """`call` is the rejection sampler's call that runs now, or the last one that ran while `listening`."""
+
+    def __init__(self, guard: ErrorGuard) -> None:
+        self._guard = guard
+        self.listening = False  # set by the runner's hooks around a real step: vLLM also calls the sampler to warm up
+        self.call: SamplerCall | None = None
+        self._cut: Any = None
+
+    def install(self, module: ModuleType) -> None:
+        """Into vllm.v1.sample.rejection_sampler."""
+        self._guard.safely(self._install, module)
+
+    def install_plain(self, module: ModuleType) -> None:
+        """Into vllm.v1.sample.sampler: it samples the bonus token."""
+        self._guard.safely(wrap, module.Sampler, "sample", self._sample)
+
+    def _install(self, module: ModuleType) -> None:
+        self._cut = getattr(module, "apply_top_k_top_p", None)
+        wrap(module.RejectionSampler, "forward", self._forward)
+        wrap(module, "rejection_sample", self._rejection_sample)
+        wrap(module, "generate_uniform_probs", self._keeps_value("coins", copy=True))  # some rules overwrite it
+        wrap(module, "sample_recovered_tokens", self._recovers)
+
+    def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(sampler: Any, metadata: Any, draft_probs: Any, logits: Any, sampling: Any, **kwargs: Any) -> Any:
+            self.call = None
+            if self.listening:
+                self.call = self._guard.safely(SamplerCall.of, metadata, draft_probs, logits, sampling, self._cut)
+            output = original(sampler, metadata, draft_probs, logits, sampling, **kwargs)
+            if self.call is not None:
+                self.call.output = output.sampled_token_ids
+            return output
+
+        return forward
+
+    def _rejection_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The target's logits after every rule are its sixth argument. 0.33's lossy rules write into the drafts."""
+
+        def rejection_sample(*args: Any, **kwargs: Any) -> Any:
+            if self.call is not None:
+                self.call.target_logits = kwargs.get("target_logits", args[5] if len(args) > 5 else None)
+                self.call.bonus_tokens = kwargs.get("bonus_token_ids", args[6] if len(args) > 6 else None)
+            return original(*args, **kwargs)
+
+        return rejection_sample
+
+    def _keeps_value(self, name: str, *, copy: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                value = original(*args, **kwargs)
+                if self.call is not None:
+                    setattr(self.call, name, value.clone() if copy else value)
+                return value
+
+            return wrapped
+
+        return make
+
+    def _recovers(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The normalised target is its sixth argument."""
+
+        def sample_recovered_tokens(*args: Any, **kwargs: Any) -> Any:
+            tokens = original(*args, **kwargs)
+            if self.call is not None:
+                self.call.target_probs = kwargs.get("target_probs", args[5] if len(args) > 5 else None)
+                self.call.recovered = tokens
+            return tokens
+
+        return sample_recovered_tokens
+
+    def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Sampling overwrites the logits that it is given: temperature is applied in place."""
+
+        def sample(sampler: Any, logits: Any, sampling: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.call is not None and self.call.bonus_logits is None and not sampling.all_greedy:
+                self.call.bonus_logits = self._guard.safely(logits.clone)
+            return original(sampler, logits, sampling, *args, **kwargs)
+
+        return sample

@@ -1,0 +1,80 @@
+"""DrafterScores: the logits of V1's drafter for the drafts that the next step judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from specscope.vllm.hooks import ErrorGuard
+
+MOST = 2**27  # bytes of logits that may be kept on a device until the next step; with more, none are
+Passes = tuple[Sequence[Tensor], int]  # the logits [., V] of each of its passes, and a request's row in them
+NONE: Passes = ((), 0)
+
+
+class DrafterScores:
+    """Keeps what the drafter's own model says while it drafts; n-gram and suffix have none."""
+
+    def __init__(self, guard: ErrorGuard, *, sampled: bool) -> None:
+        self._guard, self._sampled = guard, sampled
+        self._passes: list[Tensor] = []
+        self._scored: dict[str, Passes] = {}
+        self._listens = self._drafts = False
+        self._matches: dict[str, int] = {}
+
+    def begin(self, runner: Any) -> None:
+        """The drafter begins to draft for the next step."""
+        if not self._listens:
+            self._listens = True
+            drafter = getattr(runner, "drafter", None)
+            self._listen(getattr(drafter, "model", None))
+            self._listen_to_suffixes(getattr(drafter, "suffix_cache", None))
+        self._passes, self._matches, self._drafts = [], {}, True
+
+    def end(self, names: Sequence[str]) -> None:
+        """It has drafted, for these rows of the batch."""
+        passes, self._passes, self._drafts = self._passes, [], False
+        if len(passes) == 1 and names and len(passes[0]) > len(names):  # a block drafter: all depths in one pass
+            passes = list(passes[0].reshape(len(names), -1, passes[0].shape[1]).unbind(1))
+        fits = all(one.device.type == "cpu" for one in passes) or sum(one.nbytes for one in passes) <= MOST
+        if fits and all(len(one) == len(names) for one in passes):
+            self._scored = {name: (passes, row) for row, name in enumerate(names)}
+
+    def take(self, name: str) -> Passes:
+        """Of a request, once."""
+        return self._scored.pop(name, NONE)
+
+    def match_length(self, name: str) -> int:
+        """Suffix decoding: how many tokens of a request's context were found again; 0 where none, or not known."""
+        return self._matches.get(name, 0)
+
+    def _listen_to_suffixes(self, cache: Any) -> None:
+        original = getattr(cache, "speculate", None)
+        if original is None:
+            return
+
+        def speculate(name: str, *args: Any, **kwargs: Any) -> Any:
+            draft = original(name, *args, **kwargs)
+            self._guard.safely(lambda: self._matches.update({name: int(getattr(draft, "match_len", 0))}))
+            return draft
+
+        cache.speculate = speculate
+
+    def _listen(self, model: Any) -> None:
+        original = getattr(model, "compute_logits", None)
+        if original is None:
+            return
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Any:
+            logits = original(*args, **kwargs)
+            self._guard.safely(self._keep, logits)
+            return logits
+
+        model.compute_logits = compute_logits
+
+    def _keep(self, logits: Any) -> None:
+        """Sampling divides logits by the temperature in place."""
+        if self._drafts and isinstance(logits, Tensor):
+            self._passes.append(logits.clone() if self._sampled else logits)

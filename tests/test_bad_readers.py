@@ -1,0 +1,239 @@
+"""The reader of each kind of value, with every bad spelling: a UserError of one line. test_bad_input.py: the flags."""
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from specscope.bench.datasets import read_dataset
+from specscope.bench.endpoint import base_url
+from specscope.cli.bench import NumberList
+from specscope.cli.debug import over_capture
+from specscope.cli.numbers import real_from, whole_from
+from specscope.cli.options import checked_endpoint
+from specscope.debug.events import EventKind, types_of
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompt_rows import parse_row
+from specscope.engine.prompts import read_prompts
+from specscope.errors import UserError
+from specscope.remote.attached import checked_address
+from specscope.trace.history.expressions import Expression
+from specscope.trace.plan import parse_plan
+from specscope.trace.record.params import PARAM_NAMES, SamplingParams
+from specscope.trace.wire.reading import read_capture
+from specscope.tui.keys import ACTIONS
+from specscope.tui.settings import read_settings
+from tests import bad_inputs as bad
+from tests.support.commands import refused_in_one_line
+
+FLAG = click.Option(["--number"])
+LINES = [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in bad.LINES]
+ROWS = [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in bad.ROWS]
+
+
+def refusal(read, *values):
+    """The one line with which a value is refused; None where it is taken."""
+    try:
+        read(*values)
+    except UserError as error:
+        message = str(error)
+    else:
+        return None
+    assert "\n" not in message
+    assert len(message) < 650, message
+    return message
+
+
+def number(kind):
+    return lambda text: kind.convert(text, FLAG, None)
+
+
+def in_file(read):
+    """A reader of files, given what the file holds."""
+
+    def reads(content):
+        with open("p.jsonl", "wb") as file:
+            file.write(content)
+        return read("p.jsonl")
+
+    return reads
+
+
+def prompts(path):
+    return read_prompts(path, SamplingParams(), raw=False)
+
+
+def settings_of(content):
+    with open("config.toml", "w") as file:
+        file.write(content)
+    read_settings(ACTIONS, Path("config.toml"))
+
+
+def over(first, words=""):
+    """A line of the console over a recording, behind another line."""
+
+    def run(text):
+        commands = over_capture(bad.PLANTED)
+        commands.run(first)
+        commands.run(words + text)
+
+    return run
+
+
+TEXTS = [text for text in bad.CONDITIONS if text and "@" not in text]
+READERS = {
+    "whole number": (number(whole_from(1, 2**40)), bad.NO_NUMBERS + bad.NO_WHOLE + bad.HUGE, "--number must be"),
+    "number": (number(real_from(1e-9, 1e9)), bad.NO_NUMBERS + bad.NO_REAL, "--number must be"),
+    "numbers": (number(NumberList(real_from(0.1, 9))), bad.NO_LISTS, "--number "),
+    "whole numbers": (number(NumberList(whole_from(1, 9))), [*bad.NO_LISTS, *bad.NO_WHOLE], "--number "),
+    "tree": (parse_plan, bad.TREES, ""),
+    "endpoint": (lambda text: checked_endpoint(text, "--flag"), bad.ENDPOINTS, "--flag"),
+    "address": (lambda text: checked_address(text, "--flag"), bad.ADDRESSES, "--flag"),
+    "server": (base_url, [*bad.ENDPOINTS, "http://u:p@x", "x?y"], "address"),
+    "drafter": (lambda text: EngineConfig(drafter=text), bad.DRAFTERS, ""),
+    "layers": (lambda text: EngineConfig(draft_model=text), bad.LAYERS, "self:N"),
+    "stop texts": (lambda texts: SamplingParams(stop=texts), bad.STOPS, "stop"),
+    "prompts": (in_file(prompts), LINES, "p.jsonl, line 3: "),
+    "file of prompts": (in_file(prompts), bad.FILES, "p.jsonl"),
+    "dataset": (in_file(read_dataset), [*LINES, *ROWS], "p.jsonl, line 3: "),
+    "dataset in an array": (in_file(read_dataset), bad.ARRAYS, "p.jsonl"),
+    "file of a dataset": (in_file(read_dataset), bad.FILES, "p.jsonl"),
+    "capture": (in_file(read_capture), bad.FILES, "p.jsonl"),
+    "path of a capture": (read_capture, [".", "./none", "/dev/zero", "/proc/self/mem"], ""),
+    **{
+        f"condition on {kind.value}": (lambda text, kind=kind: Expression(text, types_of(kind)), bad.CONDITIONS, "")
+        for kind in EventKind
+    },
+    "settings": (settings_of, bad.SETTINGS, "config.toml"),
+    "command": (over("break reject"), bad.COMMANDS, ""),
+    "break": (over("next", "break reject if "), bad.CONDITIONS, ""),
+    "until": (over("next", "until "), bad.CONDITIONS, ""),
+    "print": (over("next 4", "print "), TEXTS, ""),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_bad_spelling_is_refused_in_one_line(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    read, values, says = READERS[name]
+    messages = [(ascii(value)[:60], refusal(read, value)) for value in values]
+    assert [value for value, message in messages if message is None] == []  # taken
+    assert [(value, message) for value, message in messages if says not in message] == []
+
+
+def test_good_spellings_are_taken(tmp_path, monkeypatch):
+    """Else a reader that refuses everything would pass."""
+    monkeypatch.chdir(tmp_path)
+    good = {
+        "whole number": ["1", "+12", "007"],
+        "number": ["1", "1.", ".5", "+1e3", "2.5E-3"],
+        "numbers": ["1", "1,2.5"],
+        "whole numbers": ["1,2"],
+        "tree": ["5", "3x4", "[(0,), (1,), (0, 0)]", "dynamic:24,depth=6,top=4", "top:3x4", "sampled:5"],
+        "endpoint": ["http://x:4317", "https://x", "localhost:4317"],
+        "address": ["127.0.0.1:4317", "[::1]:0"],
+        "server": ["http://127.0.0.1:8000/v1"],
+        "drafter": ["ngram", "synthetic:0.9,0.5"],
+        "layers": ["self:2"],
+        "stop texts": [["x"], []],
+        "prompts": [b'{"prompt": "fine"}\n'],
+        "dataset": [b'{"turns": ["fine"]}\n'],
+        "dataset in an array": [b'["x"]'],
+        "path of a capture": [bad.PLANTED],
+        "condition on reject": ["p < 0.5 and depth == 1"],
+        "command": ["info step", "next 2"],
+        "settings": ["theme = 'dark'\nfps = 30\n[keys]\npause = 'f5'\n"],
+        "until": ["step > 2"],
+        "print": ["p @ 0"],
+    }
+    for name, values in good.items():
+        assert [value for value in values if refusal(READERS[name][0], value) is not None] == []
+
+
+def test_good_values_with_a_few_characters_changed():
+    commands = over_capture(bad.PLANTED)
+    for tree, line, condition, command in bad.spoilt(200):
+        refusal(parse_plan, tree)
+        refusal(parse_row, line.encode("utf-8", "surrogatepass"))
+        refusal(commands.run, f"break reject if {condition}")
+        refusal(commands.run, command)
+
+
+# Whatever the text: an answer or a UserError of one line.
+
+
+odd_text = st.text(st.characters(), max_size=60)
+tree_text = st.one_of(odd_text, st.text("0123456789x,()[] -:=dynamictopsled", max_size=40))
+words = st.sampled_from(
+    ["p", "q", "depth", "text", "kind", "'a'", "1", "0.5", "<", "==", "and", "not", "+", "*", "(", ")", "if", "else"]
+)
+condition_text = st.one_of(odd_text, st.lists(words, max_size=12).map(" ".join))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | odd_text,
+    lambda x: st.lists(x) | st.dictionaries(odd_text, x),
+    max_leaves=8,
+)
+
+
+@given(tree_text)
+@example("[(0,), (0, 0)]" * 99)
+def test_any_tree_string(text):
+    refused_in_one_line(parse_plan, text)
+
+
+@given(condition_text, st.sampled_from(EventKind))
+@example("0\n0", EventKind.STEP)
+def test_any_condition(text, kind):
+    names = types_of(kind)
+    expression = refused_in_one_line(Expression, text, names)
+    if expression is not None:
+        some = {name: kind() for name, kind in names.items()}
+        assert expression(some) in (True, False)
+        assert expression(dict.fromkeys(names)) in (True, False)
+
+
+@given(st.dictionaries(st.sampled_from([*sorted(PARAM_NAMES), "prompt", "messages", "label"]), json_values, max_size=4))
+def test_any_json_line(values):
+    row = refused_in_one_line(parse_row, json.dumps(values).encode())
+    if row is not None:
+        params = SamplingParams.from_dict({**SamplingParams().to_dict(), **row.given})
+        json.dumps(params.to_dict()).encode()
+        assert SamplingParams.from_dict(params.to_dict()) == params
+
+
+@given(odd_text)
+def test_any_line_of_a_prompt_file(text):
+    refused_in_one_line(parse_row, text.encode(errors="surrogatepass"))
+
+
+@given(odd_text | st.text("htps:/[]0123456789.x@", max_size=30))
+def test_any_address_and_endpoint(text):
+    refused_in_one_line(checked_address, text, "--listen")
+    refused_in_one_line(checked_endpoint, text, "--otlp-endpoint")
+
+
+names = st.sampled_from(
+    ["break", "tbreak", "watch", "until", "goto", "next", "step", "print", "commands", "ignore", "node", "info"]
+)
+names |= st.sampled_from(
+    ["continue", "reverse-next", "reverse-step", "reverse-continue", "finish", "request", "tree", "where", "check"]
+)
+rest = st.lists(
+    st.sampled_from(
+        ["reject", "step", "if", "p", ">", "0.5", "1", "2", "3", "r0", "99", "x", ";", "goto 0", "continue", "@", ","]
+    )
+    | odd_text,
+    max_size=6,
+).map(" ".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(names, rest).map(" ".join), max_size=12))
+@example(["break reject 0\n0"])
+def test_any_session_over_a_recording(lines):
+    commands = over_capture(bad.PLANTED)
+    for line in lines:
+        refused_in_one_line(commands.run, line)
