@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks.cpu import TOKENS, encode, run_prompts
+from specscope.debug.answers import StopReason
 from specscope.debug.breakpoints import Breakpoints
-from specscope.debug.stops import StopReason
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over

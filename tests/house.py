@@ -11,7 +11,6 @@ MOST_FILES = 20  # of a folder
 CROWDED: dict[str, int] = {
     "specscope/analyze/compare": 22,
     "specscope/cli": 25,
-    "specscope/tui/widgets": 23,
 }
 NAMES: dict[str, int] = {}
 FRAGMENTS: dict[str, int] = {
@@ -30,13 +29,8 @@ FRAGMENTS: dict[str, int] = {
     "specscope/cli/export.py": 1,
     "specscope/cli/numbers.py": 1,
     "specscope/cli/verify.py": 1,
-    "specscope/debug/passive.py": 1,
-    "specscope/debug/show_spans.py": 1,
-    "specscope/debug/show_stop.py": 1,
-    "specscope/debug/stops.py": 1,
     "specscope/envelope.py": 1,
     "specscope/errors.py": 1,
-    "specscope/live/local.py": 1,
     "specscope/model/backend.py": 1,
     "specscope/model/device.py": 1,
     "specscope/model/meta.py": 1,
@@ -70,13 +64,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/trace/wire/schema_method.py": 1,
     "specscope/trace/wire/unfinite.py": 1,
     "specscope/train/attend.py": 1,
-    "specscope/tui/pending.py": 1,
-    "specscope/tui/program.py": 1,
-    "specscope/tui/screens/compare_help.py": 1,
-    "specscope/tui/screens/over.py": 1,
-    "specscope/tui/signals.py": 1,
-    "specscope/tui/widgets/node_facts.py": 1,
-    "specscope/tui/widgets/panel.py": 1,
     "specscope/vllm/launch.py": 1,
     "specscope/vllm/stat_logger.py": 1,
     "specscope/watch/told.py": 1,

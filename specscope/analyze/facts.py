@@ -17,6 +17,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.trace.words import DRAWN
 
 BLOCK = 16  # where the capture does not say
 MOST_REQUESTS = 200  # with more of them, none is a condition
@@ -88,7 +89,7 @@ class _Step:
             "outcome": _outcome(verdict, node),
             "node": node,
             "siblings": len(tree.children(above)),
-            "drawn": Drawn(int(tree.drawn[node])).name.lower().replace("_", " "),
+            "drawn": DRAWN[Drawn(int(tree.drawn[node]))],
             "drafted by": (part.method.source_of(node) if part.method is not None else "") or part.drafter,
             "position of the node": position,
             "position of the node in its block": position % self.block_size,

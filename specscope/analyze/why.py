@@ -19,8 +19,9 @@ from specscope.trace.history.undrafted import Undrafted, count_undrafted, undraf
 from specscope.trace.history.why import Asker, headline, wanted, why, why_step
 from specscope.trace.history.wording import plural, quoted
 from specscope.trace.record.privacy import NO_TOKEN
-from specscope.trace.record.records import Outcome, RequestStep
+from specscope.trace.record.records import Outcome, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable
+from specscope.trace.words import StepFacts
 
 SHOWN = 5  # kinds of a run
 
@@ -118,7 +119,7 @@ def why_part(history: History, request: RequestHistory, index: int, node: int | 
         raise UserError(f"there is no node {node} in {name}; there are: {known}")
     sentences = why_step(history.steps[position], part, asker) if node is None else why(part, node, asker)
     about = node if node is not None else ended_by(part)
-    evidence = {} if part.verdict is None else _evidence(part, about, history.vocabulary)
+    evidence = {} if part.verdict is None else _evidence(history, history.steps[position], part, about)
     typical = () if part.verdict is None else Typical(lambda: history)(part, about)
     reference = Reference(request.id, index, history.steps[position].step, node)
     return NodeAnswer(reference, tuple(sentences), typical, evidence)
@@ -168,9 +169,9 @@ def _example(history: History, kind: RejectionKind) -> str:
     return headline(part, ended_by(part), Asker.of(history, reference.request))
 
 
-def _evidence(part: RequestStep, node: int, vocabulary: Vocabulary) -> dict[str, Any]:
+def _evidence(history: History, record: StepRecord, part: RequestStep, node: int) -> dict[str, Any]:
     """The numbers that the sentences are made of."""
-    verdict, place = part.verdict, above(part, node)
+    verdict, place, vocabulary = part.verdict, above(part, node), history.vocabulary
     assert verdict is not None
     target = wanted(place)
     values: dict[str, Any] = {
@@ -183,14 +184,14 @@ def _evidence(part: RequestStep, node: int, vocabulary: Vocabulary) -> dict[str,
     }
     if node == len(part.tree):
         final = place.of_token(verdict.token)
-        kind = {"kind": verdict.kind.value, "final_p": verdict.final_p, "coin": verdict.final_coin or None}
-        return {**values, "final": {**_token(final, vocabulary), **kind}}
-    outcome = Outcome(int(verdict.outcome[node]))
+        facts = StepFacts(record, part.request, part, history)
+        drawn = {"kind": facts["kind"], "final_p": facts["final_p"], "coin": facts["final_coin"] or None}
+        return {**values, "final": {**_token(final, vocabulary), **drawn}}
+    outcome, facts = Outcome(int(verdict.outcome[node])), StepFacts(record, part.request, part, history, node)
     drafted: dict[str, Any] = {**_token(place.of_node(node), vocabulary), "outcome": outcome.name.lower()}
     if outcome is not Outcome.UNTRIED:
-        drafted["p_tried"], drafted["q_tried"] = float(verdict.p_trial[node]), float(verdict.q_trial[node])
-        drafted["a"] = float(verdict.accept_prob[node])
-        drafted["coin"] = float(verdict.coin[node]) or None
+        drafted |= {name: facts[name] for name in ("p_tried", "q_tried", "a")}
+        drafted["coin"] = facts["u"] or None
     return {**values, "drafted": drafted}
 
 

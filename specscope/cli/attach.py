@@ -17,7 +17,7 @@ def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> Non
         raise UserError(f"--listen {address}: there is no next port for HTTP: give --http-port too")
     need_terminal(f"specscope tui --web --listen {address}")
     with ends_at_once():
-        from specscope.tui.program import run_app
+        from specscope.tui.app import run_app
 
         attached = Attached(host, port, http_port if http_port is not None else (port + 1 if port else 0))
     viewer = Viewer(control=attached)

@@ -315,7 +315,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
     from specscope.trace.wire.reading import CaptureReader, split_reference
 
     with ends_at_once():
-        from specscope.tui.program import run_app
+        from specscope.tui.app import run_app
 
         file, start = split_reference(file)
         reader = CaptureReader(file, others_alone=True)

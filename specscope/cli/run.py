@@ -48,7 +48,7 @@ def run_live(
         worker.news.append(Notice(line))
 
     with ends_at_once():
-        from specscope.tui.program import run_app
+        from specscope.tui.app import run_app
 
         worker = Worker(config, specs, params, **how, on_ready=open_outputs, paused=paused)
     viewer, ending = Viewer(control=worker), threading.Lock()

@@ -26,7 +26,7 @@ def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -
         )
     need_terminal("specscope serve without --screen")
     with ends_at_once():
-        from specscope.tui.program import run_app
+        from specscope.tui.app import run_app
 
         attached = Attached("127.0.0.1", 0, 0)
     viewer = Viewer(control=attached)

@@ -178,7 +178,7 @@ def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> in
 
     need_terminal("specscope vllm --capture FILE -- ...")
     with ends_at_once():
-        from specscope.tui.program import run_app
+        from specscope.tui.app import run_app
 
         attached = Attached("127.0.0.1", 0, 0)
     viewer = Viewer(control=attached)

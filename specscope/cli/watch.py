@@ -147,7 +147,7 @@ def numbered(path: str, number: int) -> str:
 def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
     """On a screen, until the user leaves."""
     from specscope.debug.viewer import Viewer
-    from specscope.tui.program import run_app
+    from specscope.tui.app import run_app
     from specscope.watch.control import Watched
 
     control = Watched(watching, seconds)

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.events import Event, EventKind, events, types_of
-from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history.expressions import Expression

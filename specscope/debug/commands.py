@@ -9,16 +9,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from specscope.debug import show
-from specscope.debug.answers import Answer, Stopped
+from specscope.debug.answers import Answer, Stop, Stopped, StopReason
 from specscope.debug.command_table import COMMANDS, find, help_all, help_of
 from specscope.debug.events import EventKind, types_of
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.point_commands import PointCommands
 from specscope.debug.session import Session
-from specscope.debug.show_spans import spans
-from specscope.debug.show_stop import place_text, why_text
-from specscope.debug.stops import Stop, StopReason
+from specscope.debug.show import place_text, spans, why_text
 from specscope.debug.views import NodeView, view_text
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
@@ -33,7 +31,7 @@ MOST_COUNT = 10**9
 
 
 class WhatIf:
-    """What `fork` and `node` need; a live engine has one (live/whatif.py)."""
+    """What `fork` and `node` need; a live engine has one (live/local.py)."""
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """Run a fork and compare it with the original. Raises UserError."""

@@ -17,7 +17,7 @@ TEXT = 300  # characters of each side's output that are shown
 
 @dataclass(frozen=True)
 class Forked:
-    """Two runs, to be compared. Filled by live/whatif.py."""
+    """Two runs, to be compared. Filled by live/local.py."""
 
     request: str
     index: int  # the request's step from which both run

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count as counting
 
+from specscope.debug.answers import Stop, StopReason
 from specscope.debug.breakpoints import Breakpoints, step_condition, step_evidence
 from specscope.debug.stepper import Steppable, Stepper
-from specscope.debug.stops import Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.history.expressions import Expression
 from specscope.trace.history.history import History, RequestHistory

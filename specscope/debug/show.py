@@ -1,4 +1,4 @@
-"""What the debugger says about a step, as plain text."""
+"""What the debugger says about a step, about spans, and about why a run stopped, as plain text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
+from specscope.trace.history import timeline
 from specscope.trace.history.at_parent import AtParent, above
 from specscope.trace.history.decided import decision_text, ended_by
 from specscope.trace.history.draw import draw_tree
+from specscope.trace.history.history import History
+from specscope.trace.history.timeline import SpanTimeline
 from specscope.trace.history.why import Asker, why_step
 from specscope.trace.history.why import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
@@ -18,10 +22,14 @@ from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo
 from specscope.trace.record.trace_sampling import LeftOut
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.request_words import request_row
-from specscope.trace.words import FLIPS, NEAR_TIE, NODE, node_rows
+from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeliest, node_rows
 
 TAIL = 12  # tokens of the context that are shown
 FED = 12  # rows that fed a head, likewise
+MOST = 200  # rows of spans
+NAME = 40  # characters of a span's name
+NOTHING_LEFT = "nothing is left to run"
+AT_THE_END = f"{NOTHING_LEFT} after the last step: run starts again from the first, goto start goes there"
 
 
 def where(session: Session) -> str:
@@ -87,13 +95,12 @@ def node(session: Session, number: int) -> str:
 
 def _likeliest(session: Session, place: AtParent) -> list[str]:
     """The likeliest tokens of target and drafter at a place, as the record has them."""
-    rows = (("target, raw", place.likeliest), ("drafter", place.drafters_likeliest))
     show = session.history.vocabulary.show
-    return [
+    lines = [
         f"{name}: " + ", ".join(f"{show(top.token)} {probability(top.prob)}" for top in tokens)
-        for name, tokens in rows
-        if tokens
+        for name, tokens in likeliest(place)
     ]
+    return [*lines, *about_likeliest(place, show)]
 
 
 def begun(session: Session) -> str:
@@ -262,3 +269,76 @@ def names(session: Session) -> str:
     """The fields that conditions can use."""
     width = max(map(len, NODE))
     return "\n".join(f"{name:<{width}}  {field.about}" for name, field in NODE.items())
+
+
+def spans(session: Session) -> str:
+    """The current request's spans with those of other services in its trace; without a request, each trace."""
+    history, request = session.history, session.current_request
+    if request is not None:
+        shown = [timeline.of_request(history, request)]
+    else:
+        shown = [timeline.of_trace(history, trace) for trace in timeline.other_traces(history)]
+    lines = [line for one in shown for line in _table(one)]
+    more = len(lines) - MOST
+    lines = [*lines[:MOST], *([f"… and {more:,} more lines: the screen shows all (w)"] if more > 0 else [])]
+    return "\n".join(lines) or f"{timeline.NOTHING} {timeline.NO_OTHERS}"
+
+
+def _table(shown: SpanTimeline) -> list[str]:
+    """Notes, and a line a row: name, service, start and time taken in milliseconds."""
+    names = ["  " * min(row.depth, 8) + row.name for row in shown.rows]
+    wide = min(max(map(len, names), default=0), NAME)
+    service = max((len(row.service) for row in shown.rows), default=0)
+    lines = [shown.title, *shown.notes]
+    if shown.rows:
+        lines.append(f"  {'name':<{wide}}  {'service':<{service}}  {'start ms':>10}  {'took ms':>10}")
+    for row, name in zip(shown.rows, names, strict=True):
+        start, took = (row.start_ns - shown.start_ns) / 1e6, row.took_ns / 1e6
+        name = name if len(name) <= wide else name[: wide - 1] + "…"
+        early = f"  begins {row.early_ns / 1e6:,.1f} ms before its parent" if row.early_ns else ""
+        lines.append(f"  {name:<{wide}}  {row.service:<{service}}  {start:>10,.2f}  {took:>10,.2f}{early}")
+    return lines
+
+
+def why_text(stop: Stop) -> str:
+    """Why the run stopped; empty where the place itself says it."""
+    match stop.reason:
+        case StopReason.BREAKPOINT:
+            return "\n".join(map(hit_text, stop.hits))
+        case StopReason.PHASE:
+            return f"{stop.phase or 'nothing'} done, of step {stop.step}"
+        case StopReason.UNTIL:
+            return f"{stop.condition} holds for {printable(stop.request)}"
+        case StopReason.FINISHED:
+            return f"{printable(stop.request)} has ended"
+        case StopReason.END:
+            return NOTHING_LEFT if stop.moved or stop.step < 0 else AT_THE_END
+        case StopReason.START:
+            return "the first step: no breakpoint before" if stop.step >= 0 else ""
+        case StopReason.INTERRUPTED:
+            return "interrupted"
+        case StopReason.STEP:
+            return ""
+
+
+def hit_text(hit: BreakpointHit) -> str:
+    """Which breakpoint, and at what, in a line."""
+    node = "" if hit.node is None else f", node {hit.node}"
+    return f"breakpoint {hit.number} ({hit.text}) at step {hit.step}, {printable(hit.request)}{node}"
+
+
+def place_text(stop: Stop, session: Session) -> str:
+    """Where the run stopped, as the session stands: its step, request and node; within a step, what there is of it."""
+    return begun(session) if stop.reason is StopReason.PHASE else where(session)
+
+
+def stop_text(stop: Stop, history: History) -> str:
+    """Why and where an engine in another process stopped, by its history here."""
+    at = history.position_of(stop.step)
+    if at is None:
+        return why_text(stop)
+    session = Session(history, position=at)
+    if stop.hits:
+        session.request, session.node = stop.hits[0].request, None
+        session.node = stop.hits[0].node
+    return "\n".join(text for text in (why_text(stop), where(session)) if text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from specscope.debug.answers import Stop, StopReason
 from specscope.debug.breakpoints import Breakpoints
-from specscope.debug.stops import Stop, StopReason
 from specscope.trace.history.history import KEPT, History
 from specscope.trace.record.records import StepRecord
 

@@ -23,6 +23,8 @@ from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 
+NOTICES = 100  # that wait to be shown
+
 
 class Control(Protocol):
     """What a screen can ask of an engine: one in a worker process, or one elsewhere that can only be watched."""
@@ -277,3 +279,47 @@ class Viewer:
         """Follow the newest step."""
         self.position = len(self.history.steps) - 1
         self.follow, self._before_first = True, False
+
+
+class Passive:
+    """Refuses every command with a notice. What it shows, and when it ends, is left to subclasses."""
+
+    obeys = False
+
+    def __init__(self) -> None:
+        self.news: deque[News] = deque(maxlen=NOTICES)  # notices alone: it is asked nothing
+        self.points: tuple[BreakpointInfo, ...] = ()  # an engine elsewhere has no debugger here
+        self.forked: Forked | None = None
+        self.node_view: NodeView | None = None
+        self.error = ""
+
+    def _refuse(self) -> None:
+        self.news.append(Notice("this engine runs elsewhere: it can be watched, but not controlled"))
+
+    def pause(self) -> None:
+        """Not possible from here."""
+        self._refuse()
+
+    def resume(self) -> None:
+        """Not possible from here."""
+        self._refuse()
+
+    def step(self) -> None:
+        """Not possible from here."""
+        self._refuse()
+
+    def debug(self, line: str) -> None:
+        """Not possible from here; the viewer looks through the history instead."""
+        self._refuse()
+
+    def look(self, step: int, request: str, node: int | None) -> None:
+        """Not possible from here."""
+        self._refuse()
+
+    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
+        """Not possible from here."""
+        self._refuse()
+
+    def cancel(self, request: str) -> None:
+        """Not possible from here."""
+        self._refuse()

@@ -11,8 +11,8 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.engine.request import Request
 from specscope.errors import UserError
+from specscope.live.local import EngineWhatIf
 from specscope.live.start import start_engine
-from specscope.live.whatif import EngineWhatIf
 from specscope.speculate.tokens import Tokens
 from specscope.trace.record.privacy import NO_TOKEN
 

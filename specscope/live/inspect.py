@@ -23,7 +23,7 @@ from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
 from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
-from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual
+from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual, rejected
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.ratios import ratios
 from specscope.trace.record.params import SamplingParams
@@ -213,13 +213,11 @@ def _left(seen: PartTensors, above: int, p: Distribution, before: int | None = N
     for child in tree.children(above):
         if child == before:
             break
-        token, drawn = int(tree.token[child]), tree.drawn[child]
-        if q is None or drawn == Drawn.DETERMINISTIC:
-            left, _ = left.reject(token, None)
+        drawn, scale = tree.drawn[child], 1.0 if ahead is None or q is None else float(ahead[child])
+        if drawn == Drawn.DETERMINISTIC:  # all of q is on it, whatever its siblings were drawn from
+            left, _, _ = rejected(left, None, int(tree.token[child]), gone=False)
             continue
-        left, _ = left.reject(token, q, 1.0 if ahead is None else float(ahead[child]))
-        if drawn == Drawn.WITHOUT_REPLACEMENT:
-            q = q.without(token)
+        left, q, _ = rejected(left, q, int(tree.token[child]), gone=drawn == Drawn.WITHOUT_REPLACEMENT, scale=scale)
     return left, q
 
 

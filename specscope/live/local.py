@@ -1,20 +1,39 @@
-"""A debugger's session over an engine in this process."""
+"""The debugger over an engine in this process: sessions, and the commands that need the engine: looks and forks."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from specscope.debug.breakpoints import Breakpoints
-from specscope.debug.commands import Commands
+from specscope.debug.command_table import FORK_PARAMS
+from specscope.debug.commands import Commands, WhatIf
+from specscope.debug.forked import Forked
+from specscope.debug.kv_check import KVCheck
 from specscope.debug.session import Session
+from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import PromptSpec
+from specscope.engine.request import Request
+from specscope.engine.scheduler import TOO_SMALL
+from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
+from specscope.live.check_kv import check_kv
+from specscope.live.fork import forked
+from specscope.live.inspect import view_begun, view_earlier, view_last
 from specscope.live.start import start_engine
-from specscope.live.whatif import EngineWhatIf
+from specscope.trace.changes import Changes
+from specscope.trace.checked import short, whole
 from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import FinishReason, RequestStep, StepRecord
+from specscope.trace.record.rules import MATCH
+
+USAGE = "write NAME=VALUE, such as temperature=0.7; help fork lists every NAME"
 
 
 def session_over(engine: Engine, breakpoints: Breakpoints | None = None) -> Session:
@@ -39,3 +58,181 @@ def live_commands(
     for spec in specs:
         engine.add_spec(spec)
     return commands
+
+
+class EngineWhatIf(WhatIf):
+    """Over one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    # Looking
+
+    def view(self, session: Session, node: int | None) -> NodeView:
+        """Distributions in the session's step, of the one that was begun where there is one."""
+        record, part = session.record, session.part
+        if session.phase and part is not None:
+            return view_begun(self.engine, part.request, node)
+        if record is None or part is None:
+            raise UserError("nothing has run yet")
+        if not any(one is part for one in record.requests):
+            raise UserError(f"{part.request} was not in step {record.step}: use goto to reach one of its steps")
+        return self._view(session, record, part, node)
+
+    def look(self, session: Session, step: int, request: str, node: int | None) -> NodeView:
+        """The same for any step on the engine's path, wherever the engine is."""
+        at = session.history.position_of(step)
+        record = None if at is None else session.history.steps[at]
+        part = next((one for one in record.requests if one.request == request), None) if record is not None else None
+        if record is None or part is None:
+            raise UserError(f"{request} in step {step} is not part of what the engine has run")
+        return self._view(session, record, part, node)
+
+    def _view(self, session: Session, record: StepRecord, part: RequestStep, node: int | None) -> NodeView:
+        if self.engine.last is not None and self.engine.last.record is record:
+            return view_last(self.engine, part, node)
+        return view_earlier(self.engine, session.history.requests[part.request], record.step, part, node)
+
+    def check_kv(self, session: Session) -> KVCheck:
+        """The current request's cached KV beside KV computed afresh."""
+        request = session.current_request
+        if request is None:
+            raise UserError("nothing has run yet: no KV is cached")
+        return check_kv(self.engine, request.id)
+
+    # Forks
+
+    def fork(self, session: Session, words: Sequence[str]) -> Forked:
+        """Run the current request from its step again with the changes, and compare with the record."""
+        part = session.part
+        if part is None:
+            raise UserError("nothing has run yet: there is no step to fork from")
+        request = self._request(part.request)
+        changes, tokens = self._parse(words, part)
+        forced = bool(changes.outcomes or changes.coins or changes.tokens)
+        if forced and part.verdict is None:
+            raise UserError(f"step {part.index} of {part.request} is a prefill chunk: it draws no token to change")
+        changed = self._run(request, part, changes, tokens)
+        recorded = session.history.requests[part.request]
+        known = [s for s in recorded.steps if s.index >= part.index and s.verdict is not None]
+        note = ""
+        if recorded.end is None and sum(s.emitted for s in known) < tokens:  # the run has not come so far yet
+            again = self._run(request, part, Changes(), tokens)
+            alike = [(a.output(), b.output()) for a, b in zip(known, again, strict=False)]
+            if any(a != b for a, b in alike):
+                note = "without changes the second run also differs from the record: the changes may not be the cause"
+            known += again[len(known) :]
+        index = known[0].index if known else part.index
+        dtype = self.engine.run_info.dtype
+        both = Forked(
+            part.request, index, changes.describe(), _upto(known, tokens), changed, tokens, dtype, forced, note
+        )
+        return both if note else replace(both, explained=self._explained(both, request, changes))
+
+    def _explained(self, both: Forked, request: Request, changes: Changes) -> str:
+        """Which of the changes explain where the two part, in words. A value that was given again changes nothing."""
+        config = self.engine.config
+        engine = {name: value for name, value in changes.engine.items() if str(getattr(config, name)) != value}
+        after = replace(request.params, **changes.params)
+        steps = (*both.original, *both.fork)
+        lossless = not any(step.lossy or (step.verdict is not None and len(step.verdict.forced)) for step in steps)
+        ended = both.same >= min(map(len, both.outputs))
+        return replace(changes, engine=engine).explaining(request.params, after, lossless=lossless, ended=ended)
+
+    def _request(self, name: str) -> Request:
+        timeline = self.engine.timeline
+        known = timeline.arrivals() if timeline is not None else ()
+        found = self.engine.requests.get(name) or next((r for r in known if r.id == name), None)
+        if found is None:
+            raise UserError(f"{name} was added before debugging started, so it cannot be forked")
+        return found
+
+    def _run(self, request: Request, part: RequestStep, changes: Changes, tokens: int) -> tuple[RequestStep, ...]:
+        """The steps of a fork. Raises UserError where it cannot go on."""
+        steps: list[RequestStep] = []
+        with forked(self.engine, request, part, changes) as beside:
+            while beside.busy and sum(step.emitted for step in steps) < tokens:
+                record = beside.step()
+                steps += [step for step in record.requests if step.verdict is not None]
+                failed = next((end.error for end in record.finished if end.reason is FinishReason.ERROR), "")
+                made = plural(sum(step.emitted for step in steps), "token")
+                if failed == TOO_SMALL:
+                    raise UserError(f"the fork ran out of KV blocks after {made}: raise --kv-memory")
+                if failed:
+                    raise UserError(f"the fork ended after {made}: {failed}")
+        return tuple(steps)
+
+    def _parse(self, words: Sequence[str], part: RequestStep) -> tuple[Changes, int]:
+        """NAME=VALUE words as changes, and how many tokens to run."""
+        position = part.context_len + part.prefill_tokens
+        found: dict[str, Any] = {"params": {}, "engine": {}, "outcomes": {}, "coins": {}, "tokens": {}}
+        tokens, drop, tail = 64, 0, None
+        for word in words:
+            name, sign, value = word.partition("=")
+            if not sign or not value:
+                raise UserError(f"{short(word)}: {USAGE}")
+            if name in ("drafter", "tree", "draft_model", "rule"):
+                found["engine"][name] = value
+            elif name in ("accept", "reject"):
+                found["outcomes"][position, self._node(value, part)] = name == "accept"
+            elif name == "coin":
+                node, _, coin = value.partition(":")
+                found["coins"][position, self._node(node, part)] = _number(name, coin, 0, 1)
+            elif name == "token":
+                found["tokens"][position] = int(_number(name, value, 0, self.engine.runner.loaded.vocab_size - 1))
+            elif name == "tokens":
+                tokens = int(_number(name, value, 1, 100_000))
+            elif name == "drop":
+                drop = int(_number(name, value, 0, position))
+            elif name == "tail":
+                tail = list(self.engine.tokenizer(value, add_special_tokens=False)["input_ids"])
+            else:
+                found["params"][name] = self._parameter(name, value)
+        self._check_coins(found, part)
+        if drop or tail:
+            found["tail"] = (drop, tail or [])
+        return Changes(**found), tokens
+
+    def _check_coins(self, found: dict[str, Any], part: RequestStep) -> None:
+        """Under match the children of a node have one coin, the first one's. Raises UserError for another."""
+        if found["engine"].get("rule", self.engine.config.rule) != MATCH:
+            return
+        for _, node in found["coins"]:
+            first = part.tree.children(int(part.tree.parent[node]))[0]
+            if node != first:
+                raise UserError(f"under match siblings share the coin of node {first}: write coin={first}:COIN")
+
+    def _node(self, text: str, part: RequestStep) -> int:
+        number = whole(text)
+        if number is None or number >= len(part.tree):
+            raise UserError(
+                f"there is no node {text[:20]}: this step has {plural(len(part.tree), 'node')}, numbered from 0"
+            )
+        return number
+
+    def _parameter(self, name: str, text: str) -> Any:  # noqa: ANN401
+        if name not in FORK_PARAMS:
+            raise UserError(f"a fork cannot change {short(name)}: {USAGE}")
+        exact = whole(text)  # a large seed is no float
+        return _number(name, text, float("-inf"), float("inf")) if exact is None else exact
+
+
+def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:
+    """The steps that make so many tokens."""
+    made, kept = 0, []
+    for step in steps:
+        if made >= tokens:
+            break
+        kept.append(step)
+        made += step.emitted
+    return tuple(kept)
+
+
+def _number(name: str, text: str, least: float, most: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise UserError(f"{name}={text[:40]}: give a number") from None
+    if not (math.isfinite(number) and least <= number <= most):
+        raise UserError(f"{name}={text[:40]}: give a number between {least:g} and {most:g}")
+    return number

@@ -9,8 +9,7 @@ import threading
 from collections import Counter, deque
 
 from specscope.debug.answers import Notice
-from specscope.debug.passive import Passive
-from specscope.debug.viewer import Viewer
+from specscope.debug.viewer import Passive, Viewer
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.remote.listener import ENGINES, Listening, OtherUpdate, RunUpdate, Unreadable, listen

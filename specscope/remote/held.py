@@ -10,12 +10,11 @@ from dataclasses import replace
 from itertools import count as counting
 from typing import Protocol
 
-from specscope.debug.answers import Answer
+from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.commands import Commands, WhatIf
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck
 from specscope.debug.session import Session
-from specscope.debug.stops import Stop, StopReason
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.remote.gate import Gate

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specscope.debug.answers import Stop, StopReason
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
-from specscope.debug.stops import Stop, StopReason
 from specscope.remote.debug_server import DebugServer
 from specscope.serve.engine_thread import EngineThread
 from specscope.trace.history.history import KEPT, History, RecentSteps
@@ -81,7 +81,7 @@ class ServedCommands(Commands):
     """A debugger's lines, each run on the engine's thread."""
 
     def __init__(self, debugger: ServedDebugger) -> None:
-        from specscope.live.whatif import EngineWhatIf
+        from specscope.live.local import EngineWhatIf
 
         engine = debugger.thread.engine
         vocabulary = Vocabulary() if debugger.privacy else engine.vocabulary

@@ -6,15 +6,15 @@ read from the records. A WordRow is a fact as people read it: its label and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from specscope.trace.history.at_parent import AtParent, above, draft_ps, end, is_deterministic
+from specscope.trace.history.at_parent import AtParent, TopToken, above, draft_ps, end, is_deterministic
 from specscope.trace.history.decided import BELOW, coin_sign, p_tried, q_tried
 from specscope.trace.history.history import History
-from specscope.trace.history.wording import about_draft, probability
+from specscope.trace.history.wording import about_draft, ordinal, probability
 from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.record.records import Outcome, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.rules import ABOUT
@@ -23,8 +23,8 @@ from specscope.trace.record.vocabulary import printable, token_id
 
 DRAWN = {
     Drawn.DETERMINISTIC: "deterministic",
-    Drawn.WITHOUT_REPLACEMENT: "sampled, not replaced",
-    Drawn.WITH_REPLACEMENT: "sampled",
+    Drawn.WITHOUT_REPLACEMENT: "without replacement",
+    Drawn.WITH_REPLACEMENT: "with replacement",
 }
 NEAR_TIE = "near tie"
 FLIPS = "rounding could flip"
@@ -408,6 +408,24 @@ def _margin(margin: float, near: bool) -> list[WordRow]:
         return [WordRow("margin", "margin", margin, f"{margin:.1e}: a {NEAR_TIE}: {FLIPS} it", odd=True)]
     text = f"{margin:.2g} in probability from the other outcome"
     return [WordRow("margin", "margin", margin, text)] if margin < 1 else []
+
+
+def likeliest(place: AtParent) -> list[tuple[str, Sequence[TopToken]]]:
+    """The likeliest tokens of target and drafter at a place, under a name; of each where they are recorded."""
+    both = (("target's likeliest, raw", place.likeliest), ("drafter's likeliest", place.drafters_likeliest))
+    return [(name, tokens) for name, tokens in both if tokens]
+
+
+def about_likeliest(place: AtParent, show: Shown) -> list[str]:
+    """Where the target's first choice is for the drafter, and how much of its mass the drafter cannot draft."""
+    if not place.likeliest or not place.drafters_likeliest:
+        return []
+    first, lines = place.of_token(place.likeliest[0].token), []
+    if first.draft_rank:
+        lines.append(f"{show(first.token)} is the drafter's {ordinal(first.draft_rank)} choice")
+    if place.outside:
+        lines.append(f"{probability(place.outside)} of the target's mass is outside the draft vocabulary")
+    return lines
 
 
 def how_drawn(tree: DraftTree) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult, SystemCommand
@@ -15,28 +15,28 @@ from textual.timer import Timer
 from specscope.analyze.why import Typical
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
+from specscope.lifetime import Lifetime
 from specscope.tui.governor import FrameGovernor
-from specscope.tui.keys import ASKING, KEYS, bindings, label
+from specscope.tui.keys import ACTIONS, ASKING, KEYS, bindings, label
 from specscope.tui.look import Look
-from specscope.tui.pending import Pending
+from specscope.tui.screens.dialogs import Dialogs, Lists
 from specscope.tui.screens.moves import Moves
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import MAIN, Hints, Over
+from specscope.tui.screens.overlays import Overlays
 from specscope.tui.screens.request_view import TimelinePanel
-from specscope.tui.settings import Settings
-from specscope.tui.text import clean
+from specscope.tui.settings import Settings, read_settings
+from specscope.tui.shell import Shell, run_to_the_end
+from specscope.tui.standing import Standing
 from specscope.tui.widgets.bars import Banner, StatusBar
-from specscope.tui.widgets.hints import MAIN, Hints
 from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.lengths import LengthsPanel
+from specscope.tui.widgets.lines import Panel
 from specscope.tui.widgets.output import OutputPanel
-from specscope.tui.widgets.panel import Panel
-from specscope.tui.widgets.prompt import Talk
 from specscope.tui.widgets.rates import RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 from specscope.tui.widgets.tree import TreePanel
 
-NOTICE_LINES = 6  # of a notice, at most
 READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
@@ -44,7 +44,7 @@ PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay t
 COUNTED = 4000  # engine steps up to which a run is counted while somebody waits
 
 
-class ScopeApp(Moves):
+class ScopeApp(Shell):
     """Shows `viewer.history` at `viewer.position`; keys move the viewer, a timer lets it take in what is new."""
 
     TITLE = "specscope"
@@ -63,16 +63,14 @@ class ScopeApp(Moves):
         self.viewer = viewer
         viewer.typical = Typical(lambda: viewer.history, COUNTED)
         self.scope_title = title
-        self.reference = reference
         self._start = start  # REQUEST@STEP[/NODE] to begin at, as soon as it has been read
         self.governor = FrameGovernor(self.settings.fps)
-        self.current: str | None = None
-        self.pooled = True
-        self.playing = False
-        self.talk = Talk()
-        self.pending = Pending()
+        self.standing = Standing(viewer, self.look, self.say, reference)
+        self.overlays = Overlays(self, self.standing, self._look)
+        dialogs = Dialogs(self, self.standing, self.overlays.hear)
+        self.moves = Moves(self.standing, self._names)
+        self.take_actions(Lists(self, self.say), dialogs, self.moves, self.overlays)
         self.lost = ""
-        self._picked = False  # whether the request was picked by hand
         self._due = 0.0  # when a playing replay moves on
         self._timer: Timer | None = None
         self._panels: tuple[Panel, ...] = ()
@@ -105,6 +103,7 @@ class ScopeApp(Moves):
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
+        self.ready()
         self._begin_at()
         self.governor.start()
         self._wait()
@@ -125,7 +124,7 @@ class ScopeApp(Moves):
         if self.viewer.reading and not self.lost:
             self.governor.start()  # reading is no frame, and there is no engine to spare
             self._timer = self.set_timer(READING, self._tick)
-        elif self.viewer.control is not None or self.playing:
+        elif self.viewer.control is not None or self.standing.playing:
             self._timer = self.set_timer(self.governor.tick(), self._tick)
 
     def _tick(self) -> None:
@@ -147,12 +146,12 @@ class ScopeApp(Moves):
         except UserError as error:
             if self.viewer.reading:
                 return
-            self._say(str(error))
+            self.say(str(error))
         else:
-            self.current, self._picked = request.id, True
-            self._goto(position)
+            self.standing.current, self.standing.picked = request.id, True
+            self.standing.goto(position)
             if place.node is not None:
-                self.run_worker(self.action_step_at(position, place.node))
+                self.run_worker(self.overlays.action_step_at(position, place.node))
         self._start = ""
 
     def _poll(self) -> None:
@@ -162,18 +161,18 @@ class ScopeApp(Moves):
             self.viewer.poll()
             while self.viewer.news:
                 news = self.viewer.news.popleft()
-                self._hear(news, notice=not self.viewer.news)  # of several at once the last: they would pile up
+                self.overlays.hear(news, notice=not self.viewer.news)  # of several at once the last: they would pile up
         except Exception as error:  # an engine that cannot be heard must not take the records with it
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
     def _play(self) -> None:
         """Move a playing replay on, in the time the run took."""
         steps, now = self.viewer.history.steps, time.monotonic()
-        if not self.playing or now < self._due:
+        if not self.standing.playing or now < self._due:
             return
         at = self.viewer.position + 1
         if at >= len(steps):
-            self.playing = False
+            self.standing.playing = False
             return
         self.viewer.goto(at)
         took = (steps[at].end_ns - steps[at].start_ns) / 1e9 if steps[at].phases else 0.0
@@ -197,10 +196,10 @@ class ScopeApp(Moves):
             *(
                 engine,
                 self.lost,
-                self.playing,
+                self.standing.playing,
                 viewer.points,
                 id(viewer.node_view),
-                self.pending.shown,
+                self.standing.pending.shown,
                 viewer.read_so_far,
             ),
         )
@@ -215,7 +214,7 @@ class ScopeApp(Moves):
         """Show the viewer as it stands; panels draw what changed for them."""
         if not self._panels or not self._panels[0].is_attached:  # not there yet, or being taken down
             return
-        self.pending.update(self.viewer.history)
+        self.standing.pending.update(self.viewer.history)
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
         counts_only = self.viewer.history.counts_only or getattr(self.viewer.control, "counts_only", False)
@@ -234,35 +233,23 @@ class ScopeApp(Moves):
             screen.query_one(IntervalsPanel if counts_only else RequestsPanel).focus()
 
     def _look(self) -> Look:
-        self._set_current()
+        standing = self.standing
+        standing.settle()
         return Look(
             self.viewer,
-            self.current,
-            self.pooled,
+            standing.current,
+            standing.pooled,
             self.current_theme.dark,
             self.scope_title,
-            self.playing,
+            standing.playing,
             self.lost,
             self.settings.keys,
-            self.pending.shown,
+            standing.pending.shown,
         )
 
-    def _set_current(self) -> None:
-        """Keep to the request picked by hand; else the first in the batch of the position."""
-        history = self.viewer.history
-        if self._picked and self.current in history.requests:
-            return
-        at = self.viewer.position
-        batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
-        if batch:
-            self.current = batch[0].request
-        elif self.current not in history.requests:
-            self.current = next(iter(history.requests), None)
-
-    def _say(self, text: str) -> None:
-        self.clear_notifications()
-        lines = text.splitlines()[:NOTICE_LINES]
-        self.notify("\n".join(map(clean, lines)), timeout=3 * len(lines), markup=False)
+    def _names(self) -> Sequence[str]:
+        """The requests, as they are listed."""
+        return next((panel.names for panel in self.screen_stack[0].query(RequestsPanel)), ())
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -271,27 +258,18 @@ class ScopeApp(Moves):
         if self.viewer.live:
             self.viewer.toggle_pause()
         elif not self.viewer.history.steps:
-            self._say("nothing was recorded")
+            self.say("nothing was recorded")
         else:
-            self.playing = not self.playing
-            if self.playing and self.viewer.position >= len(self.viewer.history.steps) - 1:
+            self.standing.playing = not self.standing.playing
+            if self.standing.playing and self.viewer.position >= len(self.viewer.history.steps) - 1:
                 self.viewer.goto(0)
             self._due = 0.0
             self._wait()
         self.look()
 
-    def _goto(self, position: int) -> None:
-        self.playing = False
-        self.viewer.goto(position)
-        self.look()
-
-    def _pick(self, name: str) -> None:
-        self.current, self._picked = name, True
-        self.look()
-
     def action_scope(self) -> None:
         """Figures of all requests, or of the current one."""
-        self.pooled = not self.pooled
+        self.standing.pooled = not self.standing.pooled
         self.look()
 
     def action_zoom(self) -> None:
@@ -311,10 +289,19 @@ class ScopeApp(Moves):
     def on_slider_moved(self, event: Slider.Moved) -> None:
         """The slider was clicked or dragged."""
         if event.position >= len(self.viewer.history.steps) - 1:
-            self.action_last()
+            self.moves.action_last()
         else:
-            self._goto(event.position)
+            self.standing.goto(event.position)
 
     def on_requests_panel_picked(self, event: RequestsPanel.Picked) -> None:
         """A request was clicked."""
-        self._pick(event.name)
+        self.standing.pick(event.name)
+
+
+def run_app(viewer: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
+    """Show a viewer until the user leaves, or a signal ends it: SystemExit then.
+
+    Ending its engine is left to the caller. Raises UserError.
+    """
+    settings = read_settings(ACTIONS)
+    run_to_the_end(ScopeApp(viewer, title=title, settings=settings, reference=reference, start=start), lifetime)

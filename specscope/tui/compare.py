@@ -1,8 +1,8 @@
-"""CompareApp: the screens of `specscope compare --tui`."""
+"""CompareApp: the screens of `specscope compare --tui`, and their help page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from textual.app import SystemCommand
@@ -12,21 +12,42 @@ from textual.screen import Screen
 from specscope.debug.viewer import Viewer
 from specscope.lifetime import Lifetime
 from specscope.trace.history.history import History
-from specscope.tui.compared import Compared
-from specscope.tui.keys import ACTIONS
+from specscope.tui.compared import Compared, KnownCause
+from specscope.tui.keys import ACTIONS, shown_key
 from specscope.tui.look import Look
-from specscope.tui.screens.compare_help import compare_help_lines
 from specscope.tui.screens.compare_view import CompareScreen
-from specscope.tui.screens.dialogs import Questions
-from specscope.tui.screens.help import HelpScreen
+from specscope.tui.screens.dialogs import Lists
+from specscope.tui.screens.help import COLOURS, MARKS, NODE, HelpScreen, Part, Row, two_columns
 from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings, read_settings
-from specscope.tui.signals import EndsBySignal, run_to_the_end
+from specscope.tui.shell import Shell, run_to_the_end
+from specscope.tui.text import Line
 
 KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
+PAIRS: tuple[Row, ...] = (
+    ("↑ ↓", "key", "pick a pair of requests"),
+    ("Enter", "key", "open the pair where its outputs part"),
+    ("n N", "key", "next, previous pair that parts"),
+    ("c", "key", "what changed most: requests, labels, depths"),
+)
+PARTING: tuple[Row, ...] = (
+    ("↑ ↓", "key", "pick a place in the output; the trees follow"),
+    ("PgUp", "key", "ten places up"),
+    ("PgDn", "key", "ten places down"),
+    ("p", "key", "go to where the outputs part"),
+    ("d", "key", "go to the first decision that differs"),
+    ("n N", "key", "next, previous pair that parts"),
+    ("Esc", "key", "back to the pairs"),
+)
+COLUMNS: tuple[Row, ...] = (
+    ("τ A, τ B", "strong", "mean acceptance length of the request in each capture"),
+    ("change", "strong", "τ B less τ A"),
+    ("parts at", "strong", "output tokens before the first that differs"),
+)
+MARKS_HERE: tuple[Row, ...] = (*MARKS[:-2], ("»", "warn", "the step in which the outputs part; a final token"))
 
 
-class CompareApp(Questions):
+class CompareApp(Shell):
     """Shows one comparison."""
 
     TITLE = "specscope compare"
@@ -35,6 +56,7 @@ class CompareApp(Questions):
         super().__init__(settings)
         self._compared = compared
         self.viewer = Viewer(History(vocabulary=compared.vocabularies[0]))
+        self.take_actions(Lists(self, self.say))
 
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys of the screen on top."""
@@ -50,6 +72,7 @@ class CompareApp(Questions):
 
     def on_mount(self) -> None:
         """The one screen."""
+        self.ready()
         self.push_screen(CompareScreen(self._look(), self._compared))
         self.theme_changed_signal.subscribe(self, lambda _: self.look())
 
@@ -65,18 +88,30 @@ class CompareApp(Questions):
         self.push_screen(HelpScreen(page))
 
 
-class CompareProgram(EndsBySignal, CompareApp):
-    """CompareApp, where it is all that the process runs."""
-
-    def __init__(self, compared: Compared, settings: Settings, lifetime: Lifetime) -> None:
-        super().__init__(compared, settings)
-        self._lifetime = lifetime
-
-    def on_mount(self) -> None:
-        """Its loop runs."""
-        self.hear_signals()
-
-
 def run_compare(compared: Compared, lifetime: Lifetime) -> None:
     """Show it until the user leaves, or a signal ends it: SystemExit then. Raises UserError."""
-    run_to_the_end(CompareProgram(compared, read_settings(ACTIONS), lifetime))
+    run_to_the_end(CompareApp(compared, read_settings(ACTIONS)), lifetime)
+
+
+def compare_help_lines(width: int, causes: Sequence[KnownCause], keymap: Mapping[str, str]) -> list[Line]:
+    """The page, for a width in cells, with what can make two outputs part, and the keys as the settings bind them."""
+
+    def key(*names: str) -> str:
+        return " ".join(shown_key(name, keymap) for name in names)
+
+    pairs: tuple[Row, ...] = (
+        *PAIRS,
+        (key("filter"), "key", "filter the pairs: request, cause or prompt"),
+        (key("sort", "sort_reverse"), "key", "sort by the next column; reverse"),
+    )
+    anywhere: tuple[Row, ...] = (
+        ("Tab", "key", "next panel; the arrow keys scroll it"),
+        (key("theme"), "key", "theme: light or dark"),
+        (key("help"), "key", "this page"),
+        (key("quit"), "key", "quit"),
+        ("q", "key", "close where a pair is open"),
+    )
+    keys: list[Part] = [("Keys: pairs", pairs), ("Keys: one pair", PARTING), ("Keys: everywhere", anywhere)]
+    why: list[Row] = [(one.name, "dim" if one.harmless else "rejected", one.about) for one in causes]
+    means: list[Part] = [("Columns", COLUMNS), ("Causes", why), ("Verdicts", MARKS_HERE), ("Tokens", COLOURS), NODE]
+    return two_columns(width, keys, means, labels=(7, 12))

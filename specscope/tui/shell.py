@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -12,10 +15,14 @@ from textual.screen import Screen
 from textual.theme import ThemeProvider
 
 from specscope.errors import UserError
+from specscope.interrupt import handled_by
+from specscope.lifetime import Lifetime
 from specscope.trace.files import keep_spaces
 from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
+
+NOTICE_LINES = 6  # of a notice, at most
 
 
 def save_screenshot(app: App[None], folder: str) -> Path:
@@ -40,7 +47,7 @@ class Palette(CommandPalette):
 
 
 class Shell(App[None]):
-    """What the apps derive from. Each says which commands are its own."""
+    """What every app has. Its keys do what its parts do; each app says which of them are commands of its own."""
 
     CSS_PATH = "scope.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
@@ -55,9 +62,20 @@ class Shell(App[None]):
             self.register_theme(theme)
         self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
 
-    def _say(self, text: str) -> None:
-        """Show a notice."""
-        self.notify(clean(text), markup=False)
+        self.ready: Callable[[], None] = lambda: None  # called when its loop runs
+
+    def take_actions(self, *parts: object) -> None:
+        """Textual looks for an action among an app's methods: these are its parts'."""
+        for part in parts:
+            for name in dir(part):
+                if name.startswith("action_"):
+                    setattr(self, name, getattr(part, name))
+
+    def say(self, text: str) -> None:
+        """Show a notice: the last one, for many would pile up."""
+        self.clear_notifications()
+        lines = text.splitlines()[:NOTICE_LINES]
+        self.notify("\n".join(map(clean, lines)), timeout=3 * len(lines), markup=False)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our own colours, for themes that are not ours."""
@@ -102,10 +120,43 @@ class Shell(App[None]):
             self.deliver_screenshot(filename)
             return
         try:
-            self._say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
+            self.say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
         except UserError as error:
-            self._say(str(error))
+            self.say(str(error))
 
     def action_next_theme(self) -> None:
         """Light or dark."""
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
+
+
+class SignalEnd:
+    """Ends an app by a signal as the key for it does."""
+
+    def __init__(self, app: Shell, lifetime: Lifetime) -> None:
+        self._app, self._lifetime = app, lifetime
+        self._loop: asyncio.AbstractEventLoop | None = None
+        app.ready = self._ready
+
+    def _ready(self) -> None:
+        """From here on a signal can be told to the app's loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, number: signal.Signals) -> None:
+        """A signal's handler. After SIGHUP the terminal may take nothing any more."""
+        if number is signal.SIGHUP:
+            self._lifetime.hurry()
+            if (reading := getattr(self._app._driver, "exit_event", None)) is not None:
+                reading.set()  # else Textual's reader spins on a terminal that is gone
+        if self._loop is None:
+            raise SystemExit(128 + number)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._app.exit, None, 128 + number)
+
+
+def run_to_the_end(app: Shell, lifetime: Lifetime) -> None:
+    """Show it until the user leaves, or a signal ends it: SystemExit then."""
+    # Not asyncio's own handlers: when its loop ends it leaves the signals' defaults, and the next one kills.
+    with handled_by(SignalEnd(app, lifetime)):
+        app.run()
+    if app.return_code:
+        sys.exit(app.return_code)

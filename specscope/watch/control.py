@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from specscope.debug.answers import Notice
-from specscope.debug.passive import Passive
-from specscope.debug.viewer import Viewer
+from specscope.debug.viewer import Passive, Viewer
 from specscope.trace.history.history import KEPT, KEPT_BYTES, History
 from specscope.watch.watching import EngineRun, Watch
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from specscope import Engine, SamplingParams
+from specscope.debug.answers import StopReason
 from specscope.debug.command_table import COMMANDS, find
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
-from specscope.debug.stops import StopReason
 from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.trace.history.history import History

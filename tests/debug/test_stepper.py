@@ -3,10 +3,10 @@
 import pytest
 
 from specscope import Engine, SamplingParams
+from specscope.debug.answers import Stop, StopReason
 from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.session import Session
 from specscope.debug.stepper import Stepper
-from specscope.debug.stops import Stop, StopReason
 from specscope.trace.history.history import History
 
 

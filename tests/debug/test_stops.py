@@ -2,9 +2,9 @@
 
 import pytest
 
+from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
-from specscope.debug.show_stop import stop_text, why_text
-from specscope.debug.stops import BreakpointHit, Stop, StopReason
+from specscope.debug.show import stop_text, why_text
 from specscope.trace.history.history import History
 from tests.trace.samples import records
 

@@ -8,8 +8,7 @@ from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.beside import BesideEngine
 from specscope.live.fork import beside as beside_engine
-from specscope.live.local import session_over
-from specscope.live.whatif import EngineWhatIf
+from specscope.live.local import EngineWhatIf, session_over
 from specscope.remote.debug_server import context
 from specscope.trace.changes import Changes
 from specscope.trace.wire.reading import read_capture

@@ -6,7 +6,7 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.live.inspect import _left
-from specscope.live.whatif import EngineWhatIf
+from specscope.live.local import EngineWhatIf
 from specscope.speculate.drafters.base import Draft
 from specscope.speculate.verify import traversal
 from specscope.trace.record.rules import MATCH, STANDARD

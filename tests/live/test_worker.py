@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.debug.answers import Answer, LookRefused, PromptRefused, Stopped
+from specscope.debug.answers import Answer, LookRefused, PromptRefused, Stopped, StopReason
 from specscope.debug.session import Session
-from specscope.debug.show_stop import stop_text
-from specscope.debug.stops import StopReason
+from specscope.debug.show import stop_text
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec

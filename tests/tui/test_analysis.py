@@ -124,11 +124,11 @@ async def test_the_scope_is_all_requests_or_the_current_one():
         every = panel.grid.summary
         await pilot.press("s")
         await until(pilot, lambda: panel.grid.summary != every)
-        alone = answer(app.viewer.history, app.current).rejections.rejected
+        alone = answer(app.viewer.history, app.standing.current).rejections.rejected
         assert panel.grid.summary.startswith(f"{alone.count:,} of {alone.total:,} nodes")
-        assert app.current in panel.over
+        assert app.standing.current in panel.over
         await pilot.press("j")
-        other = app.current
+        other = app.standing.current
         await until(pilot, lambda: other in panel.over)
         await pilot.press("s")
         await until(pilot, lambda: panel.grid.summary == every)

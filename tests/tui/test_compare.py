@@ -12,15 +12,14 @@ from textual.command import CommandPalette
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import PartingCause
 from specscope.cli.compare import compared
-from specscope.tui.compare import CompareApp
+from specscope.tui.compare import CompareApp, compare_help_lines
 from specscope.tui.compared import Beside, Compared
-from specscope.tui.screens.compare_help import compare_help_lines
 from specscope.tui.screens.compare_view import ChangedPanel, CompareScreen, PairsPanel
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpLines, HelpScreen
+from specscope.tui.screens.over import Hints
 from specscope.tui.screens.parting_view import PartingScreen, PlacesPanel, TreePanelOf
 from specscope.tui.settings import Settings
-from specscope.tui.widgets.hints import Hints
 from tests.analyze.compare.runs import side
 
 SIZES = [(80, 24), (120, 40)]

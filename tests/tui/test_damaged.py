@@ -7,7 +7,7 @@ import pytest
 from specscope.debug.viewer import Viewer
 from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.app import ScopeApp
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel
 from tests.trace.damage import damaged, small
 
 from .sample import until

@@ -14,10 +14,9 @@ from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.text import line_width, probability
-from specscope.tui.widgets.decision import decision, mark_line
+from specscope.tui.widgets.decision import decision, mark_line, place_lines
 from specscope.tui.widgets.tree import TreePanel
 from specscope.tui.widgets.tree_lines import tree_lines
-from specscope.tui.widgets.trials import place_lines
 
 from .sample import replay
 from .test_keys import running, text_of

@@ -23,8 +23,8 @@ from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets import tree_lines as widget
 from specscope.tui.widgets.lengths import columns
+from specscope.tui.widgets.output import Wrapper
 from specscope.tui.widgets.tree_lines import tree_lines
-from specscope.tui.widgets.wrap import Wrapper
 from tests.support import records as made
 
 from .sample import replay
@@ -205,7 +205,7 @@ async def test_odd_records_do_not_stop_the_screen(size):
     app = ScopeApp(viewer, title="[i]title")
     async with app.run_test(size=size) as pilot:
         for name in list(viewer.history.requests):
-            app._pick(name)
+            app.standing.pick(name)
             for _ in range(2 * len(viewer.history.steps)):
                 await pilot.press(",")
             await pilot.press("n", "s", *"......")
@@ -238,7 +238,7 @@ async def test_only_lines_that_changed_are_redrawn(monkeypatch):
             monkeypatch.setattr(panel, "draw", lambda *a, real=real, id=panel.id: drawn.append(id) or real(*a))
         app.look()
         assert drawn == []  # nothing moved
-        app.pooled = False
+        app.standing.pooled = False
         app.look()
         assert drawn == ["rates", "lengths"]
 

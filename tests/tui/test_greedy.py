@@ -79,7 +79,7 @@ async def test_the_first_screen_begins_with_what_the_target_wanted(size, name):
     step, position = rejected[-1]
     viewer.goto(position)
     async with running(viewer, size) as (app, pilot):
-        app._pick("r2")
+        app.standing.pick("r2")
         await pilot.pause()
         said = " ".join(text_of(app.screen.query_one(TreePanel)).split())
         wanted = int(step.parents.choice[step.parents.node.tolist().index(-1 if not len(step.verdict.path) else
@@ -92,7 +92,7 @@ async def test_a_node_of_a_greedy_replay_tells_what_both_models_thought():
     viewer = over("eagle")
     viewer.goto(viewer.history.requests["r2"].position_of(24))
     async with running(viewer, (120, 40)) as (app, pilot):
-        app._pick("r2")
+        app.standing.pick("r2")
         await pilot.press("d")
         await pilot.pause()
         nodes = app.screen.query_one(NodesPanel)
@@ -110,8 +110,8 @@ def test_the_console_lists_the_likeliest_of_both():
     commands = Commands(Session(history=over("eagle").history))
     commands.run("goto r2@24")
     said = commands.run("node 0")
-    assert "target, raw: ␣for 0.921, ␣and 0.035, , 0.029, ␣in 0.009" in said
-    assert "drafter: , 0.263, ␣and 0.122, . 0.053, ␣source 0.031" in said
+    assert "target's likeliest, raw: ␣for 0.921, ␣and 0.035, , 0.029, ␣in 0.009" in said
+    assert "drafter's likeliest: , 0.263, ␣and 0.122, . 0.053, ␣source 0.031" in said
     assert "coins of" not in said
     assert "residual" not in said
 

@@ -19,8 +19,8 @@ from specscope.trace.wire.reading import split_reference
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
+from specscope.tui.screens.over import Hints
 from specscope.tui.settings import Settings
-from specscope.tui.widgets.hints import Hints
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 
@@ -92,7 +92,7 @@ async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step():
 async def test_space_plays_a_replay():
     async with running(replay(3)) as (app, pilot):
         await pilot.press("space")
-        assert app.playing
+        assert app.standing.playing
         await until(pilot, lambda: app.viewer.position > 3)
         await pilot.press("space")
         at = app.viewer.position
@@ -119,7 +119,7 @@ async def test_next_and_previous_rejection():
     async with running(replay(0)) as (app, pilot):
         await pilot.press("n")
         first = app.viewer.position
-        part = app.viewer.history.part(app.current or "", first)
+        part = app.viewer.history.part(app.standing.current or "", first)
         assert part is not None
         assert part[1].verdict is not None
         assert part[1].verdict.kind is FinalKind.RECOVERED
@@ -139,11 +139,11 @@ async def test_in_a_replay_that_opens_at_its_end_something_is_found():
     async with running(viewer) as (app, pilot):
         await pilot.press("n")
         assert viewer.position < end
-        part = viewer.history.part(app.current, viewer.position)[1]
+        part = viewer.history.part(app.standing.current, viewer.position)[1]
         assert part.verdict.kind is FinalKind.RECOVERED
         assert notes(app)[-1] == "r2 has no later rejection: this is r3's first"
         await pilot.press("end")
-        app._pick("r1")
+        app.standing.pick("r1")
         await pilot.press("F", *"Blue", "enter")
         assert viewer.position < end
         assert notes(app)[-1] == "no later 'Blue': wrapped around to the first of r1"
@@ -163,7 +163,7 @@ async def test_where_nothing_was_rejected_it_says_so():
 
 async def test_the_rejection_before_a_position_that_the_request_had_no_part_in():
     async with running(replay()) as (app, pilot):
-        app._pick("r3")  # ended long before the end of the run
+        app.standing.pick("r3")  # ended long before the end of the run
         await pilot.press("N")
         request = app.viewer.history.requests["r3"]
         rejected = [
@@ -176,21 +176,21 @@ async def test_the_rejection_before_a_position_that_the_request_had_no_part_in()
 
 async def test_choosing_a_request_by_key_and_mouse():
     async with running(replay(5)) as (app, pilot):
-        assert app.current == "r0"
+        assert app.standing.current == "r0"
         await pilot.press("down")
-        assert app.current == "r1"
+        assert app.standing.current == "r1"
         await pilot.press("j", "j", "j", "j", "k")
-        assert app.current == "r2"
+        assert app.standing.current == "r2"
         await pilot.click("#requests", offset=(5, 2))  # border, head, then r0
-        assert app.current == "r0"
+        assert app.standing.current == "r0"
 
 
 async def test_without_a_choice_the_first_in_the_batch_is_shown():
     async with running(replay()) as (app, pilot):
         last = app.viewer.history.steps[-1].requests[0].request
-        assert app.current == last
+        assert app.standing.current == last
         await pilot.press("home")
-        assert app.current == "r0"
+        assert app.standing.current == "r0"
 
 
 async def test_tab_moves_the_focus_through_the_panels():
@@ -231,20 +231,20 @@ async def test_a_new_prompt_and_cancel_go_to_the_engine():
 
 async def test_rejections_go_on_to_the_next_request_and_say_so():
     async with running(replay(0)) as (app, pilot):
-        seen = [app.current]
+        seen = [app.standing.current]
         for _ in range(200):
             before = app.viewer.position
             await pilot.press("n")
-            if app.viewer.position < before and app.current == "r0":
+            if app.viewer.position < before and app.standing.current == "r0":
                 break
-            if app.current != seen[-1]:
-                assert f"this is {app.current}'s first" in notes(app)[-1]
-                seen.append(app.current)
-            part = app.viewer.history.part(app.current, app.viewer.position)
+            if app.standing.current != seen[-1]:
+                assert f"this is {app.standing.current}'s first" in notes(app)[-1]
+                seen.append(app.standing.current)
+            part = app.viewer.history.part(app.standing.current, app.viewer.position)
             assert part is not None
             assert part[1].verdict.kind is FinalKind.RECOVERED
         assert seen == ["r0", "r1", "r3"]  # r2 drafts nothing
-        assert app.current == "r0"
+        assert app.standing.current == "r0"
         assert notes(app)[-1] == "no later rejection: wrapped around to r0's first"
 
 
@@ -280,8 +280,8 @@ async def test_a_prompt_that_is_refused_waits_no_more():
     async with running(viewer) as (app, pilot):
         await pilot.press("i", *"hey", "enter")
         engine.news.append(PromptRefused("the prompt has 9,000 tokens; the limit is 2,047"))
-        await until(pilot, lambda: not app.pending.prompts)
-        assert app.pending.prompts == []
+        await until(pilot, lambda: not app.standing.pending.prompts)
+        assert app.standing.pending.prompts == []
 
 
 async def test_a_screen_that_only_listens_offers_neither_prompt_nor_cancel():
@@ -364,7 +364,7 @@ def test_the_columns_of_help_do_not_collide(width):
 async def test_a_request_that_has_ended_is_not_cancelled():
     viewer, engine = live(40)
     async with running(viewer) as (app, pilot):
-        app._pick("r3")
+        app.standing.pick("r3")
         await pilot.press("x")
         assert not engine.cancelled
         assert "already ended (eos)" in notes(app)[-1]
@@ -379,7 +379,7 @@ async def test_help_theme_scope_zoom_and_quit():
         await pilot.press("t")
         assert app.current_theme.dark is not dark
         await pilot.press("s")
-        assert not app.pooled
+        assert not app.standing.pooled
         await pilot.press("z")
         assert not app.query_one("#output").display
         await pilot.press("z")
@@ -439,7 +439,7 @@ async def test_loading_then_running():
         assert text_of(app.query_one("#tree")).endswith("─ 25%  8 s left")
         engine.state, engine.pending = "paused", 4
         await until(pilot, lambda: viewer.position == 3)
-        await until(pilot, lambda: app.current == "r0")
+        await until(pilot, lambda: app.standing.current == "r0")
 
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)])
@@ -492,7 +492,7 @@ async def test_the_debuggers_prompt_moves_the_replay():
         assert viewer.history.steps[viewer.position].step == 3
         await pilot.press(*"goto", "space", *"r1@5", "enter")
         assert viewer.position == viewer.history.requests["r1"].at(5)
-        assert pilot.app.current == "r1"  # as the key g does
+        assert pilot.app.standing.current == "r1"  # as the key g does
         await pilot.press(*"break", "space", *"rej", "tab")
         assert pilot.app.screen.query_one("#line").value == "break reject "
         await pilot.press("enter", *"c", "enter")
@@ -500,7 +500,7 @@ async def test_the_debuggers_prompt_moves_the_replay():
         await pilot.press("up", "up")
         assert pilot.app.screen.query_one("#line").value == "break reject "
         await pilot.press("escape")
-        assert any("breakpoint 1" in line for _, line in pilot.app.talk.said)
+        assert any("breakpoint 1" in line for _, line in pilot.app.standing.talk.said)
         at = viewer.position
         await pilot.press("comma")
         assert viewer.position == at - 1
@@ -510,30 +510,30 @@ async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
     viewer, engine = live(20)
     async with ScopeApp(viewer).run_test(size=(80, 24)) as pilot:
         await pilot.press("colon", *"rn", "enter")
-        await until(pilot, lambda: (False, "heard rn") in pilot.app.talk.said)
+        await until(pilot, lambda: (False, "heard rn") in pilot.app.standing.talk.said)
         assert engine.lines == ["rn"]
-        assert (False, "heard rn") in pilot.app.talk.said
+        assert (False, "heard rn") in pilot.app.standing.talk.said
         await pilot.press("escape")
         engine.news.append(Answer("print 1", "breakpoint 1 at step 7\nmore"))
-        await until(pilot, lambda: (False, "more") in pilot.app.talk.said)
-        assert (False, "more") in pilot.app.talk.said
+        await until(pilot, lambda: (False, "more") in pilot.app.standing.talk.said)
+        assert (False, "more") in pilot.app.standing.talk.said
 
 
 async def test_search_goes_to_the_step_that_completes_the_text():
     viewer = replay(0)
     app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
-        request = viewer.history.requests[app.current]
+        request = viewer.history.requests[app.standing.current]
         await pilot.press("F")
         app.screen.query_one("Input").value = "b, a + b"
         await pilot.press("enter")
-        at = viewer.history.part(app.current, viewer.position)[1]
+        at = viewer.history.part(app.standing.current, viewer.position)[1]
         out = [token for step in request.steps[: at.index + 1] for token in step.tokens()[: step.emitted]]
         assert "b, a + b" in viewer.history.vocabulary.text(out)
         before = [token for step in request.steps[: at.index] for token in step.tokens()[: step.emitted]]
         assert "b, a + b" not in viewer.history.vocabulary.text(before)
         await pilot.press("F", *"zzzz", "enter")
-        assert viewer.history.part(app.current, viewer.position)[1] is at
+        assert viewer.history.part(app.standing.current, viewer.position)[1] is at
 
 
 async def test_a_reference_is_copied_and_opens_at_its_step():
@@ -542,14 +542,14 @@ async def test_a_reference_is_copied_and_opens_at_its_step():
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("j", "y")
         copied = app.clipboard
-        index = viewer.history.part(app.current, viewer.position)[1].index
-        assert copied == f"run.jsonl#{app.current}@{index}"
+        index = viewer.history.part(app.standing.current, viewer.position)[1].index
+        assert copied == f"run.jsonl#{app.standing.current}@{index}"
     file, start = split_reference(copied)
     assert file == "run.jsonl"
     again = replay(0)
     other = ScopeApp(again, reference=file, start=start)
     async with other.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: (other.current, again.position) == (app.current, viewer.position))
+        await until(pilot, lambda: (other.standing.current, again.position) == (app.standing.current, viewer.position))
 
 
 async def test_what_is_copied_is_one_word_of_a_shell():

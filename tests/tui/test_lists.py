@@ -28,7 +28,7 @@ async def test_requests_are_filtered_and_all_shown_again():
         assert panel.names == ["r3"]
         assert "1 of 4" in "".join(text for text, _ in panel.sheet.title)
         await pilot.press("down")
-        assert app.current == "r3"
+        assert app.standing.current == "r3"
         await pilot.press("slash", *["backspace"] * 6, "enter")
         assert panel.names == ["r0", "r1", "r2", "r3"]
         await pilot.press("slash", *"zzz", "escape")
@@ -58,9 +58,9 @@ async def test_requests_are_sorted_by_key_and_by_a_click_on_the_head():
         assert taus[-1] is None  # r2 drafts nothing: it stands last
         await pilot.click(RequestsPanel, offset=(begin + 3 + panel.gutter.left, 1))
         assert panel.order.reverse
-        below = panel.names[panel.names.index(app.current) + 1 :][:1]
+        below = panel.names[panel.names.index(app.standing.current) + 1 :][:1]
         await pilot.press("down")
-        assert [app.current] == (below or [panel.names[-1]])
+        assert [app.standing.current] == (below or [panel.names[-1]])
 
 
 async def test_steps_of_a_request_are_filtered_and_sorted():
@@ -122,7 +122,7 @@ async def test_where_there_is_no_list_it_says_so():
 async def test_a_click_on_output_text_goes_to_the_step_that_wrote_it(size):
     viewer = replay()
     async with running(viewer, size) as (app, pilot):
-        app._pick("r1")
+        app.standing.pick("r1")
         await pilot.pause()
         panel = app.query_one(OutputPanel)
         request = viewer.history.requests["r1"]
@@ -169,7 +169,7 @@ async def test_a_click_in_a_chart_goes_to_the_step_of_its_column():
         await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + before, 3))
         assert app.viewer.position == 7
         await pilot.press("end", "s", "j")
-        app._pick("r1")
+        app.standing.pick("r1")
         await pilot.pause()
         before = sum(spread(panel._count, panel._span)[:5])
         await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + before, 3))
@@ -228,9 +228,9 @@ async def test_a_sorted_list_shows_its_top(size):
         assert panel.names[0] in first_shown(panel)
         for _ in range(8):  # the picked one comes into view as soon as another is picked
             await pilot.press("k")
-        at = panel.names.index(app.current) - panel.scroll_offset.y
+        at = panel.names.index(app.standing.current) - panel.scroll_offset.y
         assert 0 <= at < panel.area.height - panel.sheet.head
-        app._pick(panel.names[0])
+        app.standing.pick(panel.names[0])
         await pilot.press("r")
         await pilot.pause()
         steps = app.screen.query_one(TimelinePanel)

@@ -16,7 +16,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.notes import DraftNotes
 from specscope.tui.look import Look
-from specscope.tui.widgets.node_facts import node_facts
+from specscope.tui.widgets.node_view import node_facts
 from specscope.tui.widgets.tree import TreePanel
 
 from .sample import replay

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 from rich.cells import cell_len
 
-from specscope.debug.answers import Answer, Stopped
-from specscope.debug.stops import BreakpointHit, Stop, StopReason
+from specscope.debug.answers import Answer, BreakpointHit, Stop, Stopped, StopReason
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.screens.dialogs import Ask
@@ -35,10 +34,10 @@ async def test_arrows_in_the_timeline_move_the_run():
     async with running(replay(30)) as (app, pilot):
         await pilot.press("j", "r")
         assert isinstance(app.screen, RequestScreen)
-        request = app.viewer.history.requests[app.current]
-        before = app.viewer.history.requests[app.current].count_at(app.viewer.position)
+        request = app.viewer.history.requests[app.standing.current]
+        before = app.viewer.history.requests[app.standing.current].count_at(app.viewer.position)
         await pilot.press("up")
-        assert app.viewer.history.requests[app.current].count_at(app.viewer.position) == before - 1
+        assert app.viewer.history.requests[app.standing.current].count_at(app.viewer.position) == before - 1
         assert app.viewer.position == request.engine_steps[before - 2]
         await pilot.press("n")  # the main screen's keys move here as well
         await pilot.press("down", "escape")
@@ -53,7 +52,7 @@ async def test_a_click_in_the_timeline_goes_to_that_step():
         top = panel.scroll_offset.y
         await pilot.click(TimelinePanel, offset=(10, 1 + panel.sheet.head + 2))
         await pilot.pause()
-        request = app.viewer.history.requests[app.current]
+        request = app.viewer.history.requests[app.standing.current]
         assert app.viewer.position == request.engine_steps[top + 2]
 
 
@@ -80,11 +79,11 @@ async def test_the_inspector_tells_of_every_node():
 @pytest.mark.parametrize("name", ["r0", "r1", "r2", "r3"])
 async def test_a_step_opens_at_the_node_that_ended_its_path(name):
     async with running(replay(0), (80, 24)) as (app, pilot):
-        app._pick(name)
+        app.standing.pick(name)
         await pilot.press("d")
         nodes, request = app.screen.query_one(NodesPanel), app.viewer.history.requests[name]
         for step, position in zip(request.steps, request.engine_steps, strict=True):
-            app._goto(position)
+            app.standing.goto(position)
             if step.verdict is None:
                 continue
             outcomes, path, parents = step.verdict.outcome, step.verdict.path, step.tree.parent
@@ -115,9 +114,9 @@ async def test_a_breakpoint_is_a_notice_over_the_inspector_and_stands_at_the_pro
         engine.news.append(Stopped(stop, (Answer("print step", str(hit.step), stop),)))
         await until(pilot, lambda: notes(app))
         assert notes(app)[-1].startswith("breakpoint 1")
-        assert app.talk.said[0] == (False, f"breakpoint 1 (break draft) at step {hit.step}, {hit.request}")
-        assert app.talk.said[1][1].startswith(f"step {hit.step}  {hit.request}@")
-        assert app.talk.said[2] == (False, str(hit.step))
+        assert app.standing.talk.said[0] == (False, f"breakpoint 1 (break draft) at step {hit.step}, {hit.request}")
+        assert app.standing.talk.said[1][1].startswith(f"step {hit.step}  {hit.request}@")
+        assert app.standing.talk.said[2] == (False, str(hit.step))
 
 
 @pytest.mark.parametrize("opened", [True, False])
@@ -125,12 +124,12 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
         hit = hit_of(viewer, "reject")
-        assert app.current != hit.request
+        assert app.standing.current != hit.request
         if opened:
             await pilot.press("d")
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await until(pilot, lambda: notes(app))
-        assert app.current == hit.request
+        assert app.standing.current == hit.request
         if not opened:
             await pilot.press("d")
         await pilot.pause()
@@ -140,22 +139,22 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
 async def test_a_breakpoint_leaves_the_step_that_is_looked_at():
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
-        hit, chosen = hit_of(viewer, "reject"), app.current
+        hit, chosen = hit_of(viewer, "reject"), app.standing.current
         await pilot.press(",", ",")
         at = viewer.position
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await until(pilot, lambda: notes(app))
-        assert (app.current, viewer.position) == (chosen, at)
+        assert (app.standing.current, viewer.position) == (chosen, at)
 
 
 async def test_a_breakpoint_reached_at_the_prompt_of_a_replay_picks_its_request_and_node():
     async with running(replay(2)) as (app, pilot):
         await pilot.press("colon", *"break reject if request != 'r0'", "enter", "c", "enter", "escape")
-        assert app.hit is not None
-        assert app.current == app.hit.request != "r0"
+        assert app.standing.hit is not None
+        assert app.standing.current == app.standing.hit.request != "r0"
         await pilot.press("d")
         await pilot.pause()
-        assert app.screen.query_one(NodesPanel).node == app.hit.node
+        assert app.screen.query_one(NodesPanel).node == app.standing.hit.node
 
 
 async def test_d_and_enter_in_the_timeline_open_the_step_under_the_cursor():
@@ -213,12 +212,12 @@ async def test_going_to_a_request_and_to_its_step():
     async with running(replay(4)) as (app, pilot):
         request = app.viewer.history.requests["r2"]
         await pilot.press("g", *"r2@3", "enter")
-        assert app.current == "r2"
+        assert app.standing.current == "r2"
         assert app.viewer.position == next(
             at for at, step in zip(request.engine_steps, request.steps, strict=True) if step.index == 3
         )
         await pilot.press("g", *"r1", "enter")
-        assert app.current == "r1"
+        assert app.standing.current == "r1"
         await pilot.press("g", *"r1@999", "enter")
         assert "has no step 999" in notes(app)[-1]
         await pilot.press("g", *"r77", "enter")

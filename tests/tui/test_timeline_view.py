@@ -72,7 +72,7 @@ async def test_enter_goes_to_a_step_and_opens_the_attributes_of_any_other_row():
         await pilot.press(*["down"] * 8, "enter")
         await pilot.pause()
         assert isinstance(app.screen, StepScreen)
-        assert app.viewer.history.part(app.current, app.viewer.position)[1].index == 3
+        assert app.viewer.history.part(app.standing.current, app.viewer.position)[1].index == 3
         await pilot.press("escape")
         assert isinstance(app.screen, SpansScreen)
         assert "▸   @3" in rows(app)

@@ -18,7 +18,7 @@ from torch import Tensor
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.speculate.verify.left import Chosen, DrafterRow, Residual, drafter_row, p_of_nodes, target_rows
+from specscope.speculate.verify.left import Chosen, DrafterRow, Residual, drafter_row, p_of_nodes, rejected, target_rows
 from specscope.trace.record.records import Verdict
 
 
@@ -74,8 +74,5 @@ def _reject(
     batch: VerifyBatch, child: int, p: Chosen | Residual, q: DrafterRow | None, *, last: bool
 ) -> tuple[Chosen | Residual, DrafterRow | None, float]:
     """What is left of p and of q after a rejection, and the residual's mass before it was renormalised."""
-    token = int(batch.trees.token[child])
-    p, mass = p.reject(token, q)
-    if q is not None and batch.trees.drawn[child] == WITHOUT_REPLACEMENT and not last:
-        q = q.without(token)
-    return p, q, mass
+    gone = batch.trees.drawn[child] == WITHOUT_REPLACEMENT and not last
+    return rejected(p, q, int(batch.trees.token[child]), gone=gone)

@@ -79,6 +79,17 @@ class Residual:
 Left = Chosen | Residual
 
 
+def rejected(
+    p: Left, q: DrafterRow | None, token: int, *, gone: bool, scale: float = 1.0
+) -> tuple[Left, DrafterRow | None, float]:
+    """What is left of p and of q after a child was rejected, and the residual's mass before it was renormalised.
+
+    `gone`: whether q has the child no more: it was drawn without replacement, and a sibling is to come. `scale`: of p.
+    """
+    left, mass = p.reject(token, q, scale)
+    return left, q.without(token) if gone and q is not None else q, mass
+
+
 def target_rows(batch: VerifyBatch) -> list[Left]:
     """[R] the target's distribution at each row."""
     choices, p = batch.target.choices.tolist(), batch.target.p.unbind()

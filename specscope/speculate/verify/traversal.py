@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.speculate.verify.left import Left, drafter_row, p_of_nodes, target_rows
+from specscope.speculate.verify.left import Left, drafter_row, p_of_nodes, rejected, target_rows
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import TRAVERSAL
 
@@ -74,11 +74,10 @@ class _Walk:
                 return self.below(child, 1.0, root=True)
             if own > 0 and forced == UNTRIED and (accepted := self.below(child, own)) is not None:
                 return accepted
-            left, mass = left.reject(token, q, ratio)
+            gone = trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]
+            left, q, mass = rejected(left, q, token, gone=gone, scale=ratio)
             found.residual_mass[child] = mass
             ratio = mass / (mass + (1 - ratio)) if mass > 0 else float(ratio == 1)
-            if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]:
-                q = q.without(token)
         if root:
             return row, left
         found.accept_prob[row] = ratio

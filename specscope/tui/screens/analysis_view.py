@@ -19,12 +19,10 @@ from specscope.analyze.table import Table
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import Ink, Line, clean, line_width
 from specscope.tui.widgets.grid import GridPanel, RowPanel
-from specscope.tui.widgets.hints import Hint
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel, Sheet
 
 NAMES = ("tokens", "rejections", "calibration", "acceptance", "target's choice", "tree nodes")
 LEAST = 3.0  # seconds between two answers while steps come in

@@ -10,9 +10,8 @@ from textual.binding import Binding, BindingType
 
 from specscope.trace.history.history import Branch
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import Ink, Line, cut, fit, left, right
-from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import PickPanel
 

@@ -11,13 +11,11 @@ from textual.containers import Container
 
 from specscope.tui.compared import Compared, ComparedPair
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over, keys_of
+from specscope.tui.screens.over import Hint, Over, keys_of
 from specscope.tui.screens.parting_view import PartingScreen
 from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, fit, folded, left, right
-from specscope.tui.widgets.hints import Hint
-from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import PickPanel
-from specscope.tui.widgets.panel import Panel
 
 INKS: dict[str, Ink] = {"same": "accepted-strong", "different": "rejected"}
 NUMBER, TAU = 6, 5

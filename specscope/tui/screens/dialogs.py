@@ -1,13 +1,14 @@
-"""What the main screen asks the user: a step, a prompt, a line for the debugger."""
+"""What the app asks the user: a step, a prompt, a line for the debugger, the words of a filter."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.widgets import Input
@@ -15,16 +16,15 @@ from textual.widgets import Input
 from specscope.debug.answers import News
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
-from specscope.debug.viewer import Control, Viewer
+from specscope.debug.viewer import Control
 from specscope.errors import UserError
 from specscope.trace.checked import whole
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.vocabulary import shell_word
-from specscope.tui.pending import Pending
-from specscope.tui.shell import Shell
+from specscope.tui.standing import Standing
 from specscope.tui.text import clean
 from specscope.tui.widgets.listing import ListPanel
-from specscope.tui.widgets.prompt import DebugPrompt, Talk
+from specscope.tui.widgets.prompt import DebugPrompt
 
 
 class Ask(ModalScreen[str | None]):
@@ -49,27 +49,50 @@ class Ask(ModalScreen[str | None]):
         self.dismiss(event.value)
 
 
-class Questions(Shell):
-    """The part of ScopeApp that opens other screens and takes their answers."""
+class Lists:
+    """The actions of an app that arrange the list on its screen."""
 
-    viewer: Viewer
-    current: str | None
-    playing: bool
-    talk: Talk
-    pending: Pending
-    reference: str  # the file that is shown, "" for a live engine
+    def __init__(self, app: App[None], say: Callable[[str], None]) -> None:
+        self._app, self._say = app, say
 
-    def look(self) -> None:
-        """Show the viewer as it stands."""
+    def _list(self) -> ListPanel | None:
+        """The focused list, else the screen's first."""
+        focused = self._app.focused
+        return focused if isinstance(focused, ListPanel) else next(iter(self._app.screen.query(ListPanel)), None)
 
-    def _goto(self, position: int) -> None:
-        """Look at a step."""
+    def action_filter(self) -> None:
+        """Show what has a text, of the list on the screen."""
+        panel = self._list()
+        if panel is None:
+            self._say("there is no list here to filter")
+            return
 
-    def _pick(self, name: str) -> None:
-        """Choose a request."""
+        def answered(text: str | None) -> None:
+            if text is not None:
+                panel.set_order(replace(panel.order, words=text.strip()))
 
-    def _hear(self, news: News, *, notice: bool = True) -> None:
-        """Show what came from the engine or its debugger."""
+        self._app.push_screen(
+            Ask("Filter the list", "text to find; leave empty to show all", panel.order.words), answered
+        )
+
+    def action_sort(self, way: int) -> None:
+        """Sort the list on the screen: by its next column, or the other way round."""
+        panel = self._list()
+        if panel is None:
+            self._say("there is no list here to sort")
+        elif way > 0:
+            panel.sort_next()
+        else:
+            panel.sort_reverse()
+
+
+class Dialogs:
+    """The actions of an app that ask the user something, and do what the answer says."""
+
+    def __init__(self, app: App[None], standing: Standing, hear: Callable[[News], None]) -> None:
+        """`hear`: shows what came from the engine or its debugger."""
+        self._app, self._standing, self._hear = app, standing, hear
+        self.viewer, self._say = standing.viewer, standing.say
 
     def action_ask_step(self) -> None:
         """Go to a step by its number, to a request, or to a request's step: 17, r3, r3@17."""
@@ -88,10 +111,12 @@ class Questions(Shell):
             at = bisect_left(steps, int(number), key=lambda record: record.step)
             if at >= len(steps) or steps[at].step != int(number):
                 self._say(f"there is no step {number}; this is the nearest")
-            self._goto(at)
+            self._standing.goto(at)
 
         last = steps[-1].step
-        self.push_screen(Ask(f"Go to step {steps[0].step} to {last}, or a request: r3, r3@17", str(last)), answered)
+        self._app.push_screen(
+            Ask(f"Go to step {steps[0].step} to {last}, or a request: r3, r3@17", str(last)), answered
+        )
 
     def _goto_request(self, text: str) -> bool:
         """Choose the request of that name, and go to the step behind its @; False where it names none."""
@@ -104,46 +129,17 @@ class Questions(Shell):
         except UserError as error:
             self._say(str(error))
             return True
-        self._pick(request.id)
+        self._standing.pick(request.id)
         if position is not None:
-            self._goto(position)
+            self._standing.goto(position)
             if place.node is not None:
-                self.run_worker(self.run_action(f"step_at({position}, {place.node})"))
+                self._app.run_worker(self._app.run_action(f"step_at({position}, {place.node})"))
         return True
-
-    def _list(self) -> ListPanel | None:
-        """The list that filter and sort are about: the focused one, else the screen's first."""
-        focused = self.focused
-        return focused if isinstance(focused, ListPanel) else next(iter(self.screen.query(ListPanel)), None)
-
-    def action_filter(self) -> None:
-        """Show what has a text, of the list on the screen."""
-        panel = self._list()
-        if panel is None:
-            self._say("there is no list here to filter")
-            return
-
-        def answered(text: str | None) -> None:
-            if text is not None:
-                panel.set_order(replace(panel.order, words=text.strip()))
-
-        self.push_screen(Ask("Filter the list", "text to find; leave empty to show all", panel.order.words), answered)
-
-    def action_sort(self, way: int) -> None:
-        """Sort the list on the screen: by its next column, or the other way round."""
-        panel = self._list()
-        if panel is None:
-            self._say("there is no list here to sort")
-        elif way > 0:
-            panel.sort_next()
-        else:
-            panel.sort_reverse()
 
     def action_ask_search(self) -> None:
         """Find a text in the current request's output: after the step that is looked at, then from the start."""
-        request = self.viewer.history.requests.get(self.current or "")
+        request = self._standing.request()
         if request is None:
-            self._say("there is no current request")
             return
 
         def answered(text: str | None) -> None:
@@ -158,9 +154,11 @@ class Questions(Shell):
                 self._say(f"this is the only {text!r} in the output of {request.id}")
             elif position <= here:
                 self._say(f"no later {text!r}: wrapped around to the first of {request.id}")
-            self._goto(position)
+            self._standing.goto(position)
 
-        self.push_screen(Ask(f"Search the output of {request.id}", "text to find, after this step first"), answered)
+        self._app.push_screen(
+            Ask(f"Search the output of {request.id}", "text to find, after this step first"), answered
+        )
 
     def _find(self, request: RequestHistory, text: str) -> list[int]:
         """The positions of the steps with which the text is complete."""
@@ -175,14 +173,16 @@ class Questions(Shell):
 
     def action_copy_reference(self) -> None:
         """Put what `specscope replay` opens at this step into the clipboard."""
-        found = self.viewer.history.part(self.current or "", self.viewer.position)
+        found = self.viewer.history.part(self._standing.current or "", self.viewer.position)
         if found is None:
-            self._say(f"{self.current} has no step yet" if self.current else "there is no step to copy")
+            self._say(
+                f"{self._standing.current} has no step yet" if self._standing.current else "there is no step to copy"
+            )
             return
-        reference = f"{self.reference}#{self.current}@{found[1].index}"
+        reference = f"{self._standing.reference}#{self._standing.current}@{found[1].index}"
         plain = reference.replace("#", "")  # which a shell takes as it is inside of a word
         reference = reference if shell_word(plain) == plain else shell_word(reference)
-        self.copy_to_clipboard(reference)
+        self._app.copy_to_clipboard(reference)
         self._say(f"copied {reference}")
 
     def action_next_engine(self) -> None:
@@ -192,19 +192,19 @@ class Questions(Shell):
             self._say("there is one engine: specscope tui --listen shows several")
             return
         following()
-        self.look()
+        self._standing.show()
 
     def action_console(self) -> None:
         """The debugger's prompt."""
-        self.push_screen(DebugPrompt(self.talk, self.action_debug_line, Commands(Session()).complete))
+        self._app.push_screen(DebugPrompt(self._standing.talk, self.action_debug_line, Commands(Session()).complete))
 
     def action_debug_line(self, line: str) -> None:
         """Give the debugger a line; a live engine answers when it can."""
-        self.playing = False
+        self._standing.playing = False
         self.viewer.debug(line)
         while self.viewer.news:
             self._hear(self.viewer.news.popleft())
-        self.look()
+        self._standing.show()
 
     def action_ask_breakpoint(self) -> None:
         """Set a breakpoint."""
@@ -215,7 +215,9 @@ class Questions(Shell):
                 known = words.split()[0] in ("break", "tbreak", "watch", "b", "tb")
                 self.action_debug_line(words if known else f"break {words}")
 
-        self.push_screen(Ask("Stop at EVENT [if EXPR], or watch EXPR", "reject if depth == 1 and p < 0.1"), answered)
+        self._app.push_screen(
+            Ask("Stop at EVENT [if EXPR], or watch EXPR", "reject if depth == 1 and p < 0.1"), answered
+        )
 
     def _engine(self, what: str) -> Control | None:
         """The engine, or a word on why there is none."""
@@ -238,28 +240,26 @@ class Questions(Shell):
             control = self._engine("no new prompts") if text else None
             if control is not None and text:
                 control.submit(text)
-                self.pending.submit(text, self.viewer.history)
+                self._standing.pending.submit(text, self.viewer.history)
                 self._say("queued: it begins with the next step" if self.viewer.paused else "submitted")
-                self.look()
+                self._standing.show()
 
-        self.push_screen(Ask("New prompt", "text for the model to continue or answer"), answered)
+        self._app.push_screen(Ask("New prompt", "text for the model to continue or answer"), answered)
 
     def action_cancel(self) -> None:
         """End the current request."""
         control = self._engine("nothing to cancel")
-        request = self.viewer.history.requests.get(self.current or "")
-        if control is None:
+        request = self._standing.request() if control is not None else None
+        if control is None or request is None:
             return
-        if request is None:
-            self._say("there is no current request")
-        elif request.end is not None:
+        if request.end is not None:
             self._say(f"{request.id} has already ended ({request.state})")
         else:
             control.cancel(request.id)
-            self.pending.cancels.add(request.id)
+            self._standing.pending.cancels.add(request.id)
             self._say(
                 f"{request.id} will be cancelled by the next step"
                 if self.viewer.paused
                 else f"{request.id} is cancelled"
             )
-            self.look()
+            self._standing.show()

@@ -14,12 +14,10 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.trace_sampling import LeftOut
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import LEVELS, Ink, Line, bar, clean, column_at, left, percent, right, spread
-from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.kv_map import kv_map
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.rates import undrafted_lines
 
 NAME, NUMBER, MOST = 12, 10, 12

@@ -15,14 +15,12 @@ from specscope.trace.history.wording import acceptance
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right, show_token
-from specscope.tui.widgets.hints import Hint
-from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.decision import why_lines
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.output import INKS
-from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import tree_lines
-from specscope.tui.widgets.trials import why_lines
 
 NUMBER, DEPTH = 4, 7
 NAMES = ("original", "fork")

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.records import FinalKind
-from specscope.tui.screens.base import Screens
-from specscope.tui.widgets.requests import RequestsPanel
+from specscope.tui.standing import Standing
 
 
-class Moves(Screens):
-    """The part of ScopeApp that moves the viewer."""
+class Moves:
+    """The actions of an app that move where it stands."""
 
-    _picked: bool
+    def __init__(self, standing: Standing, names: Callable[[], Sequence[str]]) -> None:
+        """`names`: the requests, as they are listed."""
+        self._standing, self._names = standing, names
+        self.viewer, self._say = standing.viewer, standing.say
 
     def action_forward(self) -> None:
         """The next step."""
-        self.playing = False
+        self._standing.playing = False
         before = self.viewer.position
         self.viewer.forward()
         if self.viewer.position == before and not self.viewer.live:
             self._say("this is the last step")
-        self.look()
+        self._standing.show()
 
     def action_backward(self) -> None:
         """The step before."""
         if self.viewer.position <= 0:
             self._say("this is the first step")
-        self._goto(self.viewer.position - 1)
+        self._standing.goto(self.viewer.position - 1)
 
     def action_jump(self, way: int) -> None:
         """A twentieth of the run."""
-        self._goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
+        self._standing.goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
 
     def action_first(self) -> None:
         """The first step."""
-        self._goto(0)
+        self._standing.goto(0)
 
     def action_last(self) -> None:
         """The newest step, and follow."""
-        self.playing = False
+        self._standing.playing = False
         self.viewer.goto_end()
-        self.look()
+        self._standing.show()
 
     def action_rejection(self, way: int) -> None:
         """The next or previous step that ended in a rejection: the current request's, then the others', in a ring."""
-        requests = self.viewer.history.requests
-        request = requests.get(self.current or "")
+        requests, request = self.viewer.history.requests, self._standing.request()
         if request is None:
-            self._say("there is no current request")
             return
         position = next(self._rejections(request, way), None)
         if position is not None:
-            self._to_rejection(request.id, position)
+            self._to(request.id, position)
             return
         names = list(requests)[::way]
         here = names.index(request.id)
@@ -68,7 +68,7 @@ class Moves(Screens):
                 self._say(f"{request.id} has no {later} rejection: this is {name}'s {first}")
             else:
                 self._say(f"no {later} rejection: wrapped around to {name}'s {first}")
-            self._to_rejection(name, position)
+            self._to(name, position)
             return
         self._say("no step of this run ended in a rejection")
 
@@ -84,19 +84,18 @@ class Moves(Screens):
             if verdict is not None and verdict.kind is FinalKind.RECOVERED:
                 yield request.engine_steps[at]
 
-    def _to_rejection(self, name: str, position: int) -> None:
-        self.current, self._picked = name, True
-        self._goto(position)
+    def _to(self, name: str, position: int) -> None:
+        self._standing.current, self._standing.picked = name, True
+        self._standing.goto(position)
 
     def action_choose(self, way: int) -> None:
         """The request below or above, as the list stands; or the next interval, where there are no requests."""
         if self.viewer.history.counts_only:
             self.action_forward() if way > 0 else self.action_backward()
             return
-        panel = next(iter(self.screen_stack[0].query(RequestsPanel)), None)
-        names = (panel.names if panel is not None else []) or list(self.viewer.history.requests)
+        names = self._names() or list(self.viewer.history.requests)
         if not names:
             self._say("no requests yet")
             return
-        at = names.index(self.current) + way if self.current in names else 0
-        self._pick(names[min(max(at, 0), len(names) - 1)])
+        at = names.index(self._standing.current) + way if self._standing.current in names else 0
+        self._standing.pick(names[min(max(at, 0), len(names) - 1)])

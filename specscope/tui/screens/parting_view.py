@@ -16,13 +16,11 @@ from specscope.trace.record.records import RequestStep
 from specscope.tui.compared import Beside, Compared, ComparedPair
 from specscope.tui.look import Look
 from specscope.tui.screens.fork_view import DEPTH, step_cell
-from specscope.tui.screens.over import Over, keys_of
+from specscope.tui.screens.over import Hint, Over, keys_of
 from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right
-from specscope.tui.widgets.hints import Hint
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.decision import why_lines
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.tree_lines import tree_lines
-from specscope.tui.widgets.trials import why_lines
 
 PLACE, STEP = 6, 5
 NAMES = ("A", "B")

@@ -13,12 +13,10 @@ from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.events import EventKind
 from specscope.trace.words import NODE, STEP
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import Ink, Line, clean, cut, fit, folded, labelled, left, line_width, paragraph, right
-from specscope.tui.widgets.hints import Hint
-from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import PickPanel
-from specscope.tui.widgets.panel import Panel
 
 EXAMPLES = (
     ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter's first token was sure, and wrong"),

@@ -15,9 +15,8 @@ from textual.containers import Container
 from specscope.trace.history.wording import acceptance, ending, plural
 from specscope.trace.record.records import FinalKind, RequestStep
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import LEVELS, Ink, Line, clean, column_at, cut, figure, fit, left, right, show_token, spread
-from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import ListPanel, Order
 from specscope.tui.widgets.output import INKS, OutputPanel

@@ -16,17 +16,13 @@ from specscope.trace.history.at_parent import above
 from specscope.trace.history.decided import ended_by
 from specscope.trace.history.wording import acceptance
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.text import Line, clean, fit, folded
-from specscope.tui.widgets.hints import Hint
-from specscope.tui.widgets.likeliest import likeliest_lines
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.node_facts import node_facts
-from specscope.tui.widgets.node_view import node_view_lines
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.decision import likeliest_lines, place_lines
+from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.node_view import node_facts, node_view_lines
 from specscope.tui.widgets.tree_lines import tree_lines
-from specscope.tui.widgets.trials import place_lines
 
 REPLAYED = "Whole distributions need a live engine; the record keeps the likeliest tokens."
 ENTER = "Enter shows the whole distributions."

@@ -14,12 +14,10 @@ from specscope.trace.history import timeline
 from specscope.trace.history.timeline import SpanTimeline, TimelineRow
 from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Over
+from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import Line, fit, left, paragraph, right
-from specscope.tui.widgets.hints import Hint
-from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import PickPanel
-from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.spans import Layout, axis, inks_of, row_facts, row_line
 
 

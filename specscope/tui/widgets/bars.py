@@ -7,8 +7,7 @@ from collections.abc import Hashable
 
 from specscope.tui.look import Look
 from specscope.tui.text import NOTHING, Ink, Line, bar, clean, cut, fit, line_width, percent
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel, Sheet
 
 STATES: dict[str, tuple[str, Ink]] = {
     "running": ("● running", "accepted-strong"),

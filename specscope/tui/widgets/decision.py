@@ -1,4 +1,4 @@
-"""A decision as a picture: the coin as a mark on the line from 0 to 1, of which a is won; p and q as bars. Pure.
+"""A decision as a picture, the decisions at a place of a tree, and what both models found likeliest there. Pure.
 
 The names mean the same on every screen. `p` and `q` are the probabilities as drawn, before any trial; `p tried` and
 `q tried` those at the trial, after earlier siblings were rejected: a = min(1, p tried / q tried) under the standard
@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
-from specscope.trace.history.decided import BELOW, TOSSED, coin_sign
+from specscope.trace.history.at_parent import AtParent, TopToken, above, end
+from specscope.trace.history.decided import BELOW, TOSSED, coin_sign, deciding
+from specscope.trace.history.draw import MARKS
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
-from specscope.trace.words import WordRow, final_number, node_numbers
-from specscope.tui.text import Ink, Line, bar, left, line_width, probability
+from specscope.trace.record.tree import ROOT
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.words import WordRow, about_likeliest, final_number, likeliest, node_numbers
+from specscope.tui.text import Ink, Line, bar, cut, fit, left, line_width, probability, show_token
 
 LABEL = 9
 VALUE = 17  # `0.774 ≥ a 0.125`, and the gap before it
 SHORTEST, LONGEST = 8, 60  # cells of a bar
+NARROWEST = 36  # cells of a decision beside another
+COLUMN = 30  # cells of a column of likeliest tokens, at least
+MARK, NUMBER, TOKEN, LONGEST_COLUMN = 2, 8, 14, 24
 INKS: dict[Outcome, Ink] = {
     Outcome.ACCEPTED: "accepted-strong",
     Outcome.REJECTED: "rejected",
@@ -95,3 +103,130 @@ def beside(blocks: Sequence[Sequence[Line]], width: int, gap: int = 2) -> list[L
             row += [*line, (" " * missing, "text")]
         rows.append(row)
     return rows
+
+
+def trial(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
+    """One decision under its token, and a blank line."""
+    outcome = Outcome(int(verdict.outcome[node]))
+    token = cut(show_token(vocabulary, int(step.tree.token[node])), max(width - 12, 8))
+    residual = f"residual {probability(float(verdict.residual_mass[node]))}"
+    said: Line = [(residual if outcome is Outcome.REJECTED and not verdict.is_greedy else "", "faint")]
+    name: Line = [(f"{MARKS[outcome]} {token}", INKS[outcome])]
+    head = fit([(0, name), (1, [(outcome.name.lower(), "dim")]), (2, said)], width)
+    return [head, *decision(step, verdict, node, width), []]
+
+
+def final_trial(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int) -> list[Line]:
+    """The final token, with its probability where it was drawn."""
+    ink: Ink = verdict.kind.value
+    name: Line = [(f"» {cut(show_token(vocabulary, verdict.token), max(width - 14, 8))}", ink)]
+    room = min(max(width - LABEL - VALUE, 8), LONGEST)
+    return [fit([(0, name), (1, [(verdict.kind.value, "dim")])], width), final_bar(step, verdict, room), []]
+
+
+def trials(blocks: list[list[Line]], width: int) -> list[Line]:
+    """Blocks beside each other, as many in a row as there is room for."""
+    columns = max(1, min(len(blocks), (width + 2) // NARROWEST))
+    wide = column_width(len(blocks), width)
+    lines: list[Line] = []
+    for at in range(0, len(blocks), columns):
+        lines += beside(blocks[at : at + columns], wide)
+    return lines
+
+
+def column_width(count: int, width: int) -> int:
+    """The cells that `trials` gives to each of so many blocks."""
+    columns = max(1, min(count, (width + 2) // NARROWEST))
+    return (width - 2 * (columns - 1)) // columns
+
+
+def why_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int, room: int) -> list[Line]:
+    """A blank line, the decisions that ended the path, then those on the way: as many as `room` lines hold."""
+    if not len(step.tree):
+        return [[], *final_trial(step, verdict, vocabulary, width)[:-1]] if room >= 3 else []
+    ended = deciding(step)
+    below = [int(node) for node in verdict.path if node not in ended]
+    lines: list[Line] = []
+    for nodes in (ended, below[::-1]):
+        lines += _fitting(step, verdict, nodes, vocabulary, width, room - len(lines) - 1)
+    return [[], *lines][:room] if lines else []
+
+
+def _fitting(
+    step: RequestStep, verdict: Verdict, nodes: Sequence[int], vocabulary: Vocabulary, width: int, room: int
+) -> list[Line]:
+    """The decisions of the first of the nodes, as many as there is room for."""
+    wide = column_width(len(nodes), width)
+    for count in range(min(len(nodes), room), 0, -1):
+        lines = trials([trial(step, verdict, node, vocabulary, wide) for node in nodes[:count]], width)
+        if len(lines) - 1 <= room:  # the last line is blank
+            return lines
+    return []
+
+
+def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
+    """A node's siblings, the path down to it, then the rest. For the final token `node` is the count of the nodes."""
+    final = node == len(step.tree)
+    last, parent = end(step).parent, above(step, node).parent
+    others = [other for other in step.tree.children(parent) if other != node]
+    path = [] if parent == ROOT else [int(at) for at in step.tree.path_to(parent)]
+    wide = column_width(len(others) + (parent == last and not final), width)
+    blocks = [trial(step, verdict, other, vocabulary, wide) for other in others]
+    if parent == last and not final:
+        blocks.append(final_trial(step, verdict, vocabulary, wide))
+    lines: list[Line] = []
+    if blocks:
+        title = "rejected before it" if final else "siblings"
+        lines += [[(title, "accent")], *trials(blocks, width)]
+    rest = [at for at in range(len(step.tree)) if at not in {node, *others, *path}]
+    for title, them in (("path to it", path), ("rest of the tree", rest)):
+        if them:
+            wide = column_width(len(them), width)
+            drawn = [trial(step, verdict, at, vocabulary, wide) for at in them]
+            lines += [[(title, "accent")], *trials(drawn, width)]
+    return lines
+
+
+def likeliest_lines(place: AtParent, vocabulary: Vocabulary, width: int) -> list[Line]:
+    """A column for each of the two that is recorded; tokens that were drafted there have the mark of their outcome.
+
+    Below, where the target's first choice was for the drafter, and how much of its mass the drafter cannot draft.
+    """
+    columns = likeliest(place)
+    if not columns:
+        return []
+    wide = (width - 2 * (len(columns) - 1)) // len(columns)
+    stacked = wide < COLUMN
+    blocks = [_column(place, *column, vocabulary, width if stacked else wide) for column in columns]
+    lines = [line for block in blocks for line in block] if stacked else beside(blocks, wide)
+    below: list[Line] = [
+        [(cut(text, width), "dim")] for text in about_likeliest(place, partial(show_token, vocabulary))
+    ]
+    return [*lines, *below, []]
+
+
+def _column(place: AtParent, name: str, tokens: Sequence[TopToken], vocabulary: Vocabulary, width: int) -> list[Line]:
+    ink: Ink = "target" if name.startswith("target") else "bonus"
+    room = min(max(width - MARK - TOKEN - NUMBER, 0), LONGEST_COLUMN)
+    lines: list[Line] = [[(cut(name, width), "accent")]]
+    for top in tokens:
+        mark, mark_ink = _mark(place, top.token)
+        full = bar(top.prob, room)
+        row: Line = [
+            (left(mark, MARK), mark_ink),
+            (left(show_token(vocabulary, top.token), TOKEN), mark_ink if mark else "text"),
+            (left("  " + probability(top.prob), NUMBER), "text"),
+            (full, ink),
+            ("·" * (room - len(full)), "rail"),
+        ]
+        lines.append(row)
+    return lines
+
+
+def _mark(place: AtParent, token: int) -> tuple[str, Ink]:
+    verdict = place.step.verdict
+    drafted = [node for node in place.children if int(place.step.tree.token[node]) == token]
+    if not drafted or verdict is None:
+        return "", "text"
+    outcome = Outcome(int(verdict.outcome[drafted[0]]))
+    return MARKS[outcome], INKS[outcome]

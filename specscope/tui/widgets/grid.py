@@ -11,9 +11,8 @@ from specscope.analyze.questions.groups import Examples
 from specscope.analyze.table import Table
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, left, paragraph, right
-from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import Order, PickPanel
-from specscope.tui.widgets.panel import Panel
 
 GAP = "  "
 BARS = "█▏▎▍▌▋▊▉"

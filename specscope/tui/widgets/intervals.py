@@ -12,8 +12,7 @@ from specscope.trace.history.interval import COLUMNS, cells, counts, missing
 from specscope.trace.record.aggregate import Aggregate
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, NOTHING, Ink, Line, bar, clean, cut, folded, left, right
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel, Sheet
 
 # What gives way first where it is narrow stands last
 BY_NEED = ("time", "length", "rate", "drafts", "accepted", "tokens", "running", "KV", "waiting", "drafted", "seconds")

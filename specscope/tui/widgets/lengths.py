@@ -10,8 +10,7 @@ from textual import events
 from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, Line, clean, column_at, fit, right, spread
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel, Sheet
 
 AXIS = 4
 WIDEST = 4  # cells of a column

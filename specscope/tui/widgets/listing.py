@@ -11,7 +11,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from specscope.tui.text import Ink, Line, clean
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel
 
 Item = TypeVar("Item")
 UP, DOWN = "▲", "▼"

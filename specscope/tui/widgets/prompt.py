@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -15,24 +14,10 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, RichLog
 
-from specscope.tui.text import clean, folded
+from specscope.tui.standing import KEPT, Talk
+from specscope.tui.text import folded
 
-KEPT = 2000  # lines of what was said
 HINT = "help lists the commands. For example: break reject, continue, tree, node 0."
-
-
-@dataclass
-class Talk:
-    """What was typed and what was said; outlives the screen."""
-
-    said: list[tuple[bool, str]] = field(default_factory=list)  # (whether it was typed, a line)
-    typed: list[str] = field(default_factory=list)
-
-    def add(self, text: str, *, typed: bool = False) -> list[tuple[bool, str]]:
-        """Note lines; those that are new."""
-        new = [(typed, clean(line)) for line in text.splitlines()]
-        self.said = [*self.said, *new][-KEPT:]
-        return new
 
 
 def hanging(line: str, width: int) -> list[str]:

@@ -25,8 +25,7 @@ from specscope.tui.text import (
     percent,
     right,
 )
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel, Sheet
 
 ROOMY = 40  # cells in which the rate has its whole name, and a depth both its rates
 LEAST = 5  # depths that have a line before anything but the headline has

@@ -12,8 +12,7 @@ from textual.message import Message
 
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, line_width
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.lines import Panel, Sheet
 
 
 class Slider(Panel):

@@ -19,11 +19,9 @@ from specscope.tui.keys import shown_key
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, paragraph, show_token
 from specscope.tui.widgets.bars import progress_line
-from specscope.tui.widgets.likeliest import likeliest_lines
-from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.decision import likeliest_lines, why_lines
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.tree_lines import tree_lines
-from specscope.tui.widgets.trials import why_lines
 
 DECISION = 5  # lines of the decisions that ended a path, beside each other
 LOW = 8  # lines below which a panel has room for the tree alone

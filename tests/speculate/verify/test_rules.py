@@ -127,10 +127,10 @@ def mutant(module, old, new):
 TRAVERSAL_MISTAKES = {
     "the ratio is not capped at 1": ("min(1.0, ratio * p_token / q_token)", "ratio * p_token / q_token"),
     "the ratio starts anew at each node": ("min(1.0, ratio * p_token", "min(1.0, p_token"),
-    "the residual is not scaled by the ratio": ("left.reject(token, q, ratio)", "left.reject(token, q)"),
+    "the residual is not scaled by the ratio": ("gone=gone, scale=ratio", "gone=gone"),
     "the parent keeps its ratio when a child is rejected": ("ratio = mass / (mass + (1 - ratio))", "ratio = ratio"),
     "the parent's ratio is the residual's mass": ("mass / (mass + (1 - ratio))", "mass"),
-    "q keeps a rejected sibling": ("q = q.without(token)", "pass"),
+    "q keeps a rejected sibling": ("gone=gone, scale=ratio", "gone=False, scale=ratio"),
     "the final token is drawn from all of p": ("return (row, left) if", "return (row, self.at_row[row]) if"),
     "so it is at the root": ("return row, left\n", "return row, self.at_row[row]\n"),
 }

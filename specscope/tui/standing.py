@@ -1,0 +1,123 @@
+"""Where the screen stands in a run: what its keys, dialogs and other screens read and change. No widgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specscope.debug.answers import BreakpointHit
+from specscope.debug.viewer import Viewer
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.record.records import RequestInfo
+from specscope.tui.text import clean
+
+KEPT = 2000  # lines of what was said
+
+
+@dataclass
+class Talk:
+    """What was typed and what was said; outlives the screen."""
+
+    said: list[tuple[bool, str]] = field(default_factory=list)  # (whether it was typed, a line)
+    typed: list[str] = field(default_factory=list)
+
+    def add(self, text: str, *, typed: bool = False) -> list[tuple[bool, str]]:
+        """Note lines; those that are new."""
+        new = [(typed, clean(line)) for line in text.splitlines()]
+        self.said = [*self.said, *new][-KEPT:]
+        return new
+
+
+@dataclass
+class Pending:
+    """Prompts that wait to be seen in a record, and requests whose end does: a paused engine's next step tells."""
+
+    prompts: list[str] = field(default_factory=list)
+    cancels: set[str] = field(default_factory=set)
+    _known: set[str] = field(default_factory=set)  # requests that were there before the first of the prompts
+
+    def submit(self, prompt: str, history: History) -> None:
+        """A prompt was sent."""
+        if not self.prompts:
+            self._known = set(history.requests)
+        self.prompts.append(prompt)
+
+    def refused(self) -> None:
+        """The engine refused a prompt: the oldest, for it takes them in order."""
+        if self.prompts:
+            self.prompts.pop(0)
+
+    def update(self, history: History) -> None:
+        """Let go of what the records show."""
+        if self.cancels:
+            going = {name for name, request in history.requests.items() if request.end is None}
+            self.cancels &= going
+        if not self.prompts:
+            return
+        for name in [name for name in history.requests if name not in self._known]:
+            self._known.add(name)
+            self._came(history.requests[name].info)
+
+    def _came(self, info: RequestInfo | None) -> None:
+        """A request came: one of these prompts, or where its text is not known the oldest of them."""
+        told = info is not None and bool(info.prompt or info.title)
+        for at, prompt in enumerate(self.prompts):
+            if not told or (info is not None and (prompt == info.title or prompt in info.prompt)):
+                del self.prompts[at]
+                return
+
+    @property
+    def shown(self) -> tuple[tuple[str, ...], frozenset[str]]:
+        """As a value, for panels to compare."""
+        return tuple(self.prompts), frozenset(self.cancels)
+
+
+@dataclass
+class Standing:
+    """The viewer, and what was chosen by hand."""
+
+    viewer: Viewer
+    show: Callable[[], None]  # draws everything as it stands now
+    say: Callable[[str], None]  # a notice
+    reference: str = ""  # the file that is shown, "" for a live engine
+    current: str | None = None  # the request whose tree and text are shown
+    picked: bool = False  # whether it was picked by hand
+    pooled: bool = True  # figures over all requests, or over the current one
+    playing: bool = False  # a replay that moves by itself
+    hit: BreakpointHit | None = None  # that stopped the run last
+    talk: Talk = field(default_factory=Talk)
+    pending: Pending = field(default_factory=Pending)
+
+    @property
+    def history(self) -> History:
+        """The records."""
+        return self.viewer.history
+
+    def request(self) -> RequestHistory | None:
+        """The current request; says so where there is none."""
+        request = self.history.requests.get(self.current or "")
+        if request is None:
+            self.say("there is no current request")
+        return request
+
+    def goto(self, position: int) -> None:
+        """Look at a step."""
+        self.playing = False
+        self.viewer.goto(position)
+        self.show()
+
+    def pick(self, name: str) -> None:
+        """Choose a request."""
+        self.current, self.picked = name, True
+        self.show()
+
+    def settle(self) -> None:
+        """Keep to the request picked by hand; else the first in the batch of the position."""
+        history, at = self.history, self.viewer.position
+        if self.picked and self.current in history.requests:
+            return
+        batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
+        if batch:
+            self.current = batch[0].request
+        elif self.current not in history.requests:
+            self.current = next(iter(history.requests), None)
