@@ -39,7 +39,7 @@ class PairedBy(StrEnum):
 
     EXACT = "prompt, parameters and seed"
     SEED = "prompt and parameters"  # the seed differs
-    PROMPT = "prompt"  # parameters differ
+    PROMPT = "prompt"  # the parameters differ
     ORDER = "order"  # the prompt of one of them is not known
 
 
@@ -200,7 +200,7 @@ class Field:
 
     @property
     def share(self) -> float:
-        """Of those compared, how many differ."""
+        """The share of those compared that differ."""
         return self.differ / self.compared if self.compared else 0.0
 
 
@@ -242,7 +242,7 @@ class CalibrationBin:
 
 @dataclass(frozen=True)
 class FailCondition:
-    """A --fail-if, and what became of it."""
+    """A --fail-if condition and its outcome."""
 
     text: str
     hit: bool
@@ -288,11 +288,11 @@ class Comparison:
     @property
     def tau(self) -> Estimate | None:
         """The primary figure; None where it is not known on both sides."""
-        return next((one for one in self.figures if one.name == TAU), None)
+        return next((figure for figure in self.figures if figure.name == TAU), None)
 
     @property
     def partings(self) -> dict[PartingCause, int]:
-        """Pairs by what they part at."""
+        """How many pairs part, by cause, the most frequent first."""
         counts: dict[PartingCause, int] = {}
         for pair in self.pairs:
             if pair.parting is not None:
