@@ -219,7 +219,7 @@ def _run(
 
     for url in urls:
         base_url(url)
-    loads = [Load(rate=one) for one in rates] if rates else [Load(concurrency=one) for one in concurrencies]
+    loads = [Load(rate=rate) for rate in rates] if rates else [Load(concurrency=count) for count in concurrencies]
     request = RequestOptions(
         **{name: flags.pop(name) for name in ("chat", "max_tokens", "temperature", "seed", "ignore_eos", "timeout")}
     )
