@@ -42,7 +42,7 @@ class _Known:
     """What is known of a request between its steps."""
 
     chunks: int = 0  # passes that fed its prompt
-    cached: int = 0  # tokens of it that the prefix cache held
+    cached: int = 0  # tokens of its prompt that the prefix cache held
     preempted: int = 0
     lost: bool = False  # whether its KV was taken since its last decode step
     output: int = 0

@@ -23,7 +23,7 @@ class Several:
     reports: tuple[Report, ...]  # in the order in which they were given
     pooled: Figures  # over all of them
     means: Means  # over the requests of all of them
-    groups: dict[str, list[LabelGroup]]  # likewise
+    groups: dict[str, list[LabelGroup]]  # of the same requests, by label
     notes: tuple[str, ...]  # what a reader of the pooled figures must know
 
     @property

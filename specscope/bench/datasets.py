@@ -15,7 +15,7 @@ from specscope.errors import UserError
 from specscope.measure.prompts import unseen_prompts
 from specscope.trace.record.records import TEMPLATE
 
-# How requests arrive: at a rate, however long answers take, or so many at once.
+# How requests arrive: at a rate, however long answers take, or a fixed number at once.
 
 
 @dataclass(frozen=True)

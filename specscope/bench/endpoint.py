@@ -23,7 +23,7 @@ from specscope.watch.metrics import Reading, difference, read_metrics
 from specscope.watch.told import UnreadableError
 
 TOKENS = 128  # of output, where neither flags nor dataset say
-PATIENCE = 10.0  # seconds for the pages that are read beside the load
+PATIENCE = 10.0  # seconds for the pages that are read in addition to the load
 KEEP = 2.0  # seconds that an idle connection is kept: servers close theirs after 5
 LARGEST_PAGE = 64 * 2**20  # bytes
 # Tried in turn: the count of tokens in each chunk, in the last one, not at all

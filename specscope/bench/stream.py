@@ -70,7 +70,7 @@ class StreamedAnswer:
     chunks: list[float] = field(default_factory=list)  # when each chunk with output came
     counts: list[int | None] = field(default_factory=list)  # output tokens by then, where the server counts them
     input_tokens: int | None = None
-    cached_tokens: int | None = None  # of them: in the server's prefix cache, where it says so
+    cached_tokens: int | None = None  # input tokens in the server's prefix cache, where it reports them
     told_tokens: int | None = None  # of the output, by the server
     drafts: Aggregate | None = None  # acceptance of this request, where the server reports it
     error: str = ""  # why it failed, in one line

@@ -52,7 +52,7 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]  # generic in new v
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:  # noqa: ANN401
-        """Of text, or of a default as it is."""
+        """The numbers in a text; a default is returned as it is."""
         if not isinstance(value, str):
             return tuple(value)
         words = value.split(",")

@@ -125,7 +125,7 @@ def need_different(files: Sequence[str], where: str = "") -> None:
             known = os.stat(file)
             key: object = (known.st_dev, known.st_ino)
         except OSError:
-            key = file  # reading it says what is wrong
+            key = file  # reading it reports what is wrong
         if key in seen:
             other = seen[key]
             same = f"{file} is given twice" if other == file else f"{other} and {file} are the same file"

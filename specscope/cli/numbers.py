@@ -23,7 +23,7 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
         self.name = "integer" if self.base is int else "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Of text, or of a default as it is."""
+        """The number in a text; a default is checked as it is."""
         if isinstance(value, str) and re.fullmatch(_FORMS[self.base], value):
             value = self.base(value)
         return checked(value, self.kind, param.opts[0] if param is not None else "the number")

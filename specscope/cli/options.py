@@ -205,7 +205,7 @@ def output_settings(
 ) -> OutputOptions:
     """Take the output flags out of `flags`. `inputs`: files that the command reads, which it must not overwrite.
 
-    `unattended`: it may be started where nobody looks, and should run on.
+    `unattended`: the command may run without anybody watching, and should go on.
     """
     no_clobber, on_full = flags.pop("no_clobber", False), flags.pop("on_full")
     existing = Existing.NEW_NAME if unattended else Existing.REFUSE if no_clobber else Existing.REPLACE

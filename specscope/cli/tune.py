@@ -174,7 +174,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
     from specscope.trace.record.rules import BLOCK, STANDARD
 
     share_cores()
-    options = audit_options(data.histories[0], target, draft_model, None)  # says what is not at hand
+    options = audit_options(data.histories[0], target, draft_model, None)  # reports missing models
     if options.why_no_draft:
         raise UserError(options.why_no_draft)
     rule = STANDARD if data.run.rule == BLOCK else data.run.rule  # costs are of trees too; a chain's is the same

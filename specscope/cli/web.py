@@ -178,7 +178,7 @@ def serve(command: Sequence[str], host: str, port: int) -> None:
     if not host:
         raise UserError("--web-host is empty: use 127.0.0.1 for this machine only, 0.0.0.0 for every address")
     server, _ = make_server(command, host, port)
-    logging.getLogger("textual-serve").addHandler(logging.NullHandler())  # it logs what its caller is told as well
+    logging.getLogger("textual-serve").addHandler(logging.NullHandler())  # it logs errors that it also raises
     logging.getLogger("textual-serve").propagate = False
     asyncio.run(_serve(server, f"specscope: serving specscope {shlex.join(command)} on {server.public_url}"))
 

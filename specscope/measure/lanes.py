@@ -28,7 +28,7 @@ class Timed:
     """A step in which a full batch decoded and nothing else ran."""
 
     seconds: float
-    drafting: float  # of them
+    drafting: float  # seconds of the step spent drafting
     rows: int  # that the target ran
     tokens: int  # committed
     drafts: int  # requests for which something was drafted

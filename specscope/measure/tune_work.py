@@ -18,8 +18,8 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestInfo
 
 PROMPTS = 16  # that costs are measured with
-LONGEST = 512  # tokens of them that are used: a prefill is not measured
-COST_TOKENS = 48  # that each makes
+LONGEST = 512  # last tokens of a prompt that are used: a prefill is not measured
+COST_TOKENS = 48  # that each request generates
 CHECK_PROMPTS = 12
 CHECK_TOKENS = 64
 
@@ -46,7 +46,7 @@ def _infos(data: Recorded) -> list[RequestInfo]:
 
 
 def _until(params: SamplingParams, tokens: int) -> SamplingParams:
-    """Whatever ends the output early is off: each makes so many tokens."""
+    """These parameters with nothing that ends the output early, so that exactly `tokens` tokens are generated."""
     return replace(params, max_tokens=tokens, stop=(), ignore_eos=True)
 
 

@@ -83,7 +83,7 @@ class OutputChoice:
     echo: str = ""  # the prompt's text, where the output begins with it
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each of them, where they were asked for
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where they were requested
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token that ended it
     figures: RequestCounts = field(default_factory=RequestCounts)

@@ -53,7 +53,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> ErrorBody:
-        """As it is sent."""
+        """The body that is sent."""
         kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
         return ErrorBody(ErrorInfo(self.message, kind, self.param, self.status))
 

@@ -82,7 +82,7 @@ class Observed:
         """Count one step."""
         self._metrics(record)
         ended = {end.info.id for end in record.finished}
-        self._metrics.totals.running -= sum(part.request in ended for part in record.requests)  # as it is now
+        self._metrics.totals.running -= sum(part.request in ended for part in record.requests)  # after the step
         if record.requests:
             fed = sum(part.prefill_tokens + (part.verdict is not None) + len(part.tree) for part in record.requests)
             self._histograms["iteration_tokens_total"].observe(fed)

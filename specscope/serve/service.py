@@ -142,7 +142,7 @@ class ServeOptions:
     port: int = 8000
     api_key: str | None = None
     name: str | None = None  # of the model; None: the target's own
-    max_queue: int = 256  # requests that may wait beside --max-batch that run
+    max_queue: int = 256  # requests that may wait in addition to the --max-batch that run
     shutdown_seconds: float = 2.0
     seed: int = 0
     speculation_level: str = "none"  # none, summary or detailed

@@ -53,7 +53,7 @@ def check_data(path: Path) -> None:
 
 
 def check_enough(sequences: int) -> None:
-    """Raises UserError where there is none to hold out."""
+    """Refuse too few sequences to hold one out. Raises UserError."""
     if sequences < HELD_OUT:
         raise UserError(f"training needs at least {HELD_OUT} sequences, and there are {sequences}")
 

@@ -128,7 +128,7 @@ class PEagleTraining(Training):
 
     @property
     def depths(self) -> int:
-        """All of them in one pass."""
+        """Tokens drafted in one pass."""
         return self.recipe.depths
 
     @property

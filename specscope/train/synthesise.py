@@ -26,8 +26,8 @@ INSTRUCTION_TEMPERATURES = (0.7, 0.9, 1.0)
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.8)  # two in three greedy
 LONGEST_INSTRUCTION = 200  # tokens; a longer one is cut here, and answered
 SHORTEST_INSTRUCTION = 4
-LEAST_ROOM = 16  # tokens beside template and opener
-OPENED = 0.6  # of the instructions begin with one of OPENERS, a kind being as likely as another, so that none is rare
+LEAST_ROOM = 16  # tokens in addition to template and opener
+OPENED = 0.6  # share of instructions that begin with one of OPENERS, each kind equally likely so that none is rare
 OPENERS = {
     "instructions": (
         "Explain", "What is", "How do I", "List", "Give me", "Describe", "Name", "Compare", "Translate", "Suggest",

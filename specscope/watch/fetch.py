@@ -28,7 +28,7 @@ class _Handler(HTTPSHandler, HTTPHandler):
         return self.do_open(self._made(HTTPConnection), req)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        """Likewise."""
+        """As urllib calls it."""
         return self.do_open(self._made(HTTPSConnection), req)
 
     def _made(self, kind: type[HTTPConnection]) -> Callable[..., HTTPConnection]:

@@ -207,7 +207,7 @@ def work_out(accepted: int, drafted: int, length: str, rates: Sequence[str]) -> 
         largest = min(largest, int(accepted / (over - half)) + 1) if over > half else largest
     elif not rates:
         return None, False
-    else:  # nothing was accepted, so nothing tells how many drafts it was: all of full length is the fewest
+    else:  # nothing was accepted, so the number of drafts is not known: all of full length is the fewest
         return (smallest, smallest == largest) if float(length) == 1 else (None, False)
     if largest - smallest > MOST_TRIED:  # so many that any of them is within the rounding
         return min(max(round(accepted / over), smallest), largest) if over > 0 else None, False
@@ -220,7 +220,7 @@ def work_out(accepted: int, drafted: int, length: str, rates: Sequence[str]) -> 
 
 
 def _fits(drafts: int, accepted: int, length: str, digits: int, rates: Sequence[str]) -> bool:
-    """Whether so many drafts give these figures, digit for digit."""
+    """Whether this number of drafts gives these figures, digit for digit."""
     if f"{1 + accepted / drafts:.{digits}f}" != length:
         return False
     counts = []

@@ -48,7 +48,7 @@ AVERAGES = (
     "sglang:gen_throughput",
 )
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
-RANKS = ("dp_rank", "tp_rank", "pp_rank", "engine_type")  # labels that tell SGLang's schedulers apart
+RANKS = ("dp_rank", "tp_rank", "pp_rank", "engine_type")  # labels that distinguish SGLang's schedulers
 
 
 @dataclass

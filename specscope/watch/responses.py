@@ -154,12 +154,12 @@ def of_sglang(detail: SglangDetail) -> Aggregate:
 
 
 def _at_depth(histogram: Sequence[int]) -> tuple[int, ...]:
-    """Steps that accepted so many tokens or more, from 1."""
+    """Steps that accepted at least 1, 2, ... tokens."""
     return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
 
 
 def _emitted(value: Mapping[str, Any], sequences: int) -> int | None:
-    """Output tokens, where the response is of one sequence and says so."""
+    """Output tokens, where the response is of one sequence and reports them."""
     usage, meta = value.get("usage"), value.get("meta_info")
     holder = usage if isinstance(usage, dict) else meta if isinstance(meta, dict) else {}
     tokens = holder.get("completion_tokens")

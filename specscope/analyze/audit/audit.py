@@ -393,7 +393,7 @@ def _findings(history: History, tallies: dict[str, Tally]) -> list[Finding]:
 
 
 class _Bar:
-    """Counts steps for whoever draws the progress."""
+    """Counts steps for the display of progress."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.total = progress, total

@@ -1,4 +1,4 @@
-"""What a model must be fed to judge the steps of a request: its text once, and the drafted tokens beside the text."""
+"""What a model must be fed to judge the steps of a request: its text once, and the drafted tokens as branches."""
 
 from __future__ import annotations
 

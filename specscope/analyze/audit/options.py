@@ -23,8 +23,8 @@ class Options:
     """How to audit."""
 
     target: ModelSource
-    draft: ModelSource | None = None  # None: the drafter is no model, or its model is not at hand
-    sample: int | None = None  # judge so many steps, evenly spread; None: all
+    draft: ModelSource | None = None  # None: the drafter is no model, or its model is not available
+    sample: int | None = None  # how many steps to judge, evenly spread; None: all
     device: str = "cpu"
     why_no_draft: str = ""  # why `draft` is missing where the drafter is a model
     notes: tuple[str, ...] = ()  # of these models

@@ -47,7 +47,7 @@ class EndedTexts:
 
 
 def _text(request: RequestHistory) -> list[int] | None:
-    """Prompt and output up to the last root: what the drafter saw of it. None where the prompt is not known."""
+    """Prompt and output up to the last root, as the drafter saw them. None where the prompt is not known."""
     info = request.info
     if info is None or not len(info.prompt_tokens) or not request.steps or request.steps[0].index != 0:
         return None

@@ -108,13 +108,13 @@ def judge_text(
             if step.part.position + 1 + reach >= limit:
                 continue  # no room for a draft
             if step.part.tree.is_sampled:
-                continue  # the model's draws: nothing of the text is beside them
+                continue  # the model's draws alone: no nodes of the text are beside them
             drawn = draws(request, step)
             if drawn is None:
                 unknown += 1
                 continue
             if "+" in drafter and not len(step.part.tree):
-                drawn = SuffixDraft()  # none was worth a row, and then nothing is told
+                drawn = SuffixDraft()  # no node was worth a row, and then nothing is recorded
             fault = _differs(step, drawn, tally.show)
             recorded = float(len(step.part.tree))
             tally.add(

@@ -45,7 +45,7 @@ class Finding:
     examples: tuple[DifferingItem, ...] = ()  # the first that differ
     first_only: bool = False  # whether the condition is of each request up to its first step that differs
     items: tuple[Reference, ...] = ()  # all that were compared, where some differ
-    differs: tuple[bool, ...] = ()  # of each of them
+    differs: tuple[bool, ...] = ()  # of each item
 
     @property
     def sentence(self) -> str:
@@ -83,8 +83,8 @@ class Tally:
     differs: list[bool] = field(default_factory=list)
     examples: list[DifferingItem] = field(default_factory=list)
     excused: int = 0  # items at near ties, where rounding allows either outcome
-    gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is none
-    judged: list[float] = field(default_factory=list)  # what the model says of each
+    gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is not used as one
+    judged: list[float] = field(default_factory=list)  # the model's value for each item
 
     def add(self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str = "") -> None:
         """One more item."""

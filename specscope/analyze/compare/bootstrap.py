@@ -81,7 +81,7 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
         spread = drawn[:, 1] / drawn[:, 3] - drawn[:, 0] / drawn[:, 2]
     error = float(np.std(spread[np.isfinite(spread)], ddof=1)) * math.sqrt(n / (n - 1))
     error = error if error > 1e-12 else 0.0
-    difference = b - a if abs(b - a) > ROUNDING["float32"] else 0.0  # two engines' q differ by so much
+    difference = b - a if abs(b - a) > ROUNDING["float32"] else 0.0  # rounding alone moves two engines' q by as much
     t = t_quantile((1 + LEVEL) / 2, n - 1)
     p_value = (1.0 if difference == 0 else 0.0) if error == 0 else t_two_sided(difference / error, n - 1)
     return replace(

@@ -211,7 +211,7 @@ def _varies(part: RequestStep) -> bool:
     """Whether costs, load or other requests decide what is drafted as well as the context.
 
     An adaptive tree has the size that pays at the time; a text and a model together are ranked by what was accepted
-    so far; a shared suffix tree holds what other requests said before.
+    so far; a shared suffix tree holds what other requests generated before.
     """
     together = text_part(part.drafter) != "" and model_part(part.drafter) != ""
     return bool(part.sizing) or together or (part.method is not None and OTHERS in part.method.match_source)

@@ -51,7 +51,7 @@ STEP = np.dtype(
         ("final_gap", "f4"),  # the target's raw first less its raw second probability; NaN where not recorded
         ("preceded", "i1"),  # its place in PRECEDED; -1 for a prefill chunk
         ("rule", "i2"),  # its place in Side.names
-        ("drafter", "i2"),  # likewise
+        ("drafter", "i2"),  # its place in Side.names
         ("forced", "?"),  # whether an outcome or the final token was forced
         ("varies", "?"),  # whether its drafts follow costs, load or other requests too: other ones are to be expected
         ("first_node", "i8"),
@@ -81,7 +81,7 @@ NODE = {
     "draw_margin": "f8",  # of the drafter's draw; 1 where the node is no draw, NaN where it is not recorded
     "source": "i1",  # who drafted it, by method.SOURCES; -1 where one drafter works alone
     "raw_p": "f4",  # the target's before temperature and rules; NaN where not recorded or not tried
-    "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN likewise
+    "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN as for raw_p
 }
 # What target and drafter gave at a node whose children were tried, or at the root; no rows where it was not recorded.
 PARENT = {
@@ -210,7 +210,7 @@ class Side:
 
     @cached_property
     def has_coins(self) -> bool:
-        """Whether the coins are recorded: none is ever 0."""
+        """Whether the coins are recorded: a recorded coin is never 0."""
         return bool((self.nodes["coin"][self.tried] if self.tried.any() else self.steps["final_coin"]).any())
 
     @cached_property

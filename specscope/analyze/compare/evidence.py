@@ -34,16 +34,16 @@ FEATURES = "what feeds the drafter"
 
 
 def drafter(aligned: Aligned) -> list[Field]:
-    """All of them."""
+    """What the drafters gave: features, probabilities and entropies."""
     return [*_features(aligned), *_probabilities(aligned), *_entropy(aligned)]
 
 
 def _probabilities(aligned: Aligned) -> list[Field]:
     """q as sampled from, and the drafter's own probability.
 
-    Compared at nodes of the same depth: a head goes on from the target's features at the root and from its own below
-    it, so the same text at another depth may have another probability. A head runs once more a level, on what it gave
-    at the level above: its rounding grows with the depth.
+    Compared at nodes of the same depth: a head starts from the target's features at the root and from its own below
+    it, so the same text at another depth may have another probability. A head runs once per level, on its output at
+    the level above: its rounding grows with the depth.
     """
     here = of_nodes(aligned)
     drawn = column(aligned, "drawn")
@@ -148,7 +148,7 @@ def _target(aligned: Aligned) -> list[Field]:
         columns.append((both[0], both[1]))
     p, raw, gap = columns
     near = np.minimum(*(np.nan_to_num(values, nan=1.0) for values in gap)) < 2 * aligned.tolerance
-    # Greedy p without the raw ones beside it: whether a 0 that became 1 was a near tie cannot be known.
+    # A greedy p without raw probabilities: whether a 0 that became 1 was a near tie cannot be known.
     if not (aligned.a.has_p and aligned.b.has_p):
         near[:] = True  # nothing is compared then
     near |= np.isnan(gap[0]) & np.isnan(gap[1]) & np.isin(p[0], (0, 1)) & np.isin(p[1], (0, 1)) & (p[0] != p[1])

@@ -16,7 +16,7 @@ from specscope.trace.record.rules import looks_ahead
 from specscope.trace.record.tree import ROOT, Drawn
 
 BEYOND = 3.0  # rounding has no sharp bound: a difference of more than this many tolerances is not rounding
-ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once
+ENTROPY = 20.0  # an entropy moves by so many times a p's change: -log p of a token near 0, many tokens at once
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
 LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -278,7 +278,7 @@ def half(side: Side, request: SideRequest, index: int, tolerance: float) -> Half
         return Half(None, len(output), (), None)
     rows = side.rows(request)
     row = rows.start + int(np.searchsorted(side.place[rows], index, "right")) - 1
-    while not side.steps["emitted"][row]:  # prefill chunks stand at the same place
+    while not side.steps["emitted"][row]:  # prefill chunks have the same place
         row -= 1
     step, place = side.steps[row], int(side.place[row])
     deep = index - place

@@ -93,7 +93,7 @@ def of_requests(places: Sequence[Place], *values: NDArray[Any]) -> list[NDArray[
 
 
 def per_request(places: Places, value: Callable[[SideRequest], float]) -> NDArray[np.float64]:
-    """The larger one of both sides of a value of their requests, at the compared places."""
+    """The larger of both sides' values of their requests, at the compared places."""
     each = [np.array([float(value(request)) for request in place.side.requests]) for place in places]
     return np.asarray(np.maximum(*of_requests(places, *each)), np.float64)
 

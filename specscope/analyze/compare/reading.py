@@ -62,7 +62,7 @@ def _size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
-        return 0  # reading it says what is wrong
+        return 0  # reading it reports what is wrong
 
 
 def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -> list[Side]:

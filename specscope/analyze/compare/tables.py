@@ -53,7 +53,7 @@ def matches(comparison: Comparison) -> str:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All of them, in the order of reading; those with nothing in them left out."""
+    """All tables, in the order of reading, without empty ones."""
     every = [
         configuration(comparison),
         partings(comparison),
@@ -128,7 +128,7 @@ def came_out(half: Half) -> str:
 
 
 def details(comparison: Comparison) -> list[Table]:
-    """The first partings, decision by decision; those that nothing harmless explains before the others."""
+    """The first partings, decision by decision; those without a harmless explanation come first."""
     chosen = [(pair, pair.parting) for pair in comparison.pairs if pair.parting is not None]
     chosen.sort(key=lambda item: item[1].cause in HARMLESS)
     return [_detail(pair, parting) for pair, parting in chosen[:DETAILED]]
@@ -164,7 +164,7 @@ def _decision_row(decision: Decision) -> tuple[str, ...]:
 
 
 def contexts(comparison: Comparison) -> Table:
-    """What is the same where both sides stood at the same context."""
+    """How far the evidence agrees where both sides are at the same context."""
     rows = [
         (
             field.name,

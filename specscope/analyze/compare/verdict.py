@@ -122,7 +122,7 @@ def _parted(count: int, of: int) -> str:
 
 
 def _loops(figures: Sequence[Estimate]) -> list[str]:
-    """A difference in how much of the output lies in loops, with the acceptance length that is left without."""
+    """A difference in how much of the output lies in loops, with the acceptance length without these."""
     known = {figure.name: figure for figure in figures}
     loops, without = known.get(LOOPS), known.get(WITHOUT_LOOPS)
     if loops is None or abs(loops.difference or 0.0) < LOOPS_DIFFER:
@@ -192,7 +192,7 @@ def _different(tau: Estimate | None) -> str:
 
 
 def headline(tau: Estimate | None) -> str:
-    """`tau 2.42 → 2.32, -4.3 % (95 %: -6.9 to -1.6 %) over 24 requests`, and what is known of it."""
+    """`tau 2.42 → 2.32, -4.3 % (95 %: -6.9 to -1.6 %) over 24 requests`, and whether a change is shown."""
     if tau is None or tau.a is None or tau.b is None or tau.difference is None:
         return "tau is not known on both sides"
     both = f"{TAU} {tau.a:.2f} → {tau.b:.2f}, {100 * tau.difference / tau.a:+.1f} %"

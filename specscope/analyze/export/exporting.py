@@ -116,7 +116,7 @@ def size(name: str) -> int:
     try:
         return max(os.stat(name).st_size, 1)
     except OSError:
-        return 1  # reading it says what is wrong
+        return 1  # reading it reports what is wrong
 
 
 COUNTS = ("drafts", "drafted", "accepted", "emitted", "running", "waiting")

@@ -175,7 +175,7 @@ class Judge:
         return _first(self._search(plan.depth, plan.top)[0], plan.nodes)
 
     def _search(self, depth: int, top: int) -> tuple[Bools, Doubles, Bools]:
-        """(candidates that a search considers, reach of those it expands beyond the record, whether there are none).
+        """(candidates that a search considers, reach of those whose children are not recorded, whether all are).
 
         Candidates are in the order of the drafter's scores: the best of a set are its first.
         """

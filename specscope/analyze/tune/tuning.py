@@ -117,7 +117,7 @@ class Tuning:
     sources: tuple[str, ...]
     run: Mapping[str, str]  # what ran: model, drafter, tree, rule
     steps: int  # with drafts
-    judged: int  # of them
+    judged: int  # steps that were judged
     requests: int
     recorded_length: float  # what the run really accepted
     rows: tuple[TreeRow, ...]  # named ones first

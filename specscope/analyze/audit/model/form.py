@@ -20,7 +20,7 @@ from specscope.errors import not_loaded
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tokens import read_vocabulary
 
-WHITESPACE = 8  # between JSON's tokens, as the engine has it
+WHITESPACE = 8  # at most between JSON's tokens, as in the engine
 
 
 class RequestForms:

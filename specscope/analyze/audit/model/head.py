@@ -85,7 +85,7 @@ class Head:
         drafted = torch.arange(len(self.output))
         self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
         self.heads = int(self.config["num_attention_heads"])
-        self.turned = int(self._size * _partial(self.config))  # the first so many channels of a head
+        self.turned = int(self._size * _partial(self.config))  # how many of a head's channels are rotated, the first
         config = LlamaConfig.from_dict(_llama(self.config, self.turned))
         self.eps = float(config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)

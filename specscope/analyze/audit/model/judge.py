@@ -195,7 +195,7 @@ def _of(row: Tensor, token: int) -> float:
 
 
 def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
-    """Children of a node that the drafter's model drafted: all, where no text drafts beside it."""
+    """Children of a node that the drafter's model drafted: all, unless text lookup drafts beside it."""
     children, method = part.tree.children(parent), part.method
     if method is None or not len(method.source):
         return children
@@ -213,7 +213,7 @@ class DrafterJudge(_Judge):
         top: int = 0,
         forms: RequestForms | None = None,
     ) -> None:
-        """`top`: beside a text, how many of the likeliest tokens the model drafts at a node."""
+        """`top`: beside text lookup, how many of the likeliest tokens the model drafts at a node."""
         super().__init__(contexts, slack, forms, contexts.drafter_params)
         self.tallies, self.top = tallies, top
 
