@@ -27,7 +27,7 @@ class AuditedStep:
         verdict = self.part.verdict
         return int(verdict.path[-1]) if verdict is not None and len(verdict.path) else ROOT
 
-    def reference(self, node: int | None) -> Reference:
+    def at(self, node: int | None) -> Reference:
         """A node of the step as a reference."""
         return Reference(self.where.request, self.where.index, self.where.step, node)
 

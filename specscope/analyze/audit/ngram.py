@@ -95,7 +95,7 @@ def judge_ngram(
         wanted, recorded = _tree(request, step, depth, width, rule), _paths(step)
         text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
         tally.add(
-            step.reference(None),
+            step.at(None),
             differs=wanted != recorded,
             recorded=float(len(recorded)),
             judged=float(len(wanted)),

@@ -117,9 +117,7 @@ def judge_text(
                 drawn = SuffixDraft()  # no node was worth a row, and then nothing is recorded
             fault = _differs(step, drawn, tally.show)
             recorded = float(len(step.part.tree))
-            tally.add(
-                step.reference(None), differs=bool(fault), recorded=recorded, judged=float(len(drawn.paths)), text=fault
-            )
+            tally.add(step.at(None), differs=bool(fault), recorded=recorded, judged=float(len(drawn.paths)), text=fault)
     where = "own text" if shelf is None else f"own text and up to {shelf.limit:,} tokens of requests before"
     return where + (f"; {unknown:,} steps after a preemption, cancellation or rewind left out" if unknown else "")
 

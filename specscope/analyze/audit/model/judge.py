@@ -123,7 +123,7 @@ class TargetJudge(_Judge):
         text = ""
         if differs:
             text = f"p of {tally.show(token)} is {recorded:g}; the model chooses {tally.show(choice)}, by {behind:.3g}"
-        tally.add(step.reference(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
     def _sampled(self, step: AuditedStep, parent: int, shaped: Tensor, p: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
@@ -168,7 +168,7 @@ class TargetJudge(_Judge):
     ) -> None:
         differs = not within(recorded, allowed)
         text = f"p {recorded:.4g}, the model says {judged:.4g}"
-        self.tallies[name].add(step.reference(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
     def _raw(self, step: AuditedStep, parent: int, raw: Tensor, notes: ParentNotes) -> None:
         """Raw p of each child and of the target's likeliest tokens, where the parent was tried."""
@@ -273,7 +273,7 @@ class DrafterJudge(_Judge):
             differs = not (behind if beside else abs(behind)) <= self.slack  # also where both are least
             text = f"{tally.show(token)}, but the drafter's choice {rank + 1} is {tally.show(tokens[rank])}"
             tally.add(
-                step.reference(child),
+                step.at(child),
                 differs=differs,
                 recorded=float(token),
                 judged=float(tokens[rank]),
@@ -300,4 +300,4 @@ class DrafterJudge(_Judge):
     ) -> None:
         differs = not within(recorded, allowed)
         text = f"{recorded:.4g}, the drafter run afresh says {judged:.4g}"
-        self.tallies[name].add(step.reference(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
