@@ -1,8 +1,8 @@
-"""The shortest condition that tells items that differ from those that agree, over everything that is known of them.
+"""The shortest condition that separates items that differ from those that agree, over all known facts about them.
 
 A small search over rules: single tests first (a fact against one of its values), then up to two more tests, each
 joined by `and` or `or`. A rule is scored by the correlation of "it holds" with "differs" (phi), less a price for each
-further test. A rule that chance could have found, with so many to choose from, is none.
+further test. A rule that chance could have produced, given how many were tried, is discarded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Bools = NDArray[np.bool_]
 LONGEST = 3  # tests in a condition
 PRICE = 0.03  # what a further test must add to the correlation
 WEAKEST = 0.1  # a correlation below this explains nothing, however certain it is
-CERTAIN = 0.01  # the chance that noise gives any condition at all
-BEAM = 12  # rules of one length that are made longer
-SEARCHED = 20_000  # items that the search looks at; the figures are of all
-OPERATORS = (">=", "<=", "==", "!=")  # the first of those that do equally well is taken
+CERTAIN = 0.01  # the largest probability that noise alone gives a condition
+BEAM = 12  # rules of one length that are extended
+SEARCHED = 20_000  # items that the search uses; the figures are over all
+OPERATORS = (">=", "<=", "==", "!=")  # of those that do equally well, the first is taken
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Test:
 
 
 def _negated(fact: str) -> str:
-    """`the parent is the root` to `the parent is not the root`; what has no verb that we know gets `not:` before it."""
+    """`the parent is the root` to `the parent is not the root`; a fact without a known verb gets `not:` before it."""
     for verb in (" is ", " are ", " was ", " were ", " has ", " had "):
         if verb in fact:
             before, after = fact.split(verb, 1)
@@ -63,19 +63,19 @@ def _negated(fact: str) -> str:
 
 @dataclass(frozen=True)
 class Condition:
-    """What tells those that differ from the rest. Filled by `find`."""
+    """What separates the items that differ from the rest. Filled by `find`."""
 
     tests: tuple[Test, ...]  # none: everything differs
-    joins: tuple[str, ...]  # and, or: before each test but the first; the first two belong together
+    joins: tuple[str, ...]  # and, or: before each test but the first; joined from left to right
     hits_in: int  # items that differ, of those for which it holds
     total_in: int
     hits_out: int  # items that differ, of the others
     total_out: int
-    p_value: float  # the chance that noise gives one as good, over all rules of this length
+    p_value: float  # the probability that noise gives one as good, over all rules of this length
 
     @property
     def correlation(self) -> float:
-        """Of "it holds" with "differs", from 0 to 1; 1 where everything differs."""
+        """The correlation of "it holds" with "differs", from 0 to 1; 1 where everything differs."""
         if not self.total_out:
             return 1.0
         held, items = self.total_in, self.total_in + self.total_out
@@ -88,13 +88,13 @@ class Condition:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The condition in words."""
         if not self.tests:
             return "everywhere"
         texts = [str(test) for test in self.tests]
         out = texts[0]
-        for at, (join, text) in enumerate(zip(self.joins, texts[1:], strict=True)):
-            mixed = at == 1 and join != self.joins[0]
+        for index, (join, text) in enumerate(zip(self.joins, texts[1:], strict=True)):
+            mixed = index == 1 and join != self.joins[0]
             out = f"({out}) {join} {text}" if mixed else f"{out} {join} {text}"
         return out
 
@@ -102,10 +102,10 @@ class Condition:
         """[items] where it holds."""
         if not self.tests:
             return np.ones(len(next(iter(facts.values()))), np.bool_)
-        found = self.tests[0].holds(facts)
+        passing = self.tests[0].holds(facts)
         for join, test in zip(self.joins, self.tests[1:], strict=True):
-            found = found & test.holds(facts) if join == "and" else found | test.holds(facts)
-        return found
+            passing = passing & test.holds(facts) if join == "and" else passing | test.holds(facts)
+        return passing
 
     def sentence(self, what: str = "differs", noun: str = "node") -> str:
         """`p differs at 212 of 212 nodes where depth >= 2, at 0 of 1,904 others`."""
@@ -127,14 +127,14 @@ class Condition:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Facts by item as facts by name. All items must have the same names."""
+    """Rows of facts as columns by name. All rows must have the same names."""
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 def find(
     facts: Facts, differs: Sequence[bool] | Bools, clusters: Sequence[Any] | NDArray[Any] | None = None
 ) -> Condition | None:
-    """The shortest condition that tells the items that differ; None where nothing differs or noise would do as well.
+    """The shortest condition for the items that differ; None where nothing differs or noise would do as well.
 
     `clusters`: items of one cluster (a step, a request) may differ together, and count as one against chance.
     """
@@ -160,7 +160,7 @@ def find(
 
 @dataclass(frozen=True)
 class _Column:
-    """A fact of all items: its different values, ascending, and which of them each item has."""
+    """A fact of all items: its distinct values, ascending, and which of them each item has."""
 
     name: str
     values: list[Any]
@@ -171,13 +171,13 @@ class _Column:
     def of(name: str, values: Sequence[Any] | NDArray[Any]) -> _Column | None:
         """None where all items have the same value."""
         array = np.asarray(values)
-        found, code = np.unique(array, return_inverse=True)
-        if len(found) < 2:
+        distinct, code = np.unique(array, return_inverse=True)
+        if len(distinct) < 2:
             return None
         if array.dtype == np.bool_:
             return _Column(name, [False, True], code, ("==",))
         operators = ("==", "!=") if array.dtype.kind in "US" else OPERATORS
-        return _Column(name, found.tolist(), code, operators)
+        return _Column(name, distinct.tolist(), code, operators)
 
     def counts(self, chosen: NDArray[Any], label: Bools) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
         """For each operator the chosen items that pass it at each value: how many differ, and how many there are."""
@@ -199,7 +199,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Tests, and how they are joined; how good it is over the items that are searched."""
+    """Tests, how they are joined, and the score over the items that are searched."""
 
     tests: tuple[Test, ...]
     joins: tuple[str, ...]
@@ -207,7 +207,7 @@ class _Rule:
 
 
 class _Search:
-    """Over items drawn from all: every kind of item in its share, at most SEARCHED of them."""
+    """The search, over a sample of at most SEARCHED items in which both kinds are well represented."""
 
     def __init__(self, table: list[_Column], label: Bools) -> None:
         chosen = _sampled(label)
@@ -230,7 +230,7 @@ class _Search:
             yield rules
 
     def _extended(self, base: _Rule | None) -> list[_Rule]:
-        """The best rules that one more test makes of `base`: with `and` inside it, with `or` outside."""
+        """The best rules that extend `base` by one test: with `and` where it holds, with `or` where it does not."""
         if base is None:
             return self._best(None, "", np.arange(self.items), 0, 0)
         held = self._holds(base)
@@ -239,41 +239,41 @@ class _Search:
         return [*self._best(base, "and", inside, 0, 0), *self._best(base, "or", outside, hits, len(inside))]
 
     def _best(self, base: _Rule | None, join: str, chosen: NDArray[Any], hits: int, held: int) -> list[_Rule]:
-        """The best test of each fact and operator among the chosen items, with those that hold already beside."""
-        found = []
+        """The best test of each fact and operator over the chosen items; `held` others hold already, `hits` differ."""
+        rules = []
         for column in self.table:
             for operator, differ, there in column.counts(chosen, self.label):
                 score = phi(differ + hits, there + held, self.differ, self.items)
-                at = int(score.argmax())
-                test = Test(column.name, operator, column.values[at])
+                index = int(score.argmax())
+                test = Test(column.name, operator, column.values[index])
                 tests = (test,) if base is None else (*base.tests, test)
                 joins = () if base is None else (*base.joins, join)
-                found.append(_Rule(tests, joins, float(score[at])))
-        return sorted(found, key=lambda rule: -round(rule.score, 9))[: BEAM if base is not None else 4 * BEAM]
+                rules.append(_Rule(tests, joins, float(score[index])))
+        return sorted(rules, key=lambda rule: -round(rule.score, 9))[: BEAM if base is not None else 4 * BEAM]
 
     def _holds(self, rule: _Rule) -> Bools:
-        found = self._passes(rule.tests[0])
+        passing = self._passes(rule.tests[0])
         for join, test in zip(rule.joins, rule.tests[1:], strict=True):
-            found = found & self._passes(test) if join == "and" else found | self._passes(test)
-        return found
+            passing = passing & self._passes(test) if join == "and" else passing | self._passes(test)
+        return passing
 
     def _passes(self, test: Test) -> Bools:
         column = self._code[test.fact]
-        at = column.values.index(test.value)
+        rank = column.values.index(test.value)
         code = column.code
-        found: Bools = {">=": code >= at, "<=": code <= at, "==": code == at, "!=": code != at}[test.operator]
-        return found
+        passing: Bools = {">=": code >= rank, "<=": code <= rank, "==": code == rank, "!=": code != rank}[test.operator]
+        return passing
 
 
 def _sampled(label: Bools) -> NDArray[Any]:
-    """Items to search: all, or so many of each kind that both are well seen. In order."""
+    """Items to search, in order: all, or a sample in which both kinds are well represented."""
     if len(label) <= SEARCHED:
         return np.arange(len(label))
     draw = np.random.default_rng(0)
     yes, no = np.flatnonzero(label), np.flatnonzero(~label)
     few = min(len(yes), len(no), SEARCHED // 2)
-    most = SEARCHED - few
-    wanted = (few, most) if len(yes) <= len(no) else (most, few)
+    many = SEARCHED - few
+    wanted = (few, many) if len(yes) <= len(no) else (many, few)
     parts = [
         draw.choice(part, min(count, len(part)), replace=False) for part, count in zip((yes, no), wanted, strict=True)
     ]
@@ -287,7 +287,7 @@ def phi(hits: NDArray[Any], held: NDArray[Any], differ: int, items: int) -> NDAr
 
 
 def _judged(rule: _Rule, facts: Facts, label: Bools, groups: NDArray[Any], tried: int) -> Condition:
-    """The rule with its figures over all items, and the chance that noise gives one as good."""
+    """The rule with its figures over all items, and the probability that noise gives one as good."""
     holds = Condition(rule.tests, rule.joins, 0, 0, 0, 0, 0.0).holds(facts)
     cells = [len(np.unique(groups[a & b])) for a in (holds, ~holds) for b in (label, ~label)]
     choices = len(rule.tests) * math.log(max(tried, 1))
@@ -304,7 +304,7 @@ def _judged(rule: _Rule, facts: Facts, label: Bools, groups: NDArray[Any], tried
 
 
 def log_fisher(a: int, b: int, c: int, d: int) -> float:
-    """Fisher's exact test, one-sided: the log of the chance of `a` or more in the table [[a, b], [c, d]]."""
+    """Fisher's exact test, one-sided: the log probability of `a` or more in the table [[a, b], [c, d]]."""
     row, column, n = a + b, a + c, a + b + c + d
     factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
     x = np.arange(a, min(row, column) + 1)

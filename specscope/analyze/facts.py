@@ -1,7 +1,7 @@
-"""All that a capture says of a decode step and of a node in its tree, by name: what conditions.find looks through.
+"""All that a capture says about a decode step and a node in its tree, by name: what conditions.find searches.
 
-The names are phrases: a condition is read aloud with them. The first of two that tell the same is taken, so what
-people think of first stands first.
+The names are phrases that read well in a condition. Of two facts that separate equally well the first is taken, so
+what people think of first comes first.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Ver
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.words import DRAWN
 
-BLOCK = 16  # where the capture does not say
-MOST_REQUESTS = 200  # with more of them, none is a condition
+BLOCK = 16  # tokens of a KV block, where the capture does not say
+MOST_REQUESTS = 200  # with more of them, the request is not used as a fact
 
 
 def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[Any]]:
     """The facts of steps, or of nodes where the references have one, as columns in the order of `items`."""
     wanted = {(item.request, item.index) for item in items}
-    found: dict[tuple[str, int], _Step] = {}
+    steps: dict[tuple[str, int], _Step] = {}
     for step in _steps(history):
         key = (step.visit.request.id, step.visit.part.index)
         if key in wanted:
-            found[key] = step
-    rows = [found[item.request, item.index].facts(item.node) for item in items]
+            steps[key] = step
+    rows = [steps[item.request, item.index].facts(item.node) for item in items]
     table = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     if "request" in table and len(set(table["request"])) > MOST_REQUESTS:
         del table["request"]
@@ -43,7 +43,7 @@ class _Known:
     """What is known of a request between its steps."""
 
     chunks: int = 0  # passes that fed its prompt
-    cached: int = 0  # tokens of it that the prefix cache held
+    cached: int = 0  # tokens of its prompt that the prefix cache held
     preempted: int = 0
     lost: bool = False  # whether its KV was taken since its last decode step
     output: int = 0
@@ -55,7 +55,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Step:
-    """A decode step with what lies around it."""
+    """A decode step with its context."""
 
     visit: Visit
     here: Mapping[str, Any]  # facts of the step
@@ -65,7 +65,7 @@ class _Step:
     output: frozenset[int]  # different tokens of the output before the step
 
     def facts(self, node: int | None) -> dict[str, Any]:
-        """Of the step, or of a node in it."""
+        """The facts of the step, or of a node in it."""
         return dict(self.here) if node is None else {**self._node(node), **self.here}
 
     def _node(self, node: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class _Step:
 
 
 def _ranks(tree: DraftTree) -> list[int]:
-    """Of each node among its siblings, from 0."""
+    """The rank of each node among its siblings, from 0."""
     seen: Counter[int] = Counter()
     ranks = []
     for above in tree.parent.tolist():
@@ -120,7 +120,7 @@ def _outcome(verdict: Verdict, node: int) -> str:
 def _steps(history: History) -> Iterator[_Step]:
     """Every decode step on the path, in the engine's order."""
     known: dict[str, _Known] = defaultdict(_Known)
-    labels = sorted({name for one in history.requests.values() if one.info for name in one.info.labels})
+    labels = sorted({name for request in history.requests.values() if request.info for name in request.info.labels})
     special = frozenset(history.vocabulary.special) | frozenset(history.run.eos_tokens if history.run else ())
     block_size = (history.run.block_size if history.run else 0) or BLOCK
     shared: set[int] = set()
@@ -155,7 +155,7 @@ def _steps(history: History) -> Iterator[_Step]:
 
 
 def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
-    """The request as it stands, and what its step before did."""
+    """The state of the request, and what its previous step did."""
     part, before = visit.part, visit.before
     accepted = before.verdict.accepted if before is not None and before.verdict is not None else -1
     drafted = len(before.tree) if before is not None else 0
@@ -185,7 +185,7 @@ def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
 
 
 def _batch_facts(visit: Visit, now: _Known, last: StepRecord | None, shared: set[int]) -> dict[str, Any]:
-    """The requests around it."""
+    """The other requests in the batch."""
     record, part = visit.record, visit.part
     same = last is not None and [p.request for p in last.requests] == [p.request for p in record.requests]
     return {
@@ -218,7 +218,7 @@ def _param_facts(params: SamplingParams) -> dict[str, Any]:
 
 
 def _moves(part: RequestStep) -> bool:
-    """Whether the accepted path did not lie in the slots after the root."""
+    """Whether the accepted path was not in the slots right after the root."""
     return part.verdict is not None and part.verdict.path.tolist() != list(range(part.verdict.accepted))
 
 

@@ -17,17 +17,17 @@ class Position:
 
     depth: int
     drafts: int
-    proposed: int | None  # drafts whose tree reached this depth; None where it is not told
-    tried: int | None  # drafts in which a node at this depth was tried; None where it is not told
+    proposed: int | None  # drafts whose tree reached this depth; None where it is not recorded
+    tried: int | None  # drafts in which a node at this depth was tried; None where it is not recorded
     accepted: int  # drafts that accepted a token here
-    per_position: float | None  # as vLLM has it: accepted / drafts; None, as the others, where no draft proposed it
+    per_position: float | None  # as in vLLM: accepted / drafts; like the others, None where no draft proposed it
     corrected: float | None  # accepted / proposed
     conditional: float | None  # accepted / tried
 
 
 @dataclass(frozen=True)
 class Figures:
-    """An Acceptance and what a report shows of it beyond that."""
+    """An Acceptance and the further figures that a report shows."""
 
     acceptance: Acceptance
 
@@ -46,7 +46,7 @@ class Figures:
 
     @property
     def positions(self) -> list[Position]:
-        """The figures by depth; none where they are not told."""
+        """The figures by depth; empty where they are not recorded."""
         a = self.acceptance
         if not a.by_depth:
             return []
@@ -80,7 +80,7 @@ class Means:
 
     @staticmethod
     def over(parts: Sequence[Figures], loops: Sequence[Loops] = ()) -> Means:
-        """The means over these requests. `loops`: of each, where that is asked."""
+        """The means over these requests. `loops`: those of each request, where they are wanted."""
         return Means(
             tau=mean_tau([part.acceptance for part in parts]),
             rate=_mean(part.acceptance.rate for part in parts),

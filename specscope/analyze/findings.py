@@ -1,4 +1,4 @@
-"""What a capture is found to be: the checks of verify and audit, each with the step that shows it best."""
+"""What was found about a capture: the checks of verify and audit, each with the step that shows it best."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ class Exit(IntEnum):
 
     @staticmethod
     def of(*, wrong: bool, unjudged: bool) -> Exit:
-        """What is wrong beats what could not be judged, and that beats what is right.
+        """A failure takes precedence over what could not be judged, and that over success.
 
-        `unjudged`: something that was asked for, as where a model is not at hand. A check that does not apply is not.
+        `unjudged`: something asked for could not be judged, such as when a model is missing. A check that does not
+        apply does not count.
         """
         return Exit.INCONSISTENT if wrong else Exit.NOT_JUDGED if unjudged else Exit.CONSISTENT
 
     @staticmethod
     def over(captures: Iterable[Exit]) -> Exit:
-        """The same over several captures."""
+        """The exit code over several captures."""
         exits = set(captures)
         return Exit.of(wrong=Exit.INCONSISTENT in exits, unjudged=Exit.NOT_JUDGED in exits)
 
     @property
     def words(self) -> str:
-        """Of a capture."""
+        """The verdict on a capture in words."""
         return ("consistent", "not consistent", "not judged")[self]
 
 
@@ -45,7 +46,7 @@ class CheckResult(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
-    SKIPPED = "skipped"  # the capture lacks what it takes; `note` says what
+    SKIPPED = "skipped"  # the capture lacks what the check needs; `note` says what
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Unit:
-    """What a check looks at, one by one: its name in the singular, and where each of them is."""
+    """What a check tests one by one: its name in the singular, and where each of them is."""
 
     name: str
     where: Callable[[int], Reference]
@@ -79,17 +80,17 @@ def _none() -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked for. Filled by analyze/verify/ and analyze/audit/."""
+    """One check and its result. Filled by analyze/verify/ and analyze/audit/."""
 
     name: str  # short, stable, lower case: "accept probability", "emitted surprisal"
     result: CheckResult
     about: str  # what holds where it passes, in a line
-    tested: int = 0  # how many of its unit were looked at
-    failed: int = 0  # of them, where each is right or wrong by itself
-    example: Reference | None = None  # the first that failed, or the one that speaks loudest against it
+    tested: int = 0  # how many of its unit were tested
+    failed: int = 0  # how many of them failed, where each is right or wrong by itself
+    example: Reference | None = None  # the first that failed, or the strongest evidence against it
     detail: str = ""  # the example in a line, with its figures
     note: str = ""  # why it was skipped, or what a reader of the figure must know
-    unit: str = ""  # what was looked at, in the singular: node, step, parent, draw, coin, request
+    unit: str = ""  # what was tested, in the singular: node, step, parent, draw, coin, request
     # Which failed, as their unit is numbered: nodes, decode steps and parents as verify's Columns has them, request
     # steps as `walk.visits` gives them. What explains a failure starts from these and measures nothing again.
     wrong: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)

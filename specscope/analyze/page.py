@@ -23,7 +23,7 @@ def render_html(reports: Several, top: int = TOP) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     try:
-        import specscope.analyze.plots  # noqa: F401 - what is missing is said before anything is drawn
+        import specscope.analyze.plots  # noqa: F401 - a missing package is reported before anything is drawn
     except ImportError as error:
         raise UserError(f"the HTML report needs {error.name}: pip install 'specscope[html]'") from error
     environment = Environment(
@@ -52,7 +52,7 @@ def _capture(report: Report, top: int, salt: str) -> dict[str, Any]:
         "headline": headline(report),
         "tables": [*tables.tables(report), *tables.questions(report, top)],
         "plots": [(title, Markup(svg)) for title, svg in plots(report, salt)],  # made from figures alone
-        "requests": [_request(one, row) for one, row in zip(report.requests, shown.rows, strict=False)],
+        "requests": [_request(request, row) for request, row in zip(report.requests, shown.rows, strict=False)],
         "requests_note": shown.note,
         "request_columns": shown,
     }

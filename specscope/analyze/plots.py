@@ -1,4 +1,4 @@
-"""The plots of the page, as SVG text that stands in HTML: no document type, no namespaces, no fixed text colour."""
+"""The plots of the page, as SVG to be embedded in HTML: no document type, no namespaces, no fixed text colour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specscope.trace.files import keep_spaces
 
 INK = "#010203"  # stands for the page's text colour, and is replaced by `currentColor`: light and dark both work
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3f7fbf", "#d98324", "#4a9c5d", "#9268b8", "#8a8f98"
-MOST_TICKS = 16  # depths that are named below a plot
+MOST_TICKS = 16  # depths that are labelled below a plot
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
@@ -44,7 +44,7 @@ def plots(report: Report, salt: str = "") -> list[tuple[str, str]]:
     counted = report.pooled.acceptance
     by_depth = counted.by_depth and counted.knows("accepted")
     lengths = sum(part.mean_acceptance_length is not None for part in report.timeline)
-    drafted = [one for one in report.requests if one.figures.acceptance.drafts]
+    drafted = [request for request in report.requests if request.figures.acceptance.drafts]
     curves = () if report.answers is None else report.answers.calibration.curves
     wanted = [
         ("Acceptance by depth", _by_depth, by_depth),
@@ -58,7 +58,7 @@ def plots(report: Report, salt: str = "") -> list[tuple[str, str]]:
 
 
 def accepted_per_draft(accepted_at: Sequence[int], drafts: int) -> list[int]:
-    """[k]: drafts of which exactly k tokens were accepted, from the counts of those that came to each depth."""
+    """[k]: drafts with exactly k accepted tokens, from the counts of drafts that reached each depth."""
     reached = [drafts, *accepted_at, 0]
     return [here - deeper for here, deeper in pairwise(reached)]
 
@@ -66,13 +66,15 @@ def accepted_per_draft(accepted_at: Sequence[int], drafts: int) -> list[int]:
 def _by_depth(axes: Axes, report: Report) -> None:
     positions = report.pooled.positions
     rows = [
-        ("per-position", BLUE, [at.per_position for at in positions]),
-        ("corrected", GREEN, [at.corrected for at in positions]),
-        ("conditional", ORANGE, [at.conditional for at in positions]),
+        ("per-position", BLUE, [position.per_position for position in positions]),
+        ("corrected", GREEN, [position.corrected for position in positions]),
+        ("conditional", ORANGE, [position.conditional for position in positions]),
     ]
-    for at, (name, colour, values) in enumerate(rows):
+    for index, (name, colour, values) in enumerate(rows):
         known = [
-            (p.depth + (at - 1) * 0.27, value) for p, value in zip(positions, values, strict=True) if value is not None
+            (p.depth + (index - 1) * 0.27, value)
+            for p, value in zip(positions, values, strict=True)
+            if value is not None
         ]
         axes.bar([x for x, _ in known], [value for _, value in known], 0.25, label=name, color=colour)
     axes.set_ylim(0, 1)
@@ -101,7 +103,7 @@ def _over_time(axes: Axes, report: Report) -> None:
         for part in report.timeline
         if (tau := part.mean_acceptance_length) is not None
     ]
-    axes.plot([at for at, _ in points], [tau for _, tau in points], color=BLUE, marker=".", linewidth=1.5)
+    axes.plot([step for step, _ in points], [tau for _, tau in points], color=BLUE, marker=".", linewidth=1.5)
     axes.axhline(report.pooled.acceptance.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="pooled")
     axes.set_ylim(bottom=1)
     axes.set_xlabel("engine step")
@@ -109,7 +111,7 @@ def _over_time(axes: Axes, report: Report) -> None:
 
 
 def _by_request(axes: Axes, report: Report) -> None:
-    taus = [tau for one in report.requests if (tau := one.figures.acceptance.tau) is not None]
+    taus = [tau for request in report.requests if (tau := request.figures.acceptance.tau) is not None]
     axes.plot(range(1, len(taus) + 1), taus, color=BLUE, marker="o", markersize=4, linewidth=0)
     axes.axhline(report.means.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="per-request mean")
     axes.set_ylim(bottom=1)
@@ -123,16 +125,21 @@ def _calibration(axes: Axes, report: Report) -> None:
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
     curves = report.answers.calibration.curves if report.answers is not None else ()
     for curve, colour in zip(curves, (BLUE, ORANGE), strict=False):
-        at, shares = [one.mean for one in curve.bins], [one.accepted.value or 0.0 for one in curve.bins]
-        intervals = [one.accepted.interval or (0.0, 0.0) for one in curve.bins]
+        means, shares = [group.mean for group in curve.bins], [group.accepted.value or 0.0 for group in curve.bins]
+        intervals = [group.accepted.interval or (0.0, 0.0) for group in curve.bins]
         pairs = list(zip(shares, intervals, strict=True))
         errors = [[max(y - low, 0) for y, (low, _) in pairs], [max(high - y, 0) for y, (_, high) in pairs]]
         name = "q" if curve.plotted is Plotted.Q else "draft p"
         axes.errorbar(
-            at, shares, errors, color=colour, marker="o", markersize=4, linewidth=1.2, label=f"accepted, by {name}"
+            means, shares, errors, color=colour, marker="o", markersize=4, linewidth=1.2, label=f"accepted, by {name}"
         )
         axes.plot(
-            at, [one.target_p for one in curve.bins], color=GREEN, marker="x", linewidth=0, label=f"target p, by {name}"
+            means,
+            [group.target_p for group in curve.bins],
+            color=GREEN,
+            marker="x",
+            linewidth=0,
+            label=f"target p, by {name}",
         )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
@@ -151,7 +158,7 @@ def _by_phase(axes: Axes, report: Report) -> None:
 
 
 def whole_ticks(axes: Axes) -> None:
-    """Whole numbers below the plot."""
+    """Only whole numbers on the x axis."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -161,8 +168,8 @@ def legend(axes: Axes) -> None:
 
 
 def svg(title: str, draw: Callable[[Axes], None], salt: str = "") -> str:
-    """A plot that `draw` fills."""
-    # A fixed salt gives the same page for the same report; one a plot keeps the ids of a page's plots apart.
+    """A plot that `draw` draws, as SVG."""
+    # A fixed salt gives the same page for the same report; one per plot keeps the ids of a page's plots distinct.
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": title + salt}):
         figure = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figure.add_subplot()

@@ -1,6 +1,6 @@
 """Reports of several captures, such as those of vLLM's ranks, and their figures pooled.
 
-Requests are kept apart by their captures: each capture has a report of its own, and names in it are its own.
+Each capture has a report of its own; request names are unique only within a capture.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specscope.analyze.figures import Figures, Means
 from specscope.analyze.report import LabelGroup, Report, grouped
 from specscope.trace.history.stats import Acceptance
 
-SETTINGS = ("target", "drafter", "draft_model", "tree", "rule")  # of runs that are pooled, better all the same
+SETTINGS = ("target", "drafter", "draft_model", "tree", "rule")  # should be the same in all runs that are pooled
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Several:
     reports: tuple[Report, ...]  # in the order in which they were given
     pooled: Figures  # over all of them
     means: Means  # over the requests of all of them
-    groups: dict[str, list[LabelGroup]]  # likewise
+    groups: dict[str, list[LabelGroup]]  # of the same requests, by label
     notes: tuple[str, ...]  # what a reader of the pooled figures must know
 
     @property
     def requests(self) -> int:
-        """Of all captures."""
+        """How many there are in all captures."""
         return sum(len(report.requests) for report in self.reports)
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Several:
 
 
 def several(reports: Sequence[Report]) -> Several:
-    """These reports, and what they hold together."""
+    """These reports with their pooled figures."""
     total = Acceptance()
     for report in reports:
         total.merge(report.pooled.acceptance)
@@ -53,7 +53,7 @@ def several(reports: Sequence[Report]) -> Several:
 
 
 def _mixed(reports: Sequence[Report]) -> list[str]:
-    """Settings in which the runs differ: then pooled figures mix what should be compared."""
+    """A note on settings in which the runs differ: pooled figures then mix what should be compared."""
     runs = [report.run for report in reports if report.run is not None]
     values = {name: [*dict.fromkeys(str(run[name]) or "none" for run in runs)] for name in SETTINGS}
     mixed = "; ".join(f"{name} {', '.join(each)}" for name, each in values.items() if len(each) > 1)
@@ -61,7 +61,7 @@ def _mixed(reports: Sequence[Report]) -> list[str]:
 
 
 def _twice(reports: Sequence[Report]) -> list[str]:
-    """Runs that several captures hold, as a copy does."""
+    """Notes on runs that are in several captures, such as copies."""
     sources: dict[str, list[str]] = {}
     for report in reports:
         if report.run is not None:

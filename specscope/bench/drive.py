@@ -1,4 +1,4 @@
-"""One run: a load on a server, from one event loop whose own lag is measured beside."""
+"""One run: a load on a server, from one event loop whose own lag is measured as well."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from specscope.bench.stream import StreamedAnswer
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.record.aggregate import Aggregate
 
-TICK = 0.01  # seconds between two looks at how late the event loop is
-LATE = 0.01  # seconds of lag beyond which its figures are doubtful
+TICK = 0.01  # seconds between two measurements of how late the event loop is
+LATE = 0.01  # seconds of lag beyond which the figures are doubtful
 METRICS, RESPONSES = "the server's /metrics", "the responses"
 AVERAGE = "an average in the server's /metrics"  # SGLang's: of an interval of its own, without counts
 
 
 @dataclass
 class LoadRun:
-    """What came of one load on one server. Seconds."""
+    """The outcome of one load on one server. Times are in seconds."""
 
     server: Endpoint
     load: Load
@@ -35,13 +35,13 @@ class LoadRun:
     answers: list[StreamedAnswer] = field(default_factory=list)
     start: float = 0.0
     duration: float = 0.0  # to the last answer
-    processor: float = 0.0  # that this process took meanwhile
+    processor: float = 0.0  # processor time of this process meanwhile
     peak: int = 0  # requests at once
     in_flight: int = 0  # at the end: those that Ctrl-C dropped
     lags: list[float] = field(default_factory=list)  # of the event loop, every TICK
     delays: list[float] = field(default_factory=lambda: [0.0])  # of requests after their arrival time
     acceptance: Acceptance | None = None
-    average: float | None = None  # acceptance length, where the server tells nothing but that
+    average: float | None = None  # acceptance length, where the server reports nothing else
     source: str = ""  # of the acceptance
     cached: float | None = None  # share of the prompts' tokens that prefix caches held
 
@@ -52,19 +52,19 @@ class LoadRun:
 
     @property
     def lag(self) -> float:
-        """How late the client was at all but the worst hundredth of the looks, and of the requests' arrivals."""
+        """How late the client was, at the 99th percentile of the measurements and of the requests' arrivals."""
         return max(float(np.percentile(lags, 99)) if lags else 0.0 for lags in (self.lags, self.delays))
 
     @property
     def worst_lag(self) -> float:
-        """At the worst moment."""
+        """How late the client was at worst."""
         return max((*self.lags, *self.delays))
 
 
 async def drive(
     run: LoadRun, asks: Sequence[LoadRequest], stopped: Callable[[], bool], advance: Callable[[], None]
 ) -> LoadRun:
-    """Send the requests and fill the run in. `stopped`: asked every TICK; where it is so, what is in flight is dropped.
+    """Send the requests and fill in the run. `stopped`: asked every TICK; once true, what is in flight is dropped.
 
     `advance` is called for each answer.
     """
@@ -77,7 +77,7 @@ async def drive(
 
 
 async def unless_stopped(work: Coroutine[Any, Any, None], stopped: Callable[[], bool], lags: list[float]) -> None:
-    """Do some work until its end, or until it is stopped. `lags`: how late the event loop was, every TICK."""
+    """Do some work until it ends or is stopped. `lags` receives how late the event loop was, every TICK."""
     working, watching = asyncio.create_task(work), asyncio.create_task(_watch(lags, stopped))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,9 +90,9 @@ async def unless_stopped(work: Coroutine[Any, Any, None], stopped: Callable[[], 
 
 
 async def _send(run: LoadRun, asks: Sequence[LoadRequest], advance: Callable[[], None]) -> None:
-    """At their times, or each when another is answered."""
+    """Send the requests at their arrival times, or each when another is answered."""
 
-    async def one(number: int) -> None:
+    async def send(number: int) -> None:
         run.in_flight += 1
         run.peak = max(run.peak, run.in_flight)
         answer = await run.server.send(asks[number], number)
@@ -102,7 +102,7 @@ async def _send(run: LoadRun, asks: Sequence[LoadRequest], advance: Callable[[],
 
     async def worker(numbers: Iterator[int]) -> None:
         for number in numbers:
-            await one(number)
+            await send(number)
 
     async with asyncio.TaskGroup() as group:
         if run.load.rate is None:
@@ -110,27 +110,29 @@ async def _send(run: LoadRun, asks: Sequence[LoadRequest], advance: Callable[[],
             for _ in range(min(run.load.concurrency or 1, len(asks))):
                 group.create_task(worker(numbers))
             return
-        for number, at in enumerate(arrivals(len(asks), run.load.rate, run.burstiness, run.server.request.seed)):
-            await asyncio.sleep(max(run.start + at - time.perf_counter(), 0))
-            run.delays.append(time.perf_counter() - run.start - at)
-            group.create_task(one(number))
+        for number, due in enumerate(arrivals(len(asks), run.load.rate, run.burstiness, run.server.request.seed)):
+            await asyncio.sleep(max(run.start + due - time.perf_counter(), 0))
+            run.delays.append(time.perf_counter() - run.start - due)
+            group.create_task(send(number))
 
 
 async def _watch(lags: list[float], stopped: Callable[[], bool]) -> None:
-    """Until it is stopped: how much later than asked the event loop wakes this up."""
+    """Until it is stopped, measure how much later than asked the event loop wakes this up."""
     while not stopped():
         due = time.perf_counter() + TICK
         await asyncio.sleep(TICK)
         lags.append(time.perf_counter() - due)
 
 
-def _tell_acceptance(run: LoadRun, told: Sequence[Aggregate], cached: float | None) -> None:
-    """From the responses where each tells its own, else from the counters, which also count what others asked."""
-    own = [answer.drafts for answer in run.good if answer.drafts is not None]
-    if own and len(own) == len(run.good):
-        run.acceptance, run.source = measure(own), RESPONSES
-    elif told:
-        run.acceptance, run.source = measure(told), METRICS
-        if run.acceptance.tau is None and (lengths := [one.length for one in told if one.length is not None]):
+def _tell_acceptance(run: LoadRun, aggregates: Sequence[Aggregate], cached: float | None) -> None:
+    """Fill in the acceptance: from the responses if all report it, else from counters, which include other clients."""
+    drafts = [answer.drafts for answer in run.good if answer.drafts is not None]
+    if drafts and len(drafts) == len(run.good):
+        run.acceptance, run.source = measure(drafts), RESPONSES
+    elif aggregates:
+        run.acceptance, run.source = measure(aggregates), METRICS
+        if run.acceptance.tau is None and (
+            lengths := [aggregate.length for aggregate in aggregates if aggregate.length is not None]
+        ):
             run.average, run.source = mean(lengths), AVERAGE
     run.cached = cached

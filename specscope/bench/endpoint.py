@@ -1,4 +1,4 @@
-"""A server under load: where it is, what it is asked, and what its counters tell."""
+"""A server under load: its address, the requests to it, and its counters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from specscope.trace.record.aggregate import Aggregate
 from specscope.watch.metrics import Reading, difference, read_metrics
 from specscope.watch.told import UnreadableError
 
-TOKENS = 128  # of output, where nobody says
-PATIENCE = 10.0  # seconds for the pages that are read beside the load
+TOKENS = 128  # of output, where neither flags nor dataset say
+PATIENCE = 10.0  # seconds for the pages that are read in addition to the load
 KEEP = 2.0  # seconds that an idle connection is kept: servers close theirs after 5
 LARGEST_PAGE = 64 * 2**20  # bytes
-# Asked for in turn: the count of tokens in each chunk, in the last one, not at all
+# Tried in turn: the count of tokens in each chunk, in the last one, not at all
 STREAM_OPTIONS: tuple[Mapping[str, Any], ...] = (
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"stream_options": {"include_usage": True}},
@@ -37,10 +37,10 @@ CACHE = {"vllm:prefix_cache_queries_total": "queries", "vllm:prefix_cache_hits_t
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What every request of a bench says besides its prompt."""
+    """What every request of a bench has besides its prompt."""
 
     chat: bool = True
-    max_tokens: int | None = None  # over what the dataset says
+    max_tokens: int | None = None  # takes precedence over the dataset
     temperature: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
@@ -148,7 +148,7 @@ class Endpoint:
         return data.decode("utf-8", "replace")
 
     async def _first_model(self) -> str:
-        """The first one that it lists. Raises UserError."""
+        """The first model that the server lists. Raises UserError."""
         text = await self._get("/v1/models")
         with suppress(ValueError):
             listed = decoded(text, _Models).data
@@ -161,10 +161,10 @@ def grown(before: Page | None, after: Page | None) -> tuple[list[Aggregate], flo
     """What happened between two pages: sums of each engine, and the share of prompt tokens found in prefix caches."""
     if before is None or after is None:
         return [], None
-    told = [difference(before.engines.get(key), reading).aggregate for key, reading in after.engines.items()]
+    aggregates = [difference(before.engines.get(key), reading).aggregate for key, reading in after.engines.items()]
     cache = {name: after.cache[name] - before.cache[name] for name in CACHE.values()}
     known = cache["queries"] > 0 and cache["hits"] >= 0
-    return told, cache["hits"] / cache["queries"] if known else None
+    return aggregates, cache["hits"] / cache["queries"] if known else None
 
 
 ADVICE = "{} is no address of a server: write http://HOST:PORT"

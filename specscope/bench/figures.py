@@ -35,22 +35,22 @@ def times(answers: Sequence[StreamedAnswer]) -> dict[str, list[float]]:
 
 
 def percentile_name(percentile: float) -> str:
-    """As in vLLM's JSON: p99, p99.9."""
+    """The name of a percentile as in vLLM's JSON: p99, p99.9."""
     return f"p{percentile:g}"
 
 
 def figures(run: LoadRun, percentiles: Sequence[float], *, detailed: bool = False) -> dict[str, Any]:
-    """All of a run as plain values. A figure with nothing under it is None. Milliseconds where the name says so."""
+    """A run as plain values. A figure without data is None. Milliseconds where the name says so."""
     good = run.good
-    told: dict[str, Any] = {**_about(run), **_rates(run, good)}
+    values: dict[str, Any] = {**_about(run), **_rates(run, good)}
     for name, seconds in times(good).items():
-        told |= _spread(name, np.array(seconds) * 1e3, percentiles)
-    told |= _acceptance(run)
-    told["errors_by_reason"] = dict(Counter(answer.error for answer in run.answers if answer.error).most_common())
-    told["client_lag_p99_ms"], told["client_lag_max_ms"] = run.lag * 1e3, run.worst_lag * 1e3
-    told["client_processor"] = run.processor / run.duration  # cores
-    told["client_was_late"] = run.lag > LATE
-    return told | (_details(run) if detailed else {})
+        values |= _spread(name, np.array(seconds) * 1e3, percentiles)
+    values |= _acceptance(run)
+    values["errors_by_reason"] = dict(Counter(answer.error for answer in run.answers if answer.error).most_common())
+    values["client_lag_p99_ms"], values["client_lag_max_ms"] = run.lag * 1e3, run.worst_lag * 1e3
+    values["client_processor"] = run.processor / run.duration  # cores
+    values["client_was_late"] = run.lag > LATE
+    return values | (_details(run) if detailed else {})
 
 
 def _about(run: LoadRun) -> dict[str, Any]:
@@ -98,52 +98,52 @@ def _rates(run: LoadRun, good: Sequence[StreamedAnswer]) -> dict[str, Any]:
 
 
 def _busiest_second(run: LoadRun, good: Sequence[StreamedAnswer]) -> float | None:
-    """Output tokens of the second, counted from the start, that had the most; a chunk is one token if not told."""
+    """The most output tokens in any second since the start; a chunk counts as one token if its count is not known."""
     seconds: Counter[int] = Counter()
     for answer in good:
         counts = [0, *answer.counts]
         grown = [1 if a is None or b is None else b - a for a, b in pairwise(counts)]
-        for at, tokens in zip(answer.chunks, grown, strict=True):
-            seconds[int(at - run.start)] += tokens
+        for arrival, tokens in zip(answer.chunks, grown, strict=True):
+            seconds[int(arrival - run.start)] += tokens
     return float(max(seconds.values())) if seconds else None
 
 
 def _cached(good: Sequence[StreamedAnswer]) -> float | None:
     """Share of the prompts' tokens that a prefix cache held, where the responses say so."""
-    pairs = [(one.cached_tokens, one.input_tokens) for one in good if one.cached_tokens is not None]
+    pairs = [(answer.cached_tokens, answer.input_tokens) for answer in good if answer.cached_tokens is not None]
     total = sum(tokens or 0 for _, tokens in pairs)
     return sum(cached or 0 for cached, _ in pairs) / total if total else None
 
 
 def _spread(name: str, values: np.ndarray[Any, Any], percentiles: Sequence[float]) -> dict[str, float | None]:
     """Mean, median, deviation and percentiles."""
-    told: dict[str, Any] = {"mean": np.mean, "median": np.median, "std": np.std}
-    found = {f"{key}_{name}_ms": float(of(values)) if len(values) else None for key, of in told.items()}
+    measures: dict[str, Any] = {"mean": np.mean, "median": np.median, "std": np.std}
+    spread = {f"{key}_{name}_ms": float(of(values)) if len(values) else None for key, of in measures.items()}
     for percentile in percentiles:
         key = f"{percentile_name(percentile)}_{name}_ms"
-        found[key] = float(np.percentile(values, percentile)) if len(values) else None
-    return found
+        spread[key] = float(np.percentile(values, percentile)) if len(values) else None
+    return spread
 
 
 def _acceptance(run: LoadRun) -> dict[str, Any]:
-    """Of speculation; nothing where the server tells nothing of it. The rate is in per cent, as in vLLM's JSON."""
-    found = run.acceptance
-    length = run.average if found is None or found.tau is None else found.tau
-    if found is None or length is None:
+    """Figures of speculation; empty where the server reports none. The rate is in per cent, as in vLLM's JSON."""
+    acceptance = run.acceptance
+    length = run.average if acceptance is None or acceptance.tau is None else acceptance.tau
+    if acceptance is None or length is None:
         return {}
     return {
         "spec_decode_acceptance_length": length,
-        "spec_decode_acceptance_rate": None if found.rate is None else found.rate * 100,
-        "spec_decode_num_drafts": found.told("drafts"),
-        "spec_decode_draft_tokens": found.told("drafted"),
-        "spec_decode_accepted_tokens": found.told("accepted"),
-        "spec_decode_per_position_acceptance_rates": found.per_position,
+        "spec_decode_acceptance_rate": None if acceptance.rate is None else acceptance.rate * 100,
+        "spec_decode_num_drafts": acceptance.told("drafts"),
+        "spec_decode_draft_tokens": acceptance.told("drafted"),
+        "spec_decode_accepted_tokens": acceptance.told("accepted"),
+        "spec_decode_per_position_acceptance_rates": acceptance.per_position,
         "spec_decode_source": run.source,
     }
 
 
 def _details(run: LoadRun) -> dict[str, list[Any]]:
-    """Of each request, in the order of their answers."""
+    """The figures of each request, in the order of their answers."""
     answers = run.answers
     return {
         "input_lens": [answer.input_tokens for answer in answers],

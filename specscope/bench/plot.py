@@ -30,30 +30,30 @@ STYLE: Any = {
 
 def write_plot(runs: Sequence[Figures], percentiles: Sequence[float], path: str) -> None:
     """As SVG or PNG, by the name's end: medians, dashed the highest percentile, and throughput. Raises UserError."""
-    found, last = points(runs), percentile_name(percentiles[-1])
+    load_points, last = points(runs), percentile_name(percentiles[-1])
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.2 * 2, 3.2 * 2), layout="constrained")
         (first, second), (third, fourth) = figure.subplots(2, 2)
         for axes, (key, title) in zip((first, second, third), PANELS.items(), strict=True):
-            _lines(axes, found, f"median_{key}_ms", "-")
-            _lines(axes, found, f"{last}_{key}_ms", "--")
+            _lines(axes, load_points, f"median_{key}_ms", "-")
+            _lines(axes, load_points, f"{last}_{key}_ms", "--")
             axes.set_title(f"{title}: median, {last} dashed", fontsize=10)
             axes.set_ylabel("ms")
-        _lines(fourth, found, "output_throughput", "-")
+        _lines(fourth, load_points, "output_throughput", "-")
         fourth.set_title("throughput", fontsize=10)
         fourth.set_ylabel("output tokens/s")
         for axes in figure.axes:
-            axes.set_xlabel("requests at once" if found[0].load.rate is None else "requests/s")
+            axes.set_xlabel("requests at once" if load_points[0].load.rate is None else "requests/s")
             axes.set_ylim(0, axes.dataLim.ymax * 1.08 or 1)
             axes.grid(axis="y", alpha=0.25, linewidth=0.6)
         first.legend(loc="best")
         save_figure(figure, path)
 
 
-def _lines(axes: Axes, found: Sequence[LoadPoint], name: str, style: str) -> None:
+def _lines(axes: Axes, load_points: Sequence[LoadPoint], name: str, style: str) -> None:
     """A line for each server; where a load has no such figure, there is no point."""
-    for number, label in enumerate(dict.fromkeys(point.label for point in found)):
-        mine = sorted((point for point in found if point.label == label), key=lambda point: point.load.size)
+    for number, label in enumerate(dict.fromkeys(point.label for point in load_points)):
+        mine = sorted((point for point in load_points if point.label == label), key=lambda point: point.load.size)
         pairs = [(point.load.size, value) for point in mine if (value := point.median(name)) is not None]
         colour = COLOURS[number % len(COLOURS)]
         text = label if style == "-" else None

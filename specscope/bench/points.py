@@ -1,4 +1,4 @@
-"""Runs put together: the rounds of one load on one server, and servers beside each other."""
+"""Runs combined: the rounds of one load on one server, and servers side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specscope.bench.datasets import Load
 from specscope.measure.paired import median_interval
 
 Figures = Mapping[str, Any]  # of a run (figures.py)
-# What is compared, in words; of throughputs more is better, of times less
+# What is compared, in words; more throughput is better, less time is
 COMPARED = {
     "request_throughput": "requests/s",
     "output_throughput": "output tok/s",
@@ -30,12 +30,12 @@ class LoadPoint:
     runs: Sequence[Figures]
 
     def median(self, name: str) -> float | None:
-        """Of a figure, over the rounds that have it."""
+        """The median of a figure over the rounds that have it."""
         values = [run[name] for run in self.runs if run.get(name) is not None]
         return median(values) if values else None
 
     def total(self, name: str) -> int:
-        """Of a count."""
+        """The sum of a count over the rounds."""
         return sum(run[name] for run in self.runs)
 
 
@@ -52,21 +52,21 @@ class LoadRatio:
 
     @property
     def ratio(self) -> float:
-        """Of the medians."""
+        """The ratio of the medians."""
         return self.values[0] / self.values[1]
 
 
 def points(runs: Sequence[Figures]) -> list[LoadPoint]:
-    """In the order of their first runs, a load's servers beside each other."""
-    found: dict[tuple[str, Load], list[Figures]] = {}
+    """The runs by server and load, in the order of their first runs."""
+    by_load: dict[tuple[str, Load], list[Figures]] = {}
     for run in runs:
         rate = None if run["request_rate"] == "inf" else run["request_rate"]
-        found.setdefault((run["label"], Load(rate, run["max_concurrency"])), []).append(run)
-    return [LoadPoint(label, load, each) for (label, load), each in found.items()]
+        by_load.setdefault((run["label"], Load(rate, run["max_concurrency"])), []).append(run)
+    return [LoadPoint(label, load, each) for (label, load), each in by_load.items()]
 
 
 def ratios(of: Sequence[LoadPoint]) -> Iterator[LoadRatio]:
-    """The first server over each other one, from the rounds that both have."""
+    """The ratios of the first server over each other one, from the rounds that both have."""
     for first in (point for point in of if point.label == of[0].label):  # none where nothing was run
         for other in of:
             if other.label == first.label or other.load != first.load:
@@ -82,16 +82,16 @@ def ratios(of: Sequence[LoadPoint]) -> Iterator[LoadRatio]:
 
 
 def to_json(runs: Sequence[Figures]) -> Mapping[str, Any]:
-    """A single run as vLLM's bench writes it; several as a list of such, with medians over the rounds and ratios."""
+    """A single run as vLLM's bench writes it; several as a list of these, with medians over the rounds and ratios."""
     if len(runs) == 1:
         return runs[0]
-    found = points(runs)
+    load_points = points(runs)
     summary = []
-    for point in found:
+    for point in load_points:
         medians = {name: point.median(name) for name in COMPARED}
         summary.append({"label": point.label, "load": point.load.name, **medians})
     beside = []
-    for one in ratios(found):
-        about = {"load": one.load.name, "figure": one.figure, "a": one.a, "b": one.b}
-        beside.append({**about, "ratio": one.ratio, "interval": one.interval})
+    for ratio in ratios(load_points):
+        about = {"load": ratio.load.name, "figure": ratio.figure, "a": ratio.a, "b": ratio.b}
+        beside.append({**about, "ratio": ratio.ratio, "interval": ratio.interval})
     return {"runs": list(runs), "summary": summary, "ratios": beside}

@@ -1,4 +1,4 @@
-"""Tables: of a run, of a sweep, and of servers beside each other."""
+"""Tables of a run, of a sweep, and of servers side by side."""
 
 from __future__ import annotations
 
@@ -61,42 +61,42 @@ def _speculation(run: Figures) -> list[str]:
     rate, by_position = run["spec_decode_acceptance_rate"], run["spec_decode_per_position_acceptance_rates"]
     parts = [f"acceptance length {run['spec_decode_acceptance_length']:.3f}"]
     parts += [f"draft acceptance rate {rate:.1f} %"] if rate is not None else []
-    reached = sum(1 for one in by_position if one)  # drafts may be shorter than the server's limit
+    reached = sum(1 for share in by_position if share)  # drafts may be shorter than the server's limit
     of = "" if run["spec_decode_num_drafts"] is None else f" of {plural(run['spec_decode_num_drafts'], 'draft')}"
-    parts += [f"by position {' '.join(f'{one:.1%}' for one in by_position[:reached])}{of}"] if reached else []
+    parts += [f"by position {' '.join(f'{share:.1%}' for share in by_position[:reached])}{of}"] if reached else []
     return [f"speculation, from {run['spec_decode_source']}: {', '.join(parts)}"]
 
 
 def _warnings(run: Figures) -> list[str]:
-    found = []
+    lines = []
     for reason, count in list(run["errors_by_reason"].items())[:MOST_REASONS]:
-        found.append(f"! {plural(count, 'request')} failed: {reason}")
+        lines.append(f"! {plural(count, 'request')} failed: {reason}")
     if (more := len(run["errors_by_reason"]) - MOST_REASONS) > 0:
-        found.append(f"! others failed for {plural(more, 'other reason')}")
+        lines.append(f"! others failed for {plural(more, 'other reason')}")
     if run["client_was_late"]:
-        found.append(
+        lines.append(
             f"! this client was late by more than {LATE * 1e3:.0f} ms in over 1 % of the time: the figures may be "
             "worse than the server's real ones: run the client on an idle machine"
         )
     if run["completed"] and run["tokens_counted_by"] == "chunks":
-        found.append(
+        lines.append(
             "! the server does not count tokens (stream_options.include_usage): each chunk is counted as one token"
         )
-    return found
+    return lines
 
 
 def show_summary(runs: Sequence[Figures], percentiles: Sequence[float], console: Console) -> None:
     """A row for each load and server: medians over the rounds. Nothing for a single run."""
     if len(runs) < 2:
         return
-    found, last, letters = points(runs), percentile_name(percentiles[-1]), _letters(runs)
+    load_points, last, letters = points(runs), percentile_name(percentiles[-1]), _letters(runs)
     table = Table(title="all runs", title_justify="left", title_style="bold", **SLIM)
-    table.add_column("at once" if found[0].load.rate is None else "rate", justify="right")
+    table.add_column("at once" if load_points[0].load.rate is None else "rate", justify="right")
     if len(letters) > 1:
         table.add_column("server")
     for column in ("req/s", "out tok/s", "TTFT", last, "TPOT", last, "E2E", last, "τ", "failed"):
         table.add_column(column, justify="right")
-    for point in found:
+    for point in load_points:
         cells = [_brief(point.median(f"{name}_throughput")) for name in ("request", "output")]
         cells += [
             _brief(point.median(f"{key}_{name}_ms")) for name in ("ttft", "tpot", "e2el") for key in ("median", last)
@@ -104,26 +104,26 @@ def show_summary(runs: Sequence[Figures], percentiles: Sequence[float], console:
         cells += [_number(point.median("spec_decode_acceptance_length"), 2), f"{point.total('failed')}"]
         table.add_row(f"{point.load.size:g}", *((letters[point.label],) if len(letters) > 1 else ()), *cells)
     console.print(table)
-    told = f"medians and {last} in ms; E2E: end to end; τ: acceptance length; of several rounds, the median figure"
-    console.print(told, style="dim", highlight=False)
+    line = f"medians and {last} in ms; E2E: end to end; τ: acceptance length; of several rounds, the median figure"
+    console.print(line, style="dim", highlight=False)
     for label, letter in letters.items():
         console.print(f"{letter}: {label}", style="dim", highlight=False, markup=False)
 
 
 def show_comparison(runs: Sequence[Figures], console: Console) -> None:
     """The first server over each other one. Nothing for a single server."""
-    found = list(ratios(points(runs)))
-    if not found:
+    load_ratios = list(ratios(points(runs)))
+    if not load_ratios:
         return
     letters = _letters(runs)
     table = Table(title="side by side", title_justify="left", title_style="bold", **SLIM)
     for column in ("load", "", "figure", "first", "other", "ratio", "95 %"):
         table.add_column(column, justify="left" if column in ("load", "", "figure") else "right")
-    for one in found:
-        numbers = [_number(value, 2) for value in one.values]
-        interval = "{:.3f}–{:.3f}".format(*one.interval)
-        words = (one.load.name, f"{letters[one.a]} over {letters[one.b]}", COMPARED[one.figure])
-        table.add_row(*words, *numbers, Text(f"{one.ratio:.3f}", style="bold"), interval)
+    for ratio in load_ratios:
+        numbers = [_number(value, 2) for value in ratio.values]
+        interval = "{:.3f}–{:.3f}".format(*ratio.interval)
+        words = (ratio.load.name, f"{letters[ratio.a]} over {letters[ratio.b]}", COMPARED[ratio.figure])
+        table.add_row(*words, *numbers, Text(f"{ratio.ratio:.3f}", style="bold"), interval)
     console.print(table)
     console.print(
         "ratios of medians over the rounds; for times, below 1 means that the first server is faster",
@@ -138,7 +138,7 @@ def _letters(runs: Sequence[Figures]) -> dict[str, str]:
 
 
 def _brief(value: float | None) -> str:
-    """With three digits or so."""
+    """A number with about three digits."""
     return _number(value, 2 if (value or 0) < 10 else 1 if (value or 0) < 100 else 0)
 
 

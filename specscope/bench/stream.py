@@ -21,9 +21,9 @@ from specscope.trace.record.vocabulary import printable
 from specscope.watch.responses import read_json
 from specscope.watch.told import UnreadableError
 
-LONGEST_REFUSAL = 2**16  # bytes of it that are read
-BROKEN = ("abort", "error")  # finish reasons of vLLM that are no ends
-FIGURES = ('"speculative_decoding"', '"spec_')  # a chunk that has one of these tells of speculation: vLLM, SGLang
+LONGEST_REFUSAL = 2**16  # bytes of a refusal that are read
+BROKEN = ("abort", "error")  # finish reasons of vLLM that are failures
+FIGURES = ('"speculative_decoding"', '"spec_')  # a chunk with one of these reports on speculation: vLLM, SGLang
 
 
 class _Delta(msgspec.Struct):
@@ -40,7 +40,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def says(self) -> bool:
-        """Whether there is output in it. The first chunk of a chat has only a role."""
+        """Whether it has output. The first chunk of a chat has only a role."""
         delta = self.delta or _Delta()
         return bool(self.text or delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
 
@@ -63,27 +63,27 @@ class _Chunk(msgspec.Struct):
 
 @dataclass
 class StreamedAnswer:
-    """What came of one request. Times are those of time.perf_counter()."""
+    """The outcome of one request. Times are those of time.perf_counter()."""
 
     sent: float
     ended: float = 0.0  # the last chunk with a choice
     chunks: list[float] = field(default_factory=list)  # when each chunk with output came
-    counts: list[int | None] = field(default_factory=list)  # output tokens by then, where the server told them
+    counts: list[int | None] = field(default_factory=list)  # output tokens by then, where the server counts them
     input_tokens: int | None = None
-    cached_tokens: int | None = None  # of them: in the server's prefix cache, where it says so
+    cached_tokens: int | None = None  # input tokens in the server's prefix cache, where it reports them
     told_tokens: int | None = None  # of the output, by the server
-    drafts: Aggregate | None = None  # acceptance of this request, where the server tells it
+    drafts: Aggregate | None = None  # acceptance of this request, where the server reports it
     error: str = ""  # why it failed, in one line
-    whole: bool = False  # the answer came to its end
+    whole: bool = False  # whether the answer is complete
 
     @property
     def output_tokens(self) -> int:
-        """As the server counts them, else one for each chunk."""
+        """Output tokens as the server counts them, else one for each chunk."""
         return len(self.chunks) if self.told_tokens is None else self.told_tokens
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first chunk with output. vLLM's bench takes the first chunk; there both come together."""
+        """Seconds to the first chunk with output. vLLM's bench takes the first chunk; with vLLM both come together."""
         return self.chunks[0] - self.sent
 
     @property
@@ -103,9 +103,9 @@ class StreamedAnswer:
 
     @property
     def token_gaps(self) -> list[float]:
-        """Seconds for each output token after the first chunk: a chunk's gap is shared by its tokens.
+        """Seconds for each output token after the first chunk: a chunk's gap is divided among its tokens.
 
-        Empty where the server does not count along.
+        Empty where the server does not count tokens chunk by chunk.
         """
         shared: list[float] = []
         for gap, (before, after) in zip(self.gaps, pairwise(self.counts), strict=True):
@@ -117,7 +117,7 @@ class StreamedAnswer:
 
 
 async def ask(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], seconds: float) -> StreamedAnswer:
-    """Send a request and read its stream, for at most so many seconds. A failure is told in the answer."""
+    """Send a request and read its stream, for at most `seconds`. A failure is recorded in the answer."""
     data = orjson.dumps(body)
     answer = StreamedAnswer(time.perf_counter())
     try:
@@ -136,13 +136,13 @@ async def ask(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], sec
         answer.error = "" if answer.whole else _broken(error, answer)
     if not answer.error and not answer.whole:
         answer.error = "the stream ended before the answer did"
-    if answer.whole and not answer.chunks:  # nothing but an end token: that is its first
+    if answer.whole and not answer.chunks:  # nothing but an end token: it counts as the first
         answer.chunks, answer.counts = [answer.ended], [answer.told_tokens]
     return answer
 
 
 async def _read(response: httpx2.Response, answer: StreamedAnswer) -> None:
-    """Every event of a stream. It is read to its end, so that the connection can be used again."""
+    """Read every event of a stream, to its end, so that the connection can be reused."""
     async for event in EventSource(response):
         now = time.perf_counter()
         if event.data.startswith("[DONE]"):
@@ -185,16 +185,16 @@ def _take(chunk: _Chunk, now: float, answer: StreamedAnswer) -> None:
 
 
 def _figures(data: str) -> Aggregate | None:
-    """Of speculation, as vLLM and SGLang tell them of a request."""
+    """The figures of speculation that vLLM and SGLang report on a request; None where there are none."""
     try:
-        told = read_json(decoded(data), 0)
+        intervals = read_json(decoded(data), 0)
     except (UnreadableError, orjson.JSONDecodeError):
         return None
-    return told[0].aggregate if len(told) == 1 else None
+    return intervals[0].aggregate if len(intervals) == 1 else None
 
 
 async def _refusal(response: httpx2.Response) -> str:
-    """What a server says that does not answer."""
+    """The reason that a server gives for a refusal."""
     data = b""
     async for piece in response.aiter_bytes():
         data += piece
@@ -208,19 +208,19 @@ async def _refusal(response: httpx2.Response) -> str:
 
 
 def _message(error: Any) -> str:  # noqa: ANN401
-    """Of an error in OpenAI's form, or of another."""
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return _line(said if isinstance(said, str) else orjson.dumps(said).decode())
+    """The message of an error, in OpenAI's form or another."""
+    detail = error.get("message", error) if isinstance(error, dict) else error
+    return _line(detail if isinstance(detail, str) else orjson.dumps(detail).decode())
 
 
 def _line(text: str) -> str:
-    """Short, and safe to print."""
+    """A text as one short line that is safe to print."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= 200 else f"{line[:199]}…"
 
 
 def _broken(error: Exception, answer: StreamedAnswer) -> str:
-    """The connection broke, or was never there."""
+    """Why the connection broke, or could not be made."""
     if isinstance(error, httpx2.ConnectError):
         return f"cannot connect: {_line(first_line(error))}"
     if isinstance(error, httpx2.SSEError):

@@ -1,4 +1,4 @@
-"""`specscope bench serve`: loads one after another, on servers in turn, each after requests that are not counted."""
+"""`specscope bench serve`: loads one after another, on servers in turn, each after uncounted warm-up requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specscope.trace.history.wording import plural
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is to be measured."""
+    """What to measure."""
 
     urls: Sequence[str]
     loads: Sequence[Load]
@@ -70,7 +70,7 @@ def run_serve(plan: LoadPlan, json_file: str | None, plot: str | None) -> int:
 
 
 def _about(dataset: Dataset, taken: int) -> str:
-    """What is asked, in words."""
+    """The prompts of a run in words."""
     prompts = len(dataset.asks)
     words = [f"{plural(prompts, 'prompt')}, {dataset.layout}"]
     if taken > prompts:
@@ -83,11 +83,11 @@ def _about(dataset: Dataset, taken: int) -> str:
 class _Sweep:
     def __init__(self, plan: LoadPlan, asks: Sequence[LoadRequest], console: Console, interrupt: Interrupt) -> None:
         self.plan, self.console, self.interrupt = plan, console, interrupt
-        # those of the warm-up come last, so that no prefix cache knows the others from it
+        # the warm-up's requests are the last ones, so that no prefix cache holds the others
         self.asks, self.first = asks[: plan.requests], asks[plan.requests :]
 
     async def run(self) -> list[Figures]:
-        """All runs, those before Ctrl-C if it is pressed. Raises UserError."""
+        """All runs; after Ctrl-C those that are complete. Raises UserError."""
         plan = self.plan
         runs: list[Figures] = []
         async with AsyncExitStack() as stack:
@@ -112,7 +112,7 @@ class _Sweep:
         return self.interrupt.asked
 
     async def _warm_up(self, server: Endpoint, load: Load) -> None:
-        """As many at once as the load has, at most."""
+        """Send the warm-up requests, at most as many at once as the load has."""
         if self.first and not self._stopped():
             at_once = replace(load, rate=None, concurrency=load.concurrency or len(self.first))
             await drive(LoadRun(server, at_once, 0, 0), self.first, self._stopped, lambda: None)
@@ -140,7 +140,7 @@ def _advance(bar: Progress, task: TaskID, run: LoadRun) -> Callable[[], None]:
 
 
 def _progress(console: Console) -> Progress:
-    """Drawn seldom: this process has better to do while it measures."""
+    """A bar that is rarely drawn, to leave the processor to the measurement."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(
         *columns, TextColumn("{task.fields[failed]}"), console=console, transient=True, refresh_per_second=2
@@ -148,5 +148,8 @@ def _progress(console: Console) -> Progress:
 
 
 def _names(urls: Sequence[str]) -> list[tuple[str, str]]:
-    """(name, URL) of each: one that is given twice is measured twice."""
-    return [(f"{url} ({urls[:at].count(url) + 1})" if urls.count(url) > 1 else url, url) for at, url in enumerate(urls)]
+    """(name, URL) of each server; one that is given twice is measured twice."""
+    return [
+        (f"{url} ({urls[:index].count(url) + 1})" if urls.count(url) > 1 else url, url)
+        for index, url in enumerate(urls)
+    ]

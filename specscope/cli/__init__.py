@@ -1,1 +1,1 @@
-"""The `specscope` command, one file a verb. Each part is imported only when its verb runs."""
+"""The `specscope` command, one file per verb. Each part is imported only when its verb runs."""

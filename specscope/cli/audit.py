@@ -1,4 +1,4 @@
-"""`specscope audit`: a capture judged by the models themselves."""
+"""`specscope audit`: a capture judged by its models."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def audit_captures(
             if again:
                 from specscope.measure.audit_again import audit_again
 
-                found = audit_again(reader.history, file, target, draft_model, sample, progress)
+                result = audit_again(reader.history, file, target, draft_model, sample, progress)
             else:
                 options = audit_options(reader.history, target, draft_model, sample)
-                found = audit(reader.history, file, options, progress)
+                result = audit(reader.history, file, options, progress)
         if not as_json:
             from specscope.analyze.audit.text import render_audit
 
-            render_audit(found, text_console())
+            render_audit(result, text_console())
         for warning in reader.warnings:
             warn(warning)
-        return of_capture(file, found.to_dict(), code=found.exit, warnings=(*reader.warnings, *found.notes))
+        return of_capture(file, result.to_dict(), code=result.exit, warnings=(*reader.warnings, *result.notes))
 
     with ends_at_once():
         return judge_each("audit", captures, audited, as_json=as_json)
@@ -58,7 +58,7 @@ def audit_captures(
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on the terminal; nothing where standard error is none."""
+    """A progress bar on the terminal; nothing where standard error is not one."""
     columns = (
         SpinnerColumn(),
         BarColumn(),

@@ -52,7 +52,7 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]  # generic in new v
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:  # noqa: ANN401
-        """Of text, or of a default as it is."""
+        """The numbers in a text; a default is returned as it is."""
         if not isinstance(value, str):
             return tuple(value)
         words = value.split(",")
@@ -219,7 +219,7 @@ def _run(
 
     for url in urls:
         base_url(url)
-    loads = [Load(rate=one) for one in rates] if rates else [Load(concurrency=one) for one in concurrencies]
+    loads = [Load(rate=rate) for rate in rates] if rates else [Load(concurrency=count) for count in concurrencies]
     request = RequestOptions(
         **{name: flags.pop(name) for name in ("chat", "max_tokens", "temperature", "seed", "ignore_eos", "timeout")}
     )

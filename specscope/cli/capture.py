@@ -118,9 +118,9 @@ def _count(record: StepRecord, total: Acceptance, progress: Callable[[str, int],
 
 
 def summary(run: RunInfo, total: Acceptance, undrafted: Counter[Undrafted], looped: float) -> str:
-    """What a run came to: the acceptance length of its drafts, the tokens of all its steps, and why some had none.
+    """A run in a line: the acceptance length of its drafts, the tokens of all its steps, and why some had no drafts.
 
-    `looped`: share of the output in loops, which makes a length that says little.
+    `looped`: share of the output in loops, where an acceptance length says little.
     """
     counts = f"{plural(total.steps, 'decode step')}, {plural(total.emitted, 'token')}"
     if total.tokens_per_step is not None:

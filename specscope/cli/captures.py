@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class FileName(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
-    """A name that a shell completes. What is wrong with it is said by who reads it."""
+    """A name that a shell completes. Reading the file reports what is wrong with it."""
 
     name = "file"
 
@@ -42,7 +42,7 @@ captures_argument = click.argument("captures", nargs=-1, required=True, type=FIL
 
 
 def read_branch(file: str, branch: int | None) -> CaptureReader:
-    """A whole capture, its history at the end of a branch; of the last where it is None. Raises UserError."""
+    """A whole capture, its history at the end of a branch; None: of the last. Raises UserError."""
     from specscope.trace.wire.reading import read_capture
 
     reader = read_capture(file)
@@ -56,7 +56,7 @@ def read_branch(file: str, branch: int | None) -> CaptureReader:
 
 
 def need_steps(history: History, file: str, what: str = "judged") -> None:
-    """Refuse a capture of sums over intervals: it has no step of a request. Raises UserError."""
+    """Refuse a capture that holds only sums over intervals and no steps of requests. Raises UserError."""
     if history.counts_only:
         sources = {step.aggregate.source for step in history.steps if step.aggregate is not None}
         raise UserError(
@@ -67,7 +67,7 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
 
 @contextmanager
 def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
-    """A bar of the reading, where somebody looks, else None. It is given how much has been read, 0 to 1."""
+    """What updates a progress bar of the reading with a share from 0 to 1; None where no terminal shows it."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -81,24 +81,24 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """An envelope on standard output: as bytes, for a locale may not know all characters."""
+    """Print an envelope on standard output: as bytes, because a locale may not have all characters."""
     import orjson
 
     try:
         data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     except TypeError:  # a file whose name is not UTF-8
         data = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace")
-    text = re.sub(r"[^\n -~]", lambda found: _shown(found[0]), data.decode())
+    text = re.sub(r"[^\n -~]", lambda match: _shown(match[0]), data.decode())
     click.echo(text.encode() if hasattr(sys.stdout, "buffer") else text)
 
 
 def _shown(character: str) -> str:
-    """As it is, or escaped as JSON has it where it could move a cursor or turn a line: it is read as the same text."""
+    """A character, as a JSON escape where it could move the cursor or turn the text's direction; it reads the same."""
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def json_option(help_text: str) -> Callable[[F], F]:
-    """The flag --json, which never ends in silence: what is refused prints an envelope as well."""
+    """The flag --json, with which a refusal prints an envelope as well."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -125,7 +125,7 @@ def need_different(files: Sequence[str], where: str = "") -> None:
             known = os.stat(file)
             key: object = (known.st_dev, known.st_ino)
         except OSError:
-            key = file  # reading it says what is wrong
+            key = file  # reading it reports what is wrong
         if key in seen:
             other = seen[key]
             same = f"{file} is given twice" if other == file else f"{other} and {file} are the same file"
@@ -134,9 +134,9 @@ def need_different(files: Sequence[str], where: str = "") -> None:
 
 
 def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[str, Any]], *, as_json: bool) -> int:
-    """Judge captures one by one; the exit code over all. Raises UserError for one alone that cannot be read, in words.
+    """Judge captures one by one; returns the exit code over all. Raises UserError where the only one cannot be read.
 
-    `judge` gives what it found in a file (`envelope.of_capture`), and prints it in words unless `as_json`.
+    `judge` returns its findings on a file (`envelope.of_capture`), and prints them as text unless `as_json`.
     """
     from specscope.analyze.findings import Exit
 
@@ -156,9 +156,11 @@ def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[s
     if as_json:
         print_json(of_captures(verb, captures, Exit.over(exits)))
     elif len(files) > 1:
-        by_exit = {one: [file for file, code in zip(files, exits, strict=True) if code is one] for one in Exit}
-        told = (f"{len(those)} {one.words} ({', '.join(those)})" for one, those in by_exit.items() if those)
-        show(f"\n{len(files)} captures: {'; '.join(told)}")
+        by_exit = {
+            verdict: [file for file, code in zip(files, exits, strict=True) if code is verdict] for verdict in Exit
+        }
+        counts = (f"{len(those)} {verdict.words} ({', '.join(those)})" for verdict, those in by_exit.items() if those)
+        show(f"\n{len(files)} captures: {'; '.join(counts)}")
     return int(Exit.over(exits))
 
 

@@ -30,15 +30,15 @@ class WithCommand(click.Command):
     """A command whose --with takes all words up to the next flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As if --with stood before each of them."""
+        """Parse as if --with were before each of these words."""
         spread: list[str] = []
         after = False
-        for at, word in enumerate(args):
+        for index, word in enumerate(args):
             if word == "--":
-                return super().parse_args(ctx, [*spread, *args[at:]])
+                return super().parse_args(ctx, [*spread, *args[index:]])
             if word.startswith("-") and word != "-":
                 after = word == "--with"
-                spread += [] if after and at + 1 < len(args) else [word]
+                spread += [] if after and index + 1 < len(args) else [word]
             else:
                 spread += ["--with", word] if after else [word]
         return super().parse_args(ctx, spread)
@@ -105,78 +105,93 @@ def compare(
         if counts_code is None:
             raise
         sys.exit(counts_code)
-    found = compare_sides(*sides, asked)
+    comparison = compare_sides(*sides, asked)
     if screen:
         from specscope.tui.compare import run_compare
 
-        run_compare(compared(*sides, found), lifetime)
+        run_compare(compared(*sides, comparison), lifetime)
         return
-    code = exit_code(found.answer, found.conditions, any(one.hit for one in found.conditions))
+    code = exit_code(
+        comparison.answer, comparison.conditions, any(condition.hit for condition in comparison.conditions)
+    )
     if html is not None or as_json:
         if html is not None:
-            _write_page(found, html)
+            _write_page(comparison, html)
         if as_json:
-            _print_json(found.to_dict(), (found.a, found.b), code)
+            _print_json(comparison.to_dict(), (comparison.a, comparison.b), code)
     else:
-        _print_text(found)
+        _print_text(comparison)
     if code:
         sys.exit(code)
 
 
 def _counts(a: list[str], b: list[str], asked: Sequence[FailLimit], *, as_json: bool, more: bool) -> int | None:
-    """Print the figures of captures that hold counts only; the exit code, None for other captures. Raises UserError."""
+    """Print the figures of captures that hold counts only: the exit code, None for other captures. Raises UserError."""
     from specscope.analyze.compare.counts import INTERVALS, compare_counts
 
-    found = compare_counts(a, b, asked)
-    if found is None:
+    counts = compare_counts(a, b, asked)
+    if counts is None:
         return None
     if more:
         raise UserError("these captures hold counts only: their figures are compared; leave out --html, --tui")
-    code = int(any(one.hit for one in found.conditions))
+    code = int(any(condition.hit for condition in counts.conditions))
     if as_json:
-        _print_json(found.to_dict(), (found.a, found.b), code)
+        _print_json(counts.to_dict(), (counts.a, counts.b), code)
         return code
     from specscope.analyze.compare.tables import conditions
     from specscope.analyze.text import table_block
 
     console = text_console()
-    for name, side in (("A", found.a), ("B", found.b)):
+    for name, side in (("A", counts.a), ("B", counts.b)):
         console.print(f"{name}  {', '.join(side.sources)}", highlight=False, markup=False)
-    console.print(table_block(found.table()))
-    if found.conditions:
-        console.print(table_block(conditions(found.conditions, INTERVALS)))
-    for side in (found.a, found.b):
+    console.print(table_block(counts.table()))
+    if counts.conditions:
+        console.print(table_block(conditions(counts.conditions, INTERVALS)))
+    for side in (counts.a, counts.b):
         for warning in side.warnings:
             warn(warning)
     return code
 
 
-def compared(a: Side, b: Side, found: Comparison) -> Compared:
+def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
     """What the screen shows."""
     from specscope.analyze.compare import tables
     from specscope.analyze.compare.result import ABOUT, HARMLESS, PartingCause
     from specscope.tui.compared import Compared, ComparedPair, KnownCause
 
-    def pair(number: int, one: Pair) -> ComparedPair:
-        cause, at = ("", None) if one.parting is None else (one.parting.cause, one.parting.position)
-        other = None if one.first is None else one.first.position
-        about = "" if one.parting is None else ABOUT[one.parting.cause]
-        return ComparedPair(number, one.id_a, one.id_b, one.title, one.tokens, one.tau, at, str(cause), about, other)
+    def pair(number: int, matched: Pair) -> ComparedPair:
+        cause, position = ("", None) if matched.parting is None else (matched.parting.cause, matched.parting.position)
+        other = None if matched.first is None else matched.first.position
+        about = "" if matched.parting is None else ABOUT[matched.parting.cause]
+        return ComparedPair(
+            number,
+            matched.id_a,
+            matched.id_b,
+            matched.title,
+            matched.tokens,
+            matched.tau,
+            position,
+            str(cause),
+            about,
+            other,
+        )
 
     def steps(pair: ComparedPair) -> tuple[list[RequestStep], list[RequestStep]]:
-        one = found.pairs[pair.number]
-        return a.decode_steps(a.requests[one.a]), b.decode_steps(b.requests[one.b])
+        matched = comparison.pairs[pair.number]
+        return a.decode_steps(a.requests[matched.a]), b.decode_steps(b.requests[matched.b])
 
     return Compared(
-        sources=(", ".join(found.a.sources), ", ".join(found.b.sources)),
-        answer=found.answer.value,
-        summary=found.summary,
-        headline=found.headline,
-        reasons=found.reasons,
-        missing=found.missing,
-        differences=tuple((one.name, one.a, one.b, one.note) for one in found.differences),
-        changed=tuple(tables.changes(found).rows),
-        pairs=tuple(pair(number, one) for number, one in enumerate(found.pairs)),
+        sources=(", ".join(comparison.a.sources), ", ".join(comparison.b.sources)),
+        answer=comparison.answer.value,
+        summary=comparison.summary,
+        headline=comparison.headline,
+        reasons=comparison.reasons,
+        missing=comparison.missing,
+        differences=tuple(
+            (difference.name, difference.a, difference.b, difference.note) for difference in comparison.differences
+        ),
+        changed=tuple(tables.changes(comparison).rows),
+        pairs=tuple(pair(number, matched) for number, matched in enumerate(comparison.pairs)),
         vocabularies=(a.vocabulary, b.vocabulary),
         dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
         causes=tuple(KnownCause(cause.value, ABOUT[cause], cause in HARMLESS) for cause in PartingCause),
@@ -197,10 +212,10 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
     return a, b
 
 
-def _print_text(found: Comparison) -> None:
+def _print_text(comparison: Comparison) -> None:
     from specscope.analyze.compare.text import render_text
 
-    render_text(found, text_console())
+    render_text(comparison, text_console())
 
 
 def _print_json(values: dict[str, Any], sides: Sequence[SideFacts | CountsSide], code: int) -> None:
@@ -211,9 +226,9 @@ def _print_json(values: dict[str, Any], sides: Sequence[SideFacts | CountsSide],
         warn(warning)
 
 
-def _write_page(found: Comparison, html: str) -> None:
+def _write_page(comparison: Comparison, html: str) -> None:
     try:
         from specscope.analyze.compare.page import render_html
     except ImportError as error:
         raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
-    write_page(html, render_html(found))
+    write_page(html, render_html(comparison))

@@ -30,7 +30,7 @@ LONGEST_LINE = 10_000  # characters
 
 @dataclass(frozen=True)
 class Script:
-    """Commands of a file."""
+    """The commands of a file."""
 
     path: str
     lines: Sequence[str]
@@ -38,7 +38,7 @@ class Script:
 
     @staticmethod
     def read(path: str, *, stop_on_error: bool) -> Script:
-        """All of it, before the first one runs and before a model is loaded. Raises UserError."""
+        """Read all of it before the first command runs and before a model is loaded. Raises UserError."""
         lines = [line for _, line in read_lines(path, "the commands in", largest=LARGEST_SCRIPT)]
         for number, line in enumerate(lines, 1):
             if len(line) > LONGEST_LINE:
@@ -64,7 +64,7 @@ def converse(commands: Commands, script: Script | None) -> None:
 
 
 def _run_script(commands: Commands, script: Script) -> None:
-    """Run every line; what is refused is said at once, and again at the end as UserError, with the first line."""
+    """Run every line; a refused one is reported at once, and at the end a UserError counts them and names the first."""
     refused: list[int] = []
     for number, line in enumerate(script.lines, 1):
         show(f"{PROMPT}{line}")
@@ -116,12 +116,12 @@ def _readline(commands: Commands) -> None:
         import readline
     except ImportError:  # not on every system
         return
-    found: list[str] = []
+    matches: list[str] = []
 
     def complete(text: str, state: int) -> str | None:
         if state == 0:
-            found[:] = commands.complete(readline.get_line_buffer())
-        return found[state] if state < len(found) else None
+            matches[:] = commands.complete(readline.get_line_buffer())
+        return matches[state] if state < len(matches) else None
 
     readline.set_completer_delims(" ")
     readline.set_completer(complete)
@@ -129,9 +129,9 @@ def _readline(commands: Commands) -> None:
 
 
 def debug_vllm(path: str, config: EngineConfig, script: Script | None = None) -> None:
-    """The debugger over the vLLM that listens on a socket; when it ends, vLLM goes on. Raises UserError.
+    """The debugger over a vLLM that listens on a socket; when it ends, vLLM runs on. Raises UserError.
 
-    `config`: of the engine that forks, which is loaded with the first fork.
+    `config`: of the engine that runs forks, which is loaded with the first fork.
     """
     from specscope.remote.debug_client import AttachedCommands
 
@@ -144,13 +144,13 @@ def debug_vllm(path: str, config: EngineConfig, script: Script | None = None) ->
 
 
 class _Beside(WhatIf):
-    """Imports torch with the first fork."""
+    """Runs forks in an engine of ours beside vLLM; imports torch with the first one."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config, self._engine = config, WhatIf()
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
-        """In an engine of ours."""
+        """Fork in an engine of ours."""
         if type(self._engine) is WhatIf:
             from specscope.live.beside import BesideEngine
 

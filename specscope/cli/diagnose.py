@@ -92,7 +92,7 @@ def _examine(
     from specscope.cli.audit import progress_bar
 
     with progress_bar() as progress:
-        found = examine(
+        diagnosis = examine(
             reader.history,
             file,
             options,
@@ -105,14 +105,14 @@ def _examine(
     if not as_json:
         from specscope.analyze.diagnose.text import render_diagnosis
 
-        render_diagnosis(found, file, text_console())
+        render_diagnosis(diagnosis, file, text_console())
     for warning in reader.warnings:
         warn(warning)
-    return of_capture(file, found.to_dict(file), code=found.exit, warnings=reader.warnings)
+    return of_capture(file, diagnosis.to_dict(file), code=diagnosis.exit, warnings=reader.warnings)
 
 
 def _options(history: History, asked: JudgeFlags) -> tuple[Options | None, str]:
-    """The models that judge; or why there are none, where nobody named one. Raises UserError for one that was named."""
+    """The models that judge, or why there are none. Raises UserError where one was named and cannot judge."""
     from specscope.live.start import share_cores
     from specscope.measure.judges import audit_options
 

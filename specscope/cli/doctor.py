@@ -45,8 +45,8 @@ def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None, as_json
                 show(f"  {'':<18} → {finding.remedy}")
     code = int(any(finding.needed and not finding.good for finding in findings))
     if as_json:
-        found = {"findings": [dataclasses.asdict(finding) for finding in findings]}
-        print_json(envelope("doctor", found, source=(), code=code))
+        values = {"findings": [dataclasses.asdict(finding) for finding in findings]}
+        print_json(envelope("doctor", values, source=(), code=code))
     sys.exit(code)
 
 
@@ -81,7 +81,7 @@ def examine(*, step: bool = False) -> Iterator[Examined]:
 def examine_gpu(device: str | None = None, target: str | None = None) -> Iterator[Examined]:
     """Try every kernel on the GPU. Raises UserError where there is none.
 
-    `device`: where else, in small: a CPU under Triton's interpreter; `target`: what the engine of the check runs.
+    `device`: another device, tried in small: a CPU under Triton's interpreter; `target`: the model of the engine check.
     """
     import torch
 
@@ -109,8 +109,8 @@ def _version(name: str) -> str | None:
 
 
 def _package(name: str, remedy: str = "", *, needed: bool = True) -> Examined:
-    found = _version(name)
-    return Examined(name, found is not None, found or "not installed", remedy or f"pip install {name}", needed)
+    installed = _version(name)
+    return Examined(name, installed is not None, installed or "not installed", remedy or f"pip install {name}", needed)
 
 
 def _terminal() -> Examined:
@@ -167,8 +167,8 @@ def _model() -> Examined:
 
     if (converted_folder() / "config.json").exists():
         return Examined("default model", True, f"{NAME}, converted, in {converted_folder()}")
-    found = find_gguf()
-    if found is not None:
+    file = find_gguf()
+    if file is not None:
         return Examined("default model", True, f"{NAME}, to be converted at the first start (20 s)")
     return Examined("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
 

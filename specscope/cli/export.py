@@ -31,5 +31,5 @@ def export(captures: tuple[str, ...], output: str) -> None:
         written = write(captures, output, progress)
     for warning in written.warnings:
         warn(warning)
-    told = (plural(count, name.removesuffix("s")) for name, count in written.rows.items() if count)
-    say(f"wrote {output}: {', '.join(told)}")
+    counts = (plural(count, name.removesuffix("s")) for name, count in written.rows.items() if count)
+    say(f"wrote {output}: {', '.join(counts)}")

@@ -23,7 +23,7 @@ NAME = 10  # columns of a verb's name
 
 
 def examples(command: click.Command) -> list[str]:
-    """The commands that its help shows, without what is said of them."""
+    """The commands that its help shows, without their comments."""
     text = inspect.cleandoc(command.help or "")
     lines = (line.removeprefix("  ") for line in text.splitlines() if line.startswith("  "))
     return [re.split(r"\s{2,}", line)[0] for line in lines if line.startswith("specscope ")]
@@ -44,10 +44,10 @@ class GroupedVerbs(click.Group):
         indent = " " * formatter.current_indent
         room = formatter.width - formatter.current_indent - NAME
         about = textwrap.wrap(command.get_short_help_str(200), room)
-        for at, line in enumerate(about):
-            formatter.write(f"{indent}{'' if at else name:<{NAME}}{line}\n")
-        own = [example for example in examples(command) if example.startswith(f"specscope {name}")]
-        for example in own[:1]:
+        for index, line in enumerate(about):
+            formatter.write(f"{indent}{'' if index else name:<{NAME}}{line}\n")
+        shown = [example for example in examples(command) if example.startswith(f"specscope {name}")]
+        for example in shown[:1]:
             formatter.write(f"{indent}{'':<{NAME}}  {example}\n")
 
 
@@ -71,6 +71,6 @@ def help_verb(context: click.Context, words: tuple[str, ...]) -> None:
         if not isinstance(shown.command, click.Group):
             raise UserError(f"{shown.command_path} has no verb {word}: see {shown.command_path} --help")
         name, command, _ = shown.command.resolve_command(shown, [word])
-        assert command is not None  # or it had raised
+        assert command is not None  # otherwise it has raised
         shown = click.Context(command, info_name=name, parent=shown)
     click.echo(shown.get_help())

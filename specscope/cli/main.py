@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from specscope.analyze.several import Several
     from specscope.engine.prompts import PromptSpec
 
-DEBUG_FLAGS = {"over", "attach", "script", "stop_on_error"}  # that debug takes whatever it debugs
+DEBUG_FLAGS = {"over", "attach", "script", "stop_on_error"}  # that `debug` accepts in every mode
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -75,7 +75,7 @@ def cli(context: click.Context) -> None:
 
 
 def _check_forms(specs: list[PromptSpec]) -> None:
-    """Refuse grammars, schemas and expressions that are none, before a model is loaded. Raises UserError."""
+    """Refuse invalid grammars, schemas and expressions before a model is loaded. Raises UserError."""
     if any(spec.params.structured_outputs is not None for spec in specs):
         from specscope.speculate.structured.compiler import check_forms
 
@@ -357,11 +357,11 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
         reader = read_branch(file, branch)
         reports.append(build_report(reader.history, source=file, warnings=reader.warnings))
         warnings += reader.warnings
-    found = several(reports)
+    figures = several(reports)
     if html is not None:
-        _write_page(found, html, top)
+        _write_page(figures, html, top)
     if as_json:
-        print_json(_as_json(found))
+        print_json(_as_json(figures))
         for warning in warnings:
             warn(warning)
     elif html is None:
@@ -370,11 +370,14 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
         if len(reports) == 1:
             render_text(reports[0], text_console(), top or TOP)
         else:
-            render_several(found, text_console(), top or TOP)
+            render_several(figures, text_console(), top or TOP)
 
 
 def _as_json(reports: Several) -> dict[str, Any]:
-    each = [of_capture(one.source, one.to_dict(), warnings=one.warnings) for one in reports.reports]
+    each = [
+        of_capture(capture_report.source, capture_report.to_dict(), warnings=capture_report.warnings)
+        for capture_report in reports.reports
+    ]
     return of_captures("report", each, 0, reports.to_dict(), reports.notes)
 
 

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _options(kind: type) -> list[Callable[[Any], Any]]:
-    """A flag for each field that declares one; None where it is not given."""
+    """A flag for each field that declares one; its value is None where it is not given."""
     types = required_types(kind)
     return [_option(name, flag, types[name]) for name, flag in flags_of(kind).items()]
 
@@ -131,7 +131,7 @@ def _apply(options: list[Callable[[Any], Any]], function: F) -> F:
 
 
 def engine_options(function: F) -> F:
-    """Flags that decide what the engine is."""
+    """Flags that configure the engine."""
     return _apply(_ENGINE, function)
 
 
@@ -141,22 +141,22 @@ def sampling_options(function: F) -> F:
 
 
 def output_options(function: F) -> F:
-    """Flags that decide where records go, and whose."""
+    """Flags that decide where records go, and which requests' records."""
     return _apply([*_OUTPUT, *_PRIVACY, *_SAMPLED], function)
 
 
 def privacy_options(function: F) -> F:
-    """Flags that decide what is left out of what is recorded."""
+    """Flags that decide what is left out of the records."""
     return _apply(_PRIVACY, function)
 
 
 def trace_sampling_options(function: F) -> F:
-    """Flags that decide whose spans are kept."""
+    """Flags that decide which requests' spans are kept."""
     return _apply(_SAMPLED, function)
 
 
 def refuse_others(flag: str, why: str, allowed: Iterable[str]) -> None:
-    """Refuse what was given on the command line beside a flag that leaves it without effect. Raises UserError."""
+    """Refuse options that have no effect beside `flag`. Raises UserError."""
     context = click.get_current_context()
     for option in context.command.params:
         given = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
@@ -206,7 +206,7 @@ def output_settings(
 ) -> OutputOptions:
     """Take the output flags out of `flags`. `inputs`: files that the command reads, which it must not overwrite.
 
-    `unattended`: it may be started where nobody looks, and should run on.
+    `unattended`: the command may run without anybody watching, and should go on.
     """
     no_clobber, on_full = flags.pop("no_clobber", False), flags.pop("on_full")
     existing = Existing.NEW_NAME if unattended else Existing.REFUSE if no_clobber else Existing.REPLACE
@@ -235,7 +235,7 @@ def output_settings(
 
 
 def asked_privacy(flags: dict[str, Any]) -> Privacy:
-    """Take the flags of privacy out of `flags`; what a level does not do is said."""
+    """Take the flags of privacy out of `flags`; warns of what the level does not cover."""
     asked = Privacy.of(no_text=flags.pop("no_text"), no_tokens=flags.pop("no_tokens"))
     if asked.remark:
         say(asked.remark)
@@ -243,7 +243,7 @@ def asked_privacy(flags: dict[str, Any]) -> Privacy:
 
 
 def trace_sampling(flags: dict[str, Any], *, capture: bool, sent: bool) -> TraceSampling:
-    """Take the flags of trace sampling out of `flags`. `sent`: whether spans are. Raises UserError."""
+    """Take the flags of trace sampling out of `flags`. `sent`: whether spans are sent. Raises UserError."""
     given = read_sampling(
         flags.pop("sample"), flags.pop("keep"), flags.pop("keep_buffer"), captures=flags.pop("sample_capture")
     )

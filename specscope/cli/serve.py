@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from specscope.engine.engine import Engine
     from specscope.serve.service import ServeOptions
 
-CONNECTIONS = 1024  # beside those of requests that wait
+CONNECTIONS = 1024  # in addition to those of waiting requests
 KEY = "SPECSCOPE_API_KEY"
 LARGEST_KEY = 2**16  # bytes of a file that holds one
-SHUTDOWN_SECONDS = 2.0  # with what follows it (serve/server.py) a server has stopped within 5 s
+SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops within 5 s
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
       specscope serve --drafter suffix+eagle -o run.jsonl
       curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once upon"}'
     """
-    # The extra, where it is missing, is named before a model is loaded
+    # A missing extra is reported before a model is loaded
     import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 
@@ -157,7 +157,7 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
 
 
 def _api_key(given: str | None, file: str | None) -> str | None:
-    """The key, as it was given or from a file. Raises UserError, which shows nothing of it."""
+    """The key, as given or from a file. Raises UserError, which does not show the key."""
     name = "--api-key"
     if file is not None:
         if given is not None:
@@ -210,7 +210,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
 
 
 def _load(config: EngineConfig) -> Engine:
-    """The engine, with all of its cache's memory: the first requests need not wait for it."""
+    """The engine, with all of its cache's memory touched, so that the first requests need not wait for it."""
     from specscope.live.start import start_engine
 
     engine = start_engine(config, lambda stage: _say(f"{stage} ..."))

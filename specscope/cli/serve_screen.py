@@ -11,11 +11,11 @@ from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, handled_by
 from specscope.lifetime import Lifetime
 
-GRACE_SECONDS = 10.0  # beside --shutdown-timeout, for what the server saves
+GRACE_SECONDS = 10.0  # in addition to --shutdown-timeout, for what the server saves
 
 
 def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -> int:
-    """The server's exit code. It is run by the same flags, and ends with the screen. Raises UserError."""
+    """Run the server with the same flags until the screen closes; returns its exit code. Raises UserError."""
     from specscope.debug.viewer import Viewer
     from specscope.remote.attached import Attached
 
@@ -52,7 +52,7 @@ def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """As Ctrl-C does: requests finish. Another Ctrl-C does not wait for them; by force where that does not help."""
+    """End the server as Ctrl-C does: requests finish. Another Ctrl-C does not wait for them; a last resort kills it."""
     process.terminate()
     with handled_by(lambda number: process.terminate()):
         try:

@@ -19,7 +19,7 @@ class OutputError(OSError):
 
 
 class _Output(FileIO):
-    """Standard output, whose errors can be told from those of files."""
+    """Standard output, with errors that can be distinguished from those of files."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401
         """Write. Raises BrokenPipeError where the reader has closed the pipe, else OutputError."""
@@ -42,7 +42,7 @@ class _Error(FileIO):
 
 
 def open_streams() -> None:
-    """Make all three usable. Called first: else the next file that is opened would take a closed one's number.
+    """Make all three usable. Called first: otherwise the next file opened would get a closed stream's number.
 
     A closed input reads as empty, a closed standard error drops what is written, and a closed output raises.
     """
@@ -61,7 +61,7 @@ def open_streams() -> None:
 
 
 def _replace(number: int, mode: int) -> None:
-    """Put nothing in the place of a stream."""
+    """Replace a stream by os.devnull."""
     nowhere = os.open(os.devnull, mode)
     if nowhere != number:
         os.dup2(nowhere, number)
@@ -84,22 +84,22 @@ def flush_output() -> None:
 
 
 def give_up_output() -> None:
-    """Let what is left of standard output go, so that the interpreter does not try again when it ends."""
+    """Drop what is left of standard output, so that the interpreter does not try again when it ends."""
     if isinstance(sys.stdout, TextIOWrapper):
         _replace(1, os.O_WRONLY)
 
 
 def show(text: str, *, error: bool = False) -> None:
-    """Lines on standard output, or error; captures and sockets may have written some of them."""
+    """Print lines on standard output, or error, without control characters: parts may be from captures or sockets."""
     click.echo(printable(text, keep="\n\t"), err=error)
 
 
 def warn(text: str) -> None:
-    """A warning, likewise."""
+    """Print a warning on standard error."""
     say(f"specscope: warning: {text}")
 
 
 def say(text: str) -> None:
-    """One line on standard error, however long or odd the text is."""
+    """Print one line on standard error, shortened and without control characters."""
     line = printable(" ".join(text.split()))
     print(line if len(line) <= 600 else line[:599] + "…", file=sys.stderr, flush=True)

@@ -98,7 +98,7 @@ COMMON = (
 
 
 def common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags that every kind of head has."""
+    """The flags for every kind of head."""
     for option in reversed(COMMON):
         command = option(command)
     return command
@@ -181,7 +181,7 @@ def train_p_eagle(**how: Any) -> None:  # noqa: ANN401
 
 
 def _check(how: dict[str, Any]) -> None:
-    """What can be refused before torch is imported. Raises UserError."""
+    """Refuse what can be refused before torch is imported. Raises UserError."""
     if (how["data"] is None) == (how["tokens"] is None):
         raise UserError("give either --data FILE or --self-synthesise N")
     check_training(how["output"], (how["target"], how["data"], how["start"] or None))
@@ -196,7 +196,7 @@ def _check(how: dict[str, Any]) -> None:
 
 
 def _taken(how: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """These flags, which `how` then lacks."""
+    """Take these flags out of `how`."""
     return {name: how.pop(name) for name in names}
 
 

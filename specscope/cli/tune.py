@@ -101,12 +101,12 @@ def tune(
 
             write_costs(save_costs, priced)
             say(f"wrote {save_costs}")
-    found = _tune(data, wanted, nodes, priced, warnings)
+    tuning = _tune(data, wanted, nodes, priced, warnings)
     if check:
-        if found.choice is None:
+        if tuning.choice is None:
             raise UserError("--check measures the choice, and there is none: the costs are not known")
-        found = _check(found, data, engine or _engine(data, target, draft_model, batch), batch, nodes, prompts)
-    _show(found, as_json=as_json, plot=plot)
+        tuning = _check(tuning, data, engine or _engine(data, target, draft_model, batch), batch, nodes, prompts)
+    _show(tuning, as_json=as_json, plot=plot)
 
 
 def _check_flags(
@@ -119,7 +119,7 @@ def _check_flags(
     no_costs: bool,
     check: bool,
 ) -> None:
-    """Refuse what does not fit together, before anything is read. Raises UserError."""
+    """Refuse flags that do not fit together, before anything is read. Raises UserError."""
     if no_costs and (costs is not None or save_costs is not None or check):
         raise UserError("--no-costs measures nothing: leave out --costs, --save-costs and --check")
     if costs is not None and save_costs is not None:
@@ -130,7 +130,7 @@ def _check_flags(
         from specscope.engine.prompts import read_prompts
         from specscope.trace.record.params import SamplingParams
 
-        read_prompts(prompts, SamplingParams(), raw=False)  # what is wrong with them is said before costs are measured
+        read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
     if save_costs is not None:
         check_output(save_costs, "--save-costs", captures, FIGURES)
     if plot is not None:
@@ -166,7 +166,7 @@ def _tune(
 
 
 def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: int) -> Any:  # noqa: ANN401
-    """The engine that the captures tell of. Raises UserError."""
+    """An engine configured as in the captures. Raises UserError."""
     from specscope.cli.audit import progress_bar
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.audit_again import engine_config_of
@@ -174,7 +174,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
     from specscope.trace.record.rules import BLOCK, STANDARD
 
     share_cores()
-    options = audit_options(data.histories[0], target, draft_model, None)  # says what is not at hand
+    options = audit_options(data.histories[0], target, draft_model, None)  # reports missing models
     if options.why_no_draft:
         raise UserError(options.why_no_draft)
     rule = STANDARD if data.run.rule == BLOCK else data.run.rule  # costs are of trees too; a chain's is the same
@@ -193,27 +193,27 @@ def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> StepC
         return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
 
 
-def _check(found: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
+def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
     from specscope.cli.audit import progress_bar
     from specscope.measure.tune_work import checked
 
     with progress_bar() as progress:
-        return checked(found, data, engine, batch, nodes, prompts, progress)
+        return checked(tuning, data, engine, batch, nodes, prompts, progress)
 
 
-def _show(found: Tuning, *, as_json: bool, plot: str | None) -> None:
+def _show(tuning: Tuning, *, as_json: bool, plot: str | None) -> None:
     if plot is not None:
         try:
             from specscope.analyze.tune.plots import write_plot
         except ImportError as error:
             raise UserError(f"--plot needs {error.name}: pip install 'specscope[html]'") from None
-        write_plot(found, plot)
+        write_plot(tuning, plot)
         say(f"wrote {plot}")
     if as_json:
-        print_json(envelope("tune", found.to_dict(), source=found.sources, warnings=found.warnings))
-        for warning in found.warnings:
+        print_json(envelope("tune", tuning.to_dict(), source=tuning.sources, warnings=tuning.warnings))
+        for warning in tuning.warnings:
             warn(warning)
     else:
         from specscope.analyze.tune.text import render_tuning
 
-        render_tuning(found, text_console())
+        render_tuning(tuning, text_console())

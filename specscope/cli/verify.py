@@ -1,4 +1,4 @@
-"""`specscope verify`: put a capture on trial."""
+"""`specscope verify`: check a capture for consistency and losslessness."""
 
 from __future__ import annotations
 

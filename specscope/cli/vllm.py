@@ -26,8 +26,8 @@ from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.record.privacy import Privacy
 from specscope.vllm import settings
 
-STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's own choice is 300
-GRACE_SECONDS = 20  # vLLM gets so long to end its own processes
+STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's default is 300
+GRACE_SECONDS = 20  # for vLLM to end its own processes
 CHECK = """
 from importlib.util import find_spec
 raise SystemExit(1 if not find_spec("vllm") else 0 if find_spec("specscope") else 2)
@@ -100,7 +100,7 @@ def vllm(
 
 
 def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
-    """vLLM's exit code. Raises UserError."""
+    """Run vLLM; returns its exit code. Raises UserError."""
     if not run.arguments:
         raise UserError("nothing to run: give vLLM's command line after --, as in: specscope vllm -- serve MODEL")
     if not (run.capture or run.endpoint or run.debug or run.screen):
@@ -122,25 +122,25 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
 
 def interpreter(python: str | None) -> str:
     """The Python that has vLLM and the plugin. Raises UserError that says how to install what is missing."""
-    found = shutil.which(python or sys.executable)
-    if found is None:
+    path = shutil.which(python or sys.executable)
+    if path is None:
         raise UserError(f"--python {python}: no such program")
     try:
-        missing = subprocess.run([found, "-P", "-c", CHECK], capture_output=True, timeout=60, check=False).returncode
+        missing = subprocess.run([path, "-P", "-c", CHECK], capture_output=True, timeout=60, check=False).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"--python {found}: it cannot be run ({error})") from None
+        raise UserError(f"--python {path}: it cannot be run ({error})") from None
     if missing == 1:
         where = "give --python PATH of an environment that has it, or install it" if python is None else "install it"
-        raise UserError(f"vLLM is not installed for {found}: {where}: {found} -m pip install vllm")
+        raise UserError(f"vLLM is not installed for {path}: {where}: {path} -m pip install vllm")
     if missing == 2:
-        raise UserError(f"the plugin is not installed for {found}: {found} -m pip install 'specscope[vllm]'")
+        raise UserError(f"the plugin is not installed for {path}: {path} -m pip install 'specscope[vllm]'")
     if missing:
-        raise UserError(f"--python {found}: it is not Python, or is broken")
-    return found
+        raise UserError(f"--python {path}: it is not Python, or is broken")
+    return path
 
 
 def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
-    """This process's, with what the plugin is asked to do. vLLM's processes inherit it; Ray copies what is named."""
+    """This process's environment with the plugin's settings: vLLM's processes inherit it, Ray copies what is named."""
     given = {
         settings.CAPTURE: None if run.capture is None else str(Path(run.capture).resolve()),
         settings.ENDPOINT: endpoint or run.endpoint,
@@ -151,16 +151,19 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
         settings.NO_TOKENS: "1" if run.privacy >= Privacy.NO_TOKENS else None,
         **run.sampling,
     }
-    found = {name: value for name, value in os.environ.items() if name not in settings.ALL}
-    found |= {name: value for name, value in given.items() if value is not None}
+    variables = {name: value for name, value in os.environ.items() if name not in settings.ALL}
+    variables |= {name: value for name, value in given.items() if value is not None}
     if run.debug is not None:
-        found.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(STEP_SECONDS))
-    ray = [*filter(None, [found.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY")]), *(name for name in given if name in found)]
-    return found | {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(ray)}
+        variables.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(STEP_SECONDS))
+    ray = [
+        *filter(None, [variables.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY")]),
+        *(name for name in given if name in variables),
+    ]
+    return variables | {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(ray)}
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code. vLLM has a session of its own: a signal to this process goes on to all of its processes, once."""
+    """Wait for vLLM's exit code. It has a session of its own: signals are passed on to all of its processes, once."""
 
     def pass_on(number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -201,7 +204,7 @@ def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> in
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does, and by force where that does not help."""
+    """End vLLM as Ctrl-C does, and kill it where that does not help."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGINT)

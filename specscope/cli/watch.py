@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Seconds = Annotated[float, Meta(ge=0.05, le=1e7, description="between 0.05 and 10,000,000")]
 COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted tokens", "emitted": "output tokens"}
-POLL = 0.05  # seconds between two looks at what has come
+POLL = 0.05  # seconds between two checks for news
 
 
 @click.command()
@@ -130,10 +130,10 @@ def _opened(
             say(f"{source.name}: {source.recognised}")
 
     def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
-        own = options
-        if capture is not None and number:  # a source named it, and nobody asked for the file
-            own = replace(options, capture=numbered(capture, number), existing=Existing.NEW_NAME)
-        return Outputs(own, bus, run, Vocabulary(), None, engine=engine)
+        engine_options = options
+        if capture is not None and number:  # the file's name was not given: it must not replace another
+            engine_options = replace(options, capture=numbered(capture, number), existing=Existing.NEW_NAME)
+        return Outputs(engine_options, bus, run, Vocabulary(), None, engine=engine)
 
     return sources, open_outputs
 
@@ -145,7 +145,7 @@ def numbered(path: str, number: int) -> str:
 
 
 def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
-    """On a screen, until the user leaves."""
+    """Show the intervals on a screen until the user leaves."""
     from specscope.debug.viewer import Viewer
     from specscope.tui.app import run_app
     from specscope.watch.control import Watched
@@ -173,7 +173,7 @@ def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
 
 
 def _print(watching: Watch, seconds: float | None) -> int:
-    """As lines, until the sources end, or a signal or the time does; the exit code."""
+    """Print the intervals as lines until the sources end, a signal comes or the time is up; returns the exit code."""
     from specscope.terminal import text_console
 
     console, rows = text_console(), IntervalRows()
@@ -204,7 +204,7 @@ def _last_words(watching: Watch, losses: list[str]) -> None:
 
 
 class IntervalRows:
-    """The lines of a table that grows, and its sums: no record is kept."""
+    """The lines of a growing table, and its sums: no records are kept."""
 
     def __init__(self) -> None:
         self.any = False
@@ -214,7 +214,7 @@ class IntervalRows:
         self._last = ""
 
     def take(self, watching: Watch, console: Console) -> None:
-        """Print what has come."""
+        """Print what is new."""
         from specscope.watch.source import Left
 
         for news in watching.take():
@@ -231,10 +231,10 @@ class IntervalRows:
         from specscope.trace.history.stats import Acceptance
         from specscope.trace.record.vocabulary import printable
 
-        told = record.aggregate
-        assert told is not None
+        aggregate = record.aggregate
+        assert aggregate is not None
         if run.name not in self._sums:
-            say(missing_text(told))
+            say(missing_text(aggregate))
             self._runs[run.name], self._sums[run.name], self._units[run.name] = run, Acceptance(), "interval"
         if not self.any or self._last != run.name:
             head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
@@ -242,12 +242,12 @@ class IntervalRows:
             console.print(Text(printable(f"{run.name}{model}"), style="bold cyan"), soft_wrap=True)
             console.print(Text(f"{head}  by position, of the drafts", style="bold"), soft_wrap=True)
         self.any, self._last = True, run.name
-        self._sums[run.name].add(told)
-        if told.request:
+        self._sums[run.name].add(aggregate)
+        if aggregate.request:
             self._units[run.name] = "request"
-        found = cells(record, told)
-        line = "".join(found[name].rjust(width + 1) for name, width in COLUMNS.items())
-        parts = (line, " ".join(at_depth(told)), *notes(told), printable(told.request))
+        texts = cells(record, aggregate)
+        line = "".join(texts[name].rjust(width + 1) for name, width in COLUMNS.items())
+        parts = (line, " ".join(at_depth(aggregate)), *notes(aggregate), printable(aggregate.request))
         console.print(Text("  ".join(part for part in parts if part)), soft_wrap=True)
 
     def totals(self, console: Console) -> None:

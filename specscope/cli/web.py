@@ -1,7 +1,7 @@
-"""`specscope tui --web`: the screen in a browser, through textual-serve, for the user alone.
+"""`specscope tui --web`: the screen in a browser, through textual-serve, for this user only.
 
-Whoever reaches a session can type debugger commands. A page of another site must not (remote/guard.py). On an address
-that other machines reach a token decides: it is in the URL that is printed at the start.
+Whoever reaches a session can type debugger commands, so a page of another site must not (remote/guard.py). On an
+address that other machines can reach, a token is required: it is in the URL that is printed at the start.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from textual_serve.app_service import AppService
 
 REMEDY = "pip install 'specscope[web]'"
-END_SECONDS = 30  # that a session's process may take to end: its engine ends the requests first
+END_SECONDS = 30  # for a session's process to end: its engine ends the requests first
 SESSIONS = 8  # open at once; each is a process, and most have an engine
 Handler = Callable[["Request"], Awaitable["StreamResponse"]]
 
 
 class Guard:
-    """Decides whose requests are answered."""
+    """Decides which requests are answered."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -56,7 +56,7 @@ class Guard:
 
 
 async def end_of(session: AppService) -> None:
-    """Tell a session's process to end, and wait until it has; one that does not is killed."""
+    """Ask a session's process to end, and wait until it has; one that does not is killed."""
     await session.stop()
     process = session._process
     if process is None or process.stdin is None:
@@ -70,7 +70,7 @@ async def end_of(session: AppService) -> None:
 
 
 async def until_either(hearing: asyncio.Task[None], session: asyncio.Task[None] | None) -> None:
-    """Until the page is closed, or its session has ended: one that cannot start never says so."""
+    """Wait until the page is closed or its session has ended: a session that cannot start does not report it."""
     await asyncio.wait({hearing, *([] if session is None else [session])}, return_when=asyncio.FIRST_COMPLETED)
     if hearing.done():
         await hearing
@@ -79,19 +79,29 @@ async def until_either(hearing: asyncio.Task[None], session: asyncio.Task[None] 
 
 def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guard]:
     """textual-serve's server with a guard before every route, and the guard. Raises UserError."""
+    guard = Guard(host, port)
     try:
-        from aiohttp import WSCloseCode, web
-        from textual_serve.server import Server
+        server = _guarded_server(_check(guard))
     except ImportError:
         raise UserError(f"--web needs textual-serve: {REMEDY}") from None
-    guard = Guard(host, port)
+    # -P: no file in the current folder may shadow a package.
+    # exec: its parent is then this server and no shell, and the session ends when the server is gone (lifetime.py)
+    line = "exec " + shlex.join([sys.executable, "-P", "-m", "specscope", *command])
+    templates = Path(specscope.__file__).parent / "tui" / "web"  # textual-serve's own page loads a font from elsewhere
+    url = f"http://{address(host, port)}" + (f"/?token={guard.token}" if guard.token else "")
+    return server(line, host=host, port=port, title="specscope", public_url=url, templates_path=templates), guard
+
+
+def _check(guard: Guard) -> Any:  # noqa: ANN401
+    """A middleware that refuses what the guard does. Raises ImportError."""
+    from aiohttp import web
 
     @web.middleware
     async def check(request: Request, handler: Handler) -> StreamResponse:
         why = guard.refusal(request)
         if why:
             return web.Response(status=403, text=f"specscope: {why}\n")
-        if request.query.get("token") and guard.token:  # it moves to a cookie, out of the history and of what is shared
+        if request.query.get("token") and guard.token:  # moved to a cookie, out of the history and of shared links
             answer = web.HTTPFound(request.rel_url.without_query_params("token"))
             answer.set_cookie(guard.cookie, guard.token, httponly=True, samesite="Strict")
             return answer
@@ -99,6 +109,14 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
         if not response.prepared:  # in another site's frame the user could be made to click and type here
             response.headers["Content-Security-Policy"] = "frame-ancestors 'none'"
         return response
+
+    return check
+
+
+def _guarded_server(check: Any) -> Any:  # noqa: ANN401
+    """textual-serve's Server as a class whose requests pass `check`. Raises ImportError."""
+    from aiohttp import WSCloseCode, web
+    from textual_serve.server import Server
 
     class Guarded(Server):
         """The server, with a limit on sessions, that uses the host name its visitor used.
@@ -119,7 +137,7 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
             return app
 
         async def on_startup(self, app: web.Application) -> None:
-            """Without textual-serve's banner: `serve` says what is served, and where."""
+            """Print no banner of textual-serve's: `serve` prints what is served, and where."""
 
         async def handle_index(self, request: Request) -> Any:  # noqa: ANN401
             self.public_url = f"http://{request.host}"
@@ -148,16 +166,11 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
 
         async def on_shutdown(self, app: web.Application) -> None:
             await super().on_shutdown(app)
-            ends = dict(self.ends)  # each page's own handler ends its session: two that do trip over each other
+            ends = dict(self.ends)  # each page's own handler ends its session: ending it here too would clash
             await asyncio.gather(*(page.close(code=WSCloseCode.GOING_AWAY) for page in ends))
             await asyncio.gather(*(ended.wait() for ended in ends.values()))
 
-    # -P: no file in the current folder may shadow a package.
-    # exec: its parent is then this server and no shell, and the session ends when the server is gone (lifetime.py)
-    line = "exec " + shlex.join([sys.executable, "-P", "-m", "specscope", *command])
-    templates = Path(specscope.__file__).parent / "tui" / "web"  # textual-serve's own page asks another host for a font
-    url = f"http://{address(host, port)}" + (f"/?token={guard.token}" if guard.token else "")
-    return Guarded(line, host=host, port=port, title="specscope", public_url=url, templates_path=templates), guard
+    return Guarded
 
 
 def serve(command: Sequence[str], host: str, port: int) -> None:
@@ -165,13 +178,13 @@ def serve(command: Sequence[str], host: str, port: int) -> None:
     if not host:
         raise UserError("--web-host is empty: use 127.0.0.1 for this machine only, 0.0.0.0 for every address")
     server, _ = make_server(command, host, port)
-    logging.getLogger("textual-serve").addHandler(logging.NullHandler())  # it logs what its caller is told as well
+    logging.getLogger("textual-serve").addHandler(logging.NullHandler())  # it logs errors that it also raises
     logging.getLogger("textual-serve").propagate = False
     asyncio.run(_serve(server, f"specscope: serving specscope {shlex.join(command)} on {server.public_url}"))
 
 
 async def _serve(server: Any, what: str) -> None:  # noqa: ANN401
-    """Until a signal asks for the end: then the sessions end first. Raises UserError."""
+    """Serve until a signal; the sessions then end first. Raises UserError."""
     from aiohttp.web import AppRunner, TCPSite
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()

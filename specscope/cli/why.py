@@ -57,7 +57,7 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
 
 
 def render(answer: NodeAnswer | RunAnswer, file: str, console: Console) -> None:
-    """A sentence a line; of a run, a paragraph a kind."""
+    """Print a sentence per line; for a run, a paragraph per kind."""
     from rich.text import Text
 
     from specscope.analyze.why import NodeAnswer

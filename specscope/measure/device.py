@@ -1,4 +1,4 @@
-"""Timing on a device, and what its memory can do: the measure of every kernel."""
+"""Timing on a device, and its memory bandwidth, against which kernels are measured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def device_info(device: torch.device) -> dict[str, str]:
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int | None = None) -> float:
-    """Median time of a call, on the device's own clock where it has one; three calls before do not count."""
+    """Median time of a call, on the device's own clock where it has one, after three uncounted calls."""
     repeats = REPEATS if repeats is None else repeats
     for _ in range(3):
         work()
@@ -60,21 +60,21 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int | Non
 
 
 def copy_bandwidth(device: torch.device, size: int = COPY_BYTES) -> float:
-    """Bytes a second that a copy reads and writes together."""
+    """Bytes per second that a copy reads and writes together."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds(lambda: target.copy_(source), device)
 
 
 def read_bandwidth(device: torch.device, size: int = COPY_BYTES // 4) -> float:
-    """Bytes a second that a sum reads: as fast as memory gives them, where they are too many for the caches."""
+    """Bytes per second that a sum reads: memory's speed, where the size exceeds the caches."""
     source = torch.ones(size // 4, device=device)
     return size / seconds(source.sum, device, READS)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One piece of work: how long it took, and how long its bytes take at least."""
+    """One piece of work: the time it took, and the bytes that it has to move."""
 
     name: str
     seconds: float
@@ -83,7 +83,7 @@ class Measured:
 
     @property
     def share(self) -> float:
-        """Of the copy bandwidth."""
+        """The share of the copy bandwidth that was reached."""
         return self.bytes / self.seconds / self.bandwidth
 
     def to_dict(self) -> dict[str, float | str]:

@@ -1,6 +1,6 @@
 """`specscope doctor --gpu`: every kernel against its float64 reference on the device, a captured graph, its memory.
 
-The first thing to run where a GPU is. The same code runs on a CPU under Triton's interpreter, in small, for tests.
+The first thing to run on a machine with a GPU. Tests run the same code on a CPU under Triton's interpreter, in small.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of
 
 @dataclass(frozen=True)
 class GpuCheck:
-    """One thing that was tried on the device."""
+    """One check on the device."""
 
     name: str
     good: bool
@@ -41,7 +41,7 @@ class GpuCheck:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the work is: on a GPU large enough that contexts and the vocabulary are split."""
+    """The sizes of the work: on a GPU large enough that contexts and the vocabulary are split."""
 
     context: int = 4000
     vocabulary: int = 131072
@@ -58,8 +58,8 @@ SMALL = Sizes(context=40, vocabulary=70, copied=1 << 16, heads=1, size=16, half=
 
 def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> Iterator[GpuCheck]:
     """Try everything, one after another. `target`: what the engine runs, else the default model."""
-    found = launch.limits(device)
-    yield GpuCheck("limits", True, f"{found.multiprocessors} multiprocessors, {found.shared >> 10} KiB shared memory")
+    limits = launch.limits(device)
+    yield GpuCheck("limits", True, f"{limits.multiprocessors} multiprocessors, {limits.shared >> 10} KiB shared memory")
     for dtype in (torch.bfloat16, torch.float16, torch.float32) if sizes.half else (torch.float32,):
         for name, nodes, splits in (("chunk", 0, 1), ("trees", 12, 1), ("trees, split", 12, 3)):
             label = f"tree_attention {_short(dtype)}, {name}"
@@ -83,7 +83,7 @@ def _short(dtype: torch.dtype) -> str:
 def _try(name: str, work: Callable[[], str]) -> GpuCheck:
     try:
         return GpuCheck(name, True, work())
-    except Exception as error:  # whatever a compiler or a driver has against it is what is asked for
+    except Exception as error:  # whatever a compiler or a driver raises is the result of the check
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return GpuCheck(name, False, reason)
 
@@ -102,7 +102,7 @@ def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype, nodes: int, splits: int) -> str:
-    """Two sequences: a chunk of 40 rows, or a root with a tree; their blocks out of order."""
+    """Two sequences, each a chunk of 40 rows or a root with a tree; their blocks are out of order."""
     fed = 40 if nodes == 0 else 1 + nodes
     mask = np.tri(fed, dtype=np.bool_)
     if nodes:
@@ -166,7 +166,7 @@ def _verify(device: torch.device, sizes: Sizes, drawn: int, shares: int | None, 
 
 
 def _graph(device: torch.device) -> str:
-    """A small model's pass over two trees, captured and replayed: its logits are those of the same pass without."""
+    """A small model's pass over two trees, captured and replayed: its logits must be those without a graph."""
     shape = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -195,7 +195,7 @@ def _graph(device: torch.device) -> str:
 
 @torch.inference_mode()
 def _keep(run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
-    """What stands for a capture without a GPU: the pass is run again."""
+    """A substitute for a captured graph without a GPU: the pass is run again."""
     outputs = run()
 
     @torch.inference_mode()
@@ -207,7 +207,7 @@ def _keep(run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
 
 
 def _engine(device: torch.device, target: str | None) -> str:
-    """A few tokens of an engine as it would be started here, and what it fell back to."""
+    """Generate a few tokens with an engine as it would be started here; returns the backend that ran."""
     engine = Engine(target=target, device=device.type, backend="triton", drafter="ngram", kv_memory=0.05)
     engine.generate(["1, 2, 3, 1, 2, 3, 1, 2,"], SamplingParams(max_tokens=8, ignore_eos=True))
     ran_by = engine.run_info.backend

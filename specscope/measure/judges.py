@@ -1,7 +1,7 @@
-"""Which models judge a capture: those that are named on the command line, else those that the capture names.
+"""Which models judge a capture: those named on the command line, else those that the capture names.
 
-A model that only the capture names is used where it lies on this machine and its digest is the recorded one. It is
-never fetched.
+A model that only the capture names is used if it is on this machine and its digest is the recorded one. It is never
+downloaded.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
 
 
 def target_named(run: RunInfo, given: str | None) -> str | None:
-    """What --target is, or would be for the capture's target; None for the default one."""
+    """The value of --target, or what it would be for the capture's target; None for the default model."""
     if given is not None:
         return given
     return run.target_path or (None if run.target == NAME else run.target)
 
 
 def draft_named(run: RunInfo, given: str | None) -> str | None:
-    """The same of --draft-model; None for the default head or model, and where the drafter is no model."""
+    """The same for --draft-model; None for the default head or model, and where the drafter is no model."""
     part = model_part(run.drafter)
     if given is not None or run.draft_path or part != "draft_model":
         return given if given is not None else run.draft_path or None
@@ -62,7 +62,7 @@ def draft_named(run: RunInfo, given: str | None) -> str | None:
 
 
 def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list[str], *, given: bool) -> ModelSource:
-    """Where a model lies: `name` is what `flag` said, or what the capture says. Raises UserError."""
+    """Where a model is: `name` is from `flag`, or from the capture. Raises UserError."""
     from transformers import AutoConfig
 
     from specscope.model.loader import find_model
@@ -71,7 +71,7 @@ def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list
         raise UserError(f"the capture's model {recorded} is not at hand: give {flag} MODEL")
     try:
         path, arguments, known = _local(name) if not given and name is not None else find_model(name, lambda _: None)
-        # What is not there is said before anything is loaded
+        # A missing model is reported before anything is loaded
         AutoConfig.from_pretrained(path, trust_remote_code=False, **arguments)
     except Exception as error:
         if not given and name is not None:
@@ -87,14 +87,14 @@ def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list
 
 
 def _local(name: str) -> tuple[str, Mapping[str, Any], str]:
-    """As find_model, of a model that a capture names: nothing is asked of the hub. Raises UserError."""
+    """As find_model, for a model that a capture names: without access to the hub. Raises UserError."""
     from specscope.model.loader import find_model
 
     return (name, {"local_files_only": True}, name) if model_place(name) is None else find_model(name, lambda _: None)
 
 
 def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: str, *, given: bool) -> str:
-    """A line where what lies there now is not what ran; "" where it is, and where the capture does not tell."""
+    """A line where the model there now is not the one that ran; "" where it is, or the capture has no digest."""
     if not then or then == now:
         return ""
     digests = f"digest {short(now) or 'not known'}, recorded {short(then)}"
@@ -105,7 +105,7 @@ def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: st
 
 
 def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
-    """Where the drafter's model lies, or why it is not known. Raises UserError for one that was given and is not."""
+    """Where the drafter's model is, or why it is not known. Raises UserError where it was given and is not there."""
     part, name = model_part(run.drafter), draft_named(run, given)
     if part == "eagle":
         return _head(run, given, notes)
@@ -128,7 +128,7 @@ def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str
 
 
 def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
-    """The same of an EAGLE head."""
+    """The same for an EAGLE head."""
     name, flag = draft_named(run, given), "--draft-model HEAD"
     missing = f"the head {run.draft_model} is not at hand: give {flag}"
     if name is None and run.draft_model != DEFAULT_HEAD.name:

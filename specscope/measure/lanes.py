@@ -25,10 +25,10 @@ TURNS = 20  # of the median polish: with steps missing it needs a few
 
 @dataclass(frozen=True)
 class Timed:
-    """A step in which a full batch decoded, and nothing else."""
+    """A step in which a full batch decoded and nothing else ran."""
 
     seconds: float
-    drafting: float  # of them
+    drafting: float  # seconds of the step spent drafting
     rows: int  # that the target ran
     tokens: int  # committed
     drafts: int  # requests for which something was drafted
@@ -37,7 +37,7 @@ class Timed:
 
 
 class Lane:
-    """One engine, with `batch` requests at a time as long as there is work. Closed with the `with` of `lanes`."""
+    """One engine, with `batch` requests at a time as long as there is work. Closed when the `with` of `lanes` ends."""
 
     def __init__(self, name: str, engine: Engine, batch: int) -> None:
         self.name, self.engine, self.batch = name, engine, batch
@@ -49,11 +49,11 @@ class Lane:
         self._work: Iterator[Work] = iter(())
 
     def give(self, work: Iterator[Work]) -> None:
-        """What it shall run, after what it runs now."""
+        """Set the work to run after what is running now."""
         self._work, self.done = work, False
 
     def step(self) -> Timed | None:
-        """One step; None where it was no full batch of decoding, or where all is done."""
+        """Run one step; None where it did not decode a full batch, or where all work is done."""
         self.engine.runner.cache.pool.keep_apart(self.batch, *self.part)
         while len(self.engine.requests) < self.batch and (work := next(self._work, None)) is not None:
             self.engine.add(*work)
@@ -82,7 +82,7 @@ class Lane:
 
 @contextmanager
 def lanes(engine: Engine, wanted: Mapping[str, Mapping[str, str | None]], batch: int) -> Iterator[list[Lane]]:
-    """Lanes over an engine's model, by name: what each changes of its drafter, draft_model and tree."""
+    """Lanes over an engine's model. `wanted`: by name, what each changes of drafter, draft_model and tree."""
     made: list[Lane] = []
     try:
         for name, changes in wanted.items():
@@ -102,38 +102,38 @@ Rounds = list[list[Timed | None]]  # by round and lane; None where a step does n
 
 
 def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> None:
-    """Let each take a step, as long as `more`.
+    """Let each lane take a step in turn, as long as `more` returns True.
 
     Each round has an order of its own: what a lane finds in the processor's caches depends on the one before it.
     """
-    for at, lane in enumerate(run):
-        lane.part = (at, len(run))
+    for place, lane in enumerate(run):
+        lane.part = (place, len(run))
     orders = random.Random(0)
     while more():
-        number, found = len(rounds), list[Timed | None]([None] * len(run))
-        for at in orders.sample(range(len(run)), len(run)):
-            found[at] = None if number % run[at].every else run[at].step()
-        rounds.append(found)
+        number, steps = len(rounds), list[Timed | None]([None] * len(run))
+        for place in orders.sample(range(len(run)), len(run)):
+            steps[place] = None if number % run[place].every else run[place].step()
+        rounds.append(steps)
 
 
 def pace(rounds: Sequence[Sequence[Timed | None]]) -> list[float]:
     """How slow the machine was in each round: 1.1 where steps took a tenth longer than in the median round.
 
-    log(seconds) is taken for a lane's own plus a round's own (Tukey's median polish).
+    log(seconds) is modelled as a term of the lane plus a term of the round (Tukey's median polish).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a round in which nothing counted has no median
-        logs = np.log([[np.nan if step is None else step.seconds for step in one] for one in rounds])
+        logs = np.log([[np.nan if step is None else step.seconds for step in steps] for steps in rounds])
         slow = np.zeros(len(logs))
         for _ in range(TURNS):
             lane = np.nanmedian(logs - slow[:, None], axis=0)
             slow = np.nan_to_num(np.nanmedian(logs - lane, axis=1))
-    found: list[float] = np.exp(slow - np.median(slow)).tolist()
-    return found
+    paces: list[float] = np.exp(slow - np.median(slow)).tolist()
+    return paces
 
 
 def middle(seconds: Sequence[float]) -> float:
-    """The mean without the fastest and the slowest tenth: one step in which something else ran weighs nothing."""
+    """The mean without the fastest and the slowest tenth: a step in which something else ran has no weight."""
     out = len(seconds) // 10
     return float(np.mean(sorted(seconds)[out : len(seconds) - out]))
 

@@ -34,7 +34,7 @@ class PairedSides:
     b: str  # the side it is compared with
     goal: float  # the least a/b that the project aims for
     rates: dict[str, list[float]] = field(default_factory=dict)
-    # Milliseconds of processor time a step, by side and by who took it: it does not depend on who else is running.
+    # Milliseconds of processor time per step, by side and by who used it: independent of what else is running.
     processor_ms: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
@@ -44,7 +44,7 @@ class PairedSides:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the median of the rounds' own ratios lies, at 95 % or the most that so few rounds can tell."""
+        """The interval of the median of the rounds' ratios, at 95 % or the highest level that so few rounds allow."""
         return median_interval([a / b for a, b in zip(self.rates[self.a], self.rates[self.b], strict=True)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class PairedSides:
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """The narrowest pair of order statistics that holds the median with this confidence, whatever the distribution.
 
-    The number of values below the median is binomial (n, 1/2). Of too few values it is the whole range.
+    The number of values below the median is binomial (n, 1/2). With too few values it is the whole range.
     """
     ordered, n = sorted(values), len(values)
     outside, low = 1 / 2**n, 0
@@ -70,7 +70,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, title: str) -> dict[str, list[float]]:
     """Tokens/s of every side, `rounds` times in turn after one uncounted warm-up each.
 
-    The order turns round from one round to the next, so that no side is always first.
+    The order is reversed from one round to the next, so that no side is always first.
     """
     rates: dict[str, list[float]] = {name: [] for name in sides}
     columns = (
@@ -115,8 +115,8 @@ def show(comparisons: list[PairedSides], console: Console, machine: Mapping[str,
     console.print(table)
     for row in comparisons:
         for side, shares in row.processor_ms.items():
-            told = ", ".join(f"{who} {ms:.2f}" for who, ms in shares.items())
-            console.print(f"{row.name}, {side}: processor ms: {told}", style="dim", highlight=False)
+            parts = ", ".join(f"{who} {ms:.2f}" for who, ms in shares.items())
+            console.print(f"{row.name}, {side}: processor ms: {parts}", style="dim", highlight=False)
 
 
 def machine_info(dtype: str, threads: int) -> dict[str, str]:

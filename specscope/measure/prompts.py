@@ -68,7 +68,7 @@ COPYING = (
 
 
 def unseen_prompts(count: int | None = None, kind: str = "") -> list[str]:
-    """Prompts of five kinds that the default head was not trained on; `count` of them evenly, or all; or of a kind."""
+    """Prompts of five kinds that the default head was not trained on: all, `count` evenly chosen ones, or one kind."""
     lines = map(json.loads, (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines())
     prompts = [str(line["prompt"]) for line in lines if kind in ("", line["kind"])]
     return prompts if count is None else prompts[:: len(prompts) // count][:count]

@@ -1,7 +1,7 @@
-"""Seconds of a step by rows, and of a drafting pass by width: measured on the engine itself, as it decodes.
+"""Seconds of a step by rows, and of a drafting pass by width: measured on the engine itself while it decodes.
 
 Engines with trees of several sizes, over one loaded model, decode the same prompts and step in turn. So the figures
-hold all that a step takes: scheduling, attention at the prompts' lengths, verification, evidence and commit.
+include everything in a step: scheduling, attention at the prompts' lengths, verification, evidence and commit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from specscope.trace.record.tree import DraftTree
 
 ROUNDS = 24  # at least
 WARM = 2  # that do not count
-SECONDS = 60.0  # after which no round is added to make the figures surer
-SURE = 0.02  # relative error of the medians that is sure enough
+SECONDS = 60.0  # after which no round is added to make the figures more certain
+SURE = 0.02  # relative error of the medians that is certain enough
 # Nodes, depth and width of a search, so that there are costs of 2 to 32 rows, and of passes of 1 to 8 rows.
 SEARCHES = ((1, 1, 1), (3, 3, 1), (5, 2, 2), (7, 2, 4), (11, 3, 4), (15, 3, 6), (23, 3, 6), (31, 3, 8))
 LARGER = ((47, 3, 8), (63, 4, 8), (95, 4, 10), (127, 5, 12))
@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Filler(NoDrafter):
-    """Drafts a chain of so many tokens, of any kind: what a step costs does not depend on them."""
+    """Drafts a chain of `nodes` random tokens: what a step costs does not depend on which they are."""
 
     name = "filler"
 
@@ -47,11 +47,11 @@ class Filler(NoDrafter):
         self._vocab_size = vocab_size
 
     def most_nodes(self, context: Context) -> int:
-        """Always as many."""
+        """Always the same number."""
         return self.max_nodes
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """A chain for each."""
+        """A chain for each context."""
         parent = list(range(-1, self.max_nodes - 1))
         return [Draft(DraftTree.build(self._tokens(), parent)) for _ in contexts]
 
@@ -60,25 +60,28 @@ class Filler(NoDrafter):
 
 
 class CostLanes:
-    """Lanes with a drafter of each size, and one without; and the costs that follow from their steps."""
+    """Lanes with a drafter of each size and one without a drafter, and the costs that follow from their steps."""
 
     def __init__(self, engine: Engine, run: Sequence[Lane], plans: Sequence[DynamicPlan], work: Sequence[Work]) -> None:
-        """`plans`: of all lanes but the first; none where the drafter is no model."""
+        """`plans`: those of all lanes but the first; empty where the drafter is no model."""
         self.engine, self.run, self.plans = engine, run, plans
         self.context = round(median(len(engine.encode(prompt)[1]) for prompt, _ in work))
         for lane in run:
             lane.give(itertools.cycle(work))
 
     def counted(self, rounds: Rounds) -> Rounds:
-        """Without steps in which not all requests of a lane that drafts had drafts."""
+        """The rounds without steps in which some request of a drafting lane had no drafts."""
         drafts = [lane.batch if lane.engine.drafter.max_nodes else 0 for lane in self.run]
         return [
-            [None if step is None or step.drafts != wanted else step for step, wanted in zip(one, drafts, strict=True)]
-            for one in rounds
+            [
+                None if step is None or step.drafts != wanted else step
+                for step, wanted in zip(steps, drafts, strict=True)
+            ]
+            for steps in rounds
         ]
 
     def costs(self, rounds: Rounds, paces: Sequence[float]) -> StepCosts:
-        """From the rounds of these lanes, and how slow the machine was in each."""
+        """The costs, from the rounds of these lanes and how slow the machine was in each."""
         counted = [scaled(steps, paces) for steps in zip(*self.counted(rounds), strict=True)]
         info, batch = self.engine.run_info, self.run[0].batch
         first, passes = _passes(self.plans, counted[1:], batch) if self.plans else (NOTHING, ())
@@ -99,10 +102,10 @@ class CostLanes:
 
 @contextmanager
 def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int) -> Iterator[CostLanes]:
-    """For steps with up to `most_nodes` nodes a request. `work`: prompts to decode meanwhile, again and again."""
+    """Lanes for steps with up to `most_nodes` nodes per request. `work`: prompts to decode meanwhile, repeatedly."""
     has_model = model_of(engine.drafter) is not None
-    searches = [*SEARCHES, *(one for one in LARGER if one[0] < 2 * most_nodes)]
-    plans = [DynamicPlan(*one) for one in searches] if has_model else []
+    searches = [*SEARCHES, *(search for search in LARGER if search[0] < 2 * most_nodes)]
+    plans = [DynamicPlan(*search) for search in searches] if has_model else []
     wanted: dict[str, dict[str, str | None]] = {"plain": PLAIN}
     wanted |= {str(plan): {"tree": str(plan)} for plan in plans} if has_model else {str(n): PLAIN for n in SIZES}
     with lanes(engine, wanted, batch) as run:
@@ -116,7 +119,7 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
 def measure_costs(
     engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress = lambda *_: None
 ) -> StepCosts:
-    """In a few seconds; longer where the machine is busy."""
+    """Measure the costs, in a few seconds; longer where the machine is busy."""
     with cost_lanes(engine, work, batch, most_nodes) as measuring:
         rounds = _measure(measuring, progress)[WARM:]
         return measuring.costs(rounds, pace(measuring.counted(rounds)))
@@ -150,7 +153,7 @@ def _error(seconds: Sequence[float]) -> float:
 
 
 def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[CostPoint, ...]:
-    """Of steps without drafting, by rows: a size's rows are the mean of its steps'."""
+    """The costs of steps without drafting, by rows: a size's rows are the mean over its steps."""
     points: dict[int, CostPoint] = {}
     for steps in sizes:
         if steps:
@@ -162,13 +165,13 @@ def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[CostPoint, ...]:
 def _passes(
     plans: Sequence[DynamicPlan], sizes: Sequence[Sequence[Timed]], batch: int
 ) -> tuple[CostPoint, tuple[CostPoint, ...]]:
-    """Drafting with one pass; and a later pass by its rows: what drafting takes beyond that, by pass."""
+    """The cost of drafting with one pass, and of each further pass by its rows."""
     whole = {plan: [step.drafting for step in steps] for plan, steps in zip(plans, sizes, strict=True) if steps}
     first = next(_point(batch, seconds) for plan, seconds in whole.items() if plan.depth == 1)
     by_rows: dict[int, list[float]] = {}
     for plan, seconds in whole.items():
         if plan.depth > 1:
-            each = [max(one - first.seconds, 1e-6) / (plan.depth - 1) for one in seconds]
+            each = [max(drafting - first.seconds, 1e-6) / (plan.depth - 1) for drafting in seconds]
             by_rows.setdefault(batch * plan.top, []).extend(each)
     return first, rising([_point(rows, by_rows[rows]) for rows in sorted(by_rows)])
 

@@ -11,13 +11,13 @@ from specscope.measure.prompts import unseen_prompts
 from specscope.measure.step_costs import cost_lanes
 from specscope.trace.costs import StepCosts
 
-EVERY = 6  # rounds of the trees to one of the costs
+EVERY = 6  # rounds of the trees for each one of the costs
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class MeasuredTree:
-    """What one engine did in the steps in which a full batch decoded."""
+    """The figures of one engine over the steps in which a full batch decoded."""
 
     tokens_per_s: float
     length: float  # acceptance length of its drafts
@@ -35,9 +35,9 @@ def measure_trees(
 ) -> tuple[dict[str, MeasuredTree], StepCosts]:
     """Run the same work with each tree, the engines stepping in turn. `trees`: what each changes of the engine.
 
-    What a step costs is measured again in the same rounds, with the prompts `again`: another load on the machine than
-    when the costs were measured before is no error of the prediction. An engine that ends early leaves rounds to the
-    others: all figures are at the pace of the median round.
+    What a step costs is measured again in the same rounds, with the prompts `again`: a different load on the machine
+    than when the costs were first measured is not an error of the prediction. An engine that ends early leaves rounds
+    to the others, so all figures are at the pace of the median round.
     """
     rounds: Rounds = []
     with lanes(engine, trees, batch) as run, cost_lanes(engine, again, batch, most_nodes) as costing:
@@ -55,21 +55,21 @@ def measure_trees(
         in_turn([*run, *costing.run], rounds, more)
         count = len(run)
         rounds = [
-            [*one[:count], *also]
-            for one, also in zip(rounds, costing.counted([r[count:] for r in rounds]), strict=True)
+            [*round_steps[:count], *also]
+            for round_steps, also in zip(rounds, costing.counted([r[count:] for r in rounds]), strict=True)
         ]
-        rounds = [one for one in rounds if any(step is not None for step in one)]
+        rounds = [round_steps for round_steps in rounds if any(step is not None for step in round_steps)]
         paces = pace(rounds)
-        costs = costing.costs([one[count:] for one in rounds], paces)
-    each = [scaled(steps, paces) for steps in zip(*(one[:count] for one in rounds), strict=True)]
+        costs = costing.costs([round_steps[count:] for round_steps in rounds], paces)
+    each = [scaled(steps, paces) for steps in zip(*(round_steps[:count] for round_steps in rounds), strict=True)]
     return {name: _measured(steps) for name, steps in zip(trees, each, strict=True) if steps}, costs
 
 
 def _counting(work: Sequence[Work], left: dict[str, int], name: str) -> Iterator[Work]:
     """The work, counted down as it is taken."""
-    for one in work:
+    for item in work:
         left[name] -= 1
-        yield one
+        yield item
 
 
 def _measured(steps: Sequence[Timed]) -> MeasuredTree:
@@ -81,6 +81,6 @@ def _measured(steps: Sequence[Timed]) -> MeasuredTree:
 
 
 def other_prompts(seen: Sequence[str], count: int) -> list[str]:
-    """Prompts that the default head was not trained on, and that none of these texts hold: of every kind alike."""
+    """Prompts that the default head was not trained on and that none of these texts contain, evenly over the kinds."""
     new = [prompt for prompt in unseen_prompts() if not any(prompt in text for text in seen)]
     return new if len(new) <= count else [new[i * len(new) // count] for i in range(count)]

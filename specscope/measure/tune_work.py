@@ -18,14 +18,14 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestInfo
 
 PROMPTS = 16  # that costs are measured with
-LONGEST = 512  # tokens of them that are used: a prefill is not measured
-COST_TOKENS = 48  # that each makes
+LONGEST = 512  # last tokens of a prompt that are used: a prefill is not measured
+COST_TOKENS = 48  # that each request generates
 CHECK_PROMPTS = 12
 CHECK_TOKENS = 64
 
 
 def work_of(data: Recorded, batch: int) -> list[Work]:
-    """Prompts of the captures, evenly, with their parameters; of a capture without text any others."""
+    """Evenly chosen prompts of the captures, with their parameters; other prompts where the captures have no text."""
     infos = [info for info in _infos(data) if len(info.prompt_tokens)]
     count = max(PROMPTS, 2 * batch)
     some = infos if len(infos) <= count else [infos[i * len(infos) // count] for i in range(count)]
@@ -35,7 +35,7 @@ def work_of(data: Recorded, batch: int) -> list[Work]:
 
 
 def params_of(data: Recorded) -> SamplingParams:
-    """Those of the first request."""
+    """The parameters of the first request."""
     infos = _infos(data)
     return infos[0].params if infos else SamplingParams()
 
@@ -46,12 +46,12 @@ def _infos(data: Recorded) -> list[RequestInfo]:
 
 
 def _until(params: SamplingParams, tokens: int) -> SamplingParams:
-    """Whatever ends the output early is off: each makes so many tokens."""
+    """These parameters with nothing that ends the output early, so that exactly `tokens` tokens are generated."""
     return replace(params, max_tokens=tokens, stop=(), ignore_eos=True)
 
 
 def checked(
-    found: Tuning, data: Recorded, engine: Engine, batch: int, nodes: int, prompts: str | None, progress: Progress
+    tuning: Tuning, data: Recorded, engine: Engine, batch: int, nodes: int, prompts: str | None, progress: Progress
 ) -> Tuning:
     """The tuning with what its named trees really do on other prompts. Raises UserError."""
     params = _until(params_of(data), min(params_of(data).max_tokens, CHECK_TOKENS))
@@ -59,25 +59,27 @@ def checked(
         seen = [info.prompt for info in _infos(data)]
         texts = other_prompts(seen, max(CHECK_PROMPTS, 2 * batch))
         work: list[Work] = [
-            (engine.turn(text), replace(params, seed=(params.seed + at) % 2**63)) for at, text in enumerate(texts)
+            (engine.turn(text), replace(params, seed=(params.seed + index) % 2**63)) for index, text in enumerate(texts)
         ]
         what = f"{len(work)} prompts that the capture does not hold"
     else:
         specs = read_prompts(prompts, params, raw=False)
         work = [(engine.encode(engine.turn(spec.prompt), spec.template)[1], spec.params) for spec in specs]
         what = prompts
-    rows = {_name(row): row for row in found.rows if _is_checked(row)}
+    rows = {_name(row): row for row in tuning.rows if _is_checked(row)}
     trees = {name: {"tree": row.tree} if row.tree else dict(NO_DRAFTER) for name, row in rows.items()}
     measured, costs = measure_trees(engine, trees, work, batch, work_of(data, batch), nodes, progress)
     new = []
-    for row in found.rows:
-        if _is_checked(row) and (one := measured.get(_name(row))) is not None:
+    for row in tuning.rows:
+        if _is_checked(row) and (measurement := measured.get(_name(row))) is not None:
             plan = parse_plan(row.tree) if row.tree else None
-            told = expected(row, plan, data.evidence, costs)
-            row = replace(row, expected=told, measured=one.tokens_per_s, measured_length=one.length)
+            predicted = expected(row, plan, data.evidence, costs)
+            row = replace(
+                row, expected=predicted, measured=measurement.tokens_per_s, measured_length=measurement.length
+            )
         new.append(row)
     choice = next((row for row in new if "choice" in row.names), None)
-    return replace(found, rows=tuple(new), choice=choice, checked={"prompts": what, "batch": batch})
+    return replace(tuning, rows=tuple(new), choice=choice, checked={"prompts": what, "batch": batch})
 
 
 def _name(row: TreeRow) -> str:

@@ -1,6 +1,6 @@
-"""Calls on their way: the Router hands each step's records to the HTTP requests that wait for them.
+"""Calls in progress: the Router passes each step's records to the HTTP requests that wait for them.
 
-Everything here runs on the event loop, and knows of the engine what its records say.
+Everything here runs on the event loop, and knows about the engine only what its records say.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from specscope.serve.responses import Finish
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary, stop_begins
 
-# TextStream: an output's text as it may be sent, which never holds a part of a stop string.
+# TextStream: an output's text as it may be sent, which never contains part of a stop string.
 
 
 class TextStream:
-    """Text of a growing output. What may be the beginning of a stop string waits until it is known not to be one."""
+    """Text of a growing output. What may be the beginning of a stop string is held back until it is known not to be."""
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str], *, keep_stop: bool = False) -> None:
         """`keep_stop`: whether the stop string that ends the output belongs to it."""
@@ -49,11 +49,11 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of `text` begin `stop`, and are not all of it."""
+    """How many characters at the end of `text` are a proper beginning of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-# Ends that are answers; the others become errors
+# Finish reasons that are answers; the others become errors
 ANSWERS: Mapping[FinishReason, Finish] = {
     FinishReason.EOS: "stop",
     FinishReason.STOP: "stop",
@@ -83,15 +83,15 @@ class OutputChoice:
     echo: str = ""  # the prompt's text, where the output begins with it
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each of them, where they were asked for
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where they were requested
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token that ended it
     figures: RequestCounts = field(default_factory=RequestCounts)
 
     def take(self, part: RequestStep, record: StepRecord, end: RequestEnd | None) -> ChoicePiece | None:
-        """What a step adds; None where that is nothing. A step that a debugger ran twice adds nothing the second time.
+        """What a step adds; None where it adds nothing. A step that a debugger reran adds nothing the second time.
 
-        The first output token of a step has the place after the root's.
+        The first output token of a step has the position after the root's.
         """
         begins = part.position + 1 - len(self.prompt.tokens)
         new = part.output()[max(len(self.tokens) - begins, 0) :] if part.verdict is not None else []
@@ -102,7 +102,7 @@ class OutputChoice:
         return self.end(end, new) if end is not None else self._add(self.stream.feed(new), new)
 
     def end(self, end: RequestEnd, new: Sequence[int] = ()) -> ChoicePiece | None:
-        """The last piece. Raises ApiError where the request did not end well."""
+        """The last piece. Raises ApiError where the request failed or was cancelled."""
         if end.reason not in ANSWERS:
             error = end.reason is FinishReason.ERROR
             raise ApiError(500, end.error) if error else ApiError(503, "the request was cancelled")
@@ -120,7 +120,7 @@ class OutputChoice:
 
 
 class Call:
-    """One HTTP request: its choices, and the pieces that were not sent yet."""
+    """One HTTP request: its choices, and the pieces that have not been sent yet."""
 
     def __init__(self, name: str, choices: Sequence[OutputChoice], cancel: Callable[[str], None]) -> None:
         self.name, self.choices, self._cancel = name, choices, cancel
@@ -131,30 +131,30 @@ class Call:
         self._closed = False
 
     def put(self, piece: ChoicePiece) -> None:
-        """Something new."""
+        """Add a piece to be sent."""
         if not self._closed:
             self._pieces.append(piece)
             self._news.set()
 
     def done(self, name: str) -> None:
-        """A choice has ended."""
+        """Mark a choice as ended."""
         self._left.discard(name)
         self._news.set()
 
     def fail(self, error: ApiError) -> None:
-        """The rest will not come."""
+        """End the call with an error: nothing more will come."""
         self._failure = self._failure or error
         self.close()
 
     def close(self) -> None:
-        """Nobody waits any more: what still runs is cancelled."""
+        """The client no longer waits: cancel what still runs."""
         self._closed = True
         for name in self._left:
             self._cancel(name)
         self._news.set()
 
     async def pieces(self) -> AsyncIterator[ChoicePiece]:
-        """Each as it comes, until all choices have ended. Raises ApiError."""
+        """The pieces as they come, until all choices have ended. Raises ApiError."""
         while True:
             self._news.clear()
             while self._pieces:
@@ -175,23 +175,23 @@ class Router:
         self.empty.set()
 
     def __len__(self) -> int:
-        """Requests that have not ended, cancelled ones among them until the engine has let go of them."""
+        """Requests that have not ended, including cancelled ones until the engine has released them."""
         return len(self._places)
 
     def add(self, call: Call) -> None:
-        """From now on records are handed to this call."""
+        """Pass records to this call from now on."""
         self._places |= {choice.name: (call, choice) for choice in call.choices}
         self.empty.clear()
 
     def drop(self, names: Sequence[str]) -> None:
-        """These requests have ended, or never came to be."""
+        """Forget requests that have ended, or were refused."""
         for name in names:
             self._places.pop(name, None)
         if not self._places:
             self.empty.set()
 
     def take(self, record: StepRecord) -> None:
-        """Hand one step's parts to their calls."""
+        """Pass one step's parts to their calls."""
         ends = {end.info.id: end for end in record.finished}
         for info in (*record.admitted, *(end.info for end in record.finished)):
             if info.id in self._places:
@@ -221,6 +221,6 @@ class Router:
             call.done(name)
 
     def fail_all(self, error: ApiError) -> None:
-        """Hand back everything that is on its way."""
+        """End every call in progress with an error."""
         for call, _ in list(self._places.values()):
             call.fail(error)

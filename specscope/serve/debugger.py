@@ -1,7 +1,7 @@
-"""A debugger of the served engine: it stands between two steps, and clients wait. The socket is remote/'s.
+"""A debugger of the served engine: it stops between two steps, and clients wait. The socket is remote/'s.
 
-While nobody is attached the engine keeps its last records, within bytes, and nothing else. An attached debugger lets it
-run until the first command that moves or looks; `continue` goes on to a breakpoint or Ctrl-C; when it leaves, the
+While nobody is attached the engine keeps only its last records, within a limit in bytes. An attached debugger lets it
+run until the first command that steps or inspects; `continue` runs to a breakpoint or Ctrl-C; when it detaches, the
 engine runs on.
 """
 
@@ -39,20 +39,20 @@ class ServedEngine:
 
     @property
     def current(self) -> Any:  # noqa: ANN401
-        """What there is of a step that was begun."""
+        """What exists so far of a step that was begun."""
         return None if self._debugger.withholds else self._thread.engine.current
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to run: it waits for a request until it is interrupted."""
+        """Whether there is something to run; waits for a request until interrupted."""
         return self._thread.wait_for_work(lambda: self._debugger.interrupted)
 
     def step(self) -> StepRecord:
-        """One step; its clients hear of it."""
+        """Run one step and pass its record to the clients."""
         return self._debugger.shown(self._thread.advance())
 
     def phase(self) -> StepRecord | None:
-        """One phase; a whole step where what stands between two phases must not be seen."""
+        """Run one phase; a whole step where the state between two phases must not be seen."""
         if self._debugger.withholds:
             return self.step()
         record = self._thread.engine.phase()
@@ -61,11 +61,11 @@ class ServedEngine:
         return None if record is None else self._debugger.shown(record)
 
     def rewind(self, step: int) -> None:
-        """Back. What clients have been sent stays sent; what comes again is not sent again."""
+        """Go back. What clients have been sent stays sent; what is produced again is not sent again."""
         self._thread.engine.rewind(step)
 
     def keep_timeline(self) -> Timeline:
-        """Keep what going back takes."""
+        """Keep what is needed to go back."""
         return self._thread.engine.keep_timeline()
 
 
@@ -73,7 +73,7 @@ class ServedSession(Session):
     """A session that begins while the engine runs."""
 
     def pause(self) -> Stop:
-        """Stand where it is."""
+        """Stop at the current step."""
         return self._stop(StopReason.STEP)
 
 
@@ -95,7 +95,7 @@ class ServedCommands(Commands):
         self._debugger = debugger
 
     def run(self, line: str) -> str:
-        """What it prints. The engine stands from the first line on that is more than a question."""
+        """The output of a command. The first command that is not passive stops the engine."""
         return self._debugger.thread.call(lambda: self._run_here(line)).result()
 
     def _run_here(self, line: str) -> str:
@@ -111,29 +111,29 @@ class ServedCommands(Commands):
 
 
 class ServedDebugger:
-    """What remote/debug_server.py asks of a debugger and of its gate."""
+    """What remote/debug_server.py needs from a debugger and from its gate."""
 
     def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
         self.thread, self.privacy = thread, privacy
         self.gate, self.lock = self, threading.RLock()
         self.recent = RecentSteps(KEPT)
-        self.asked = False  # whether the command that runs shall end
-        self.driven = False  # whether a command runs: it appends to its history itself
+        self.asked = False  # whether the running command is to end
+        self.driven = False  # whether a command is running: it appends to its history itself
         self._closed = True
         self._session: Session | None = None
 
     @property
     def withholds(self) -> bool:
-        """Whether token ids are not told."""
+        """Whether token ids are withheld."""
         return self.privacy >= Privacy.NO_TOKENS
 
     @property
     def interrupted(self) -> bool:
-        """Whether a command shall wait no longer."""
+        """Whether a command is to stop waiting."""
         return self.asked or self._closed
 
     def told(self, record: StepRecord) -> None:
-        """A step has run. On the engine's thread."""
+        """Take in a step that has run. Called on the engine's thread."""
         shown = self.shown(record)
         self.recent.append(shown)
         if self._session is not None and not self.driven:
@@ -144,10 +144,10 @@ class ServedDebugger:
         return strip(record, self.privacy)
 
     def catch_up(self) -> None:
-        """It is told of each step as it runs."""
+        """Nothing to do: it receives each step as it runs."""
 
     def commands(self) -> Commands:
-        """For one client, from now on."""
+        """The commands for one client, from now on."""
 
         def made() -> Commands:
             commands = ServedCommands(self)
@@ -157,7 +157,7 @@ class ServedDebugger:
         return self.thread.call(made).result()
 
     def open(self) -> None:
-        """A client has come."""
+        """A client has connected."""
         self._closed = self.asked = False
 
     def interrupt(self) -> None:
@@ -165,18 +165,18 @@ class ServedDebugger:
         self.asked = True
 
     def close(self) -> None:
-        """The client has gone: the engine runs on by itself."""
+        """The client has disconnected: the engine runs on by itself."""
         self._closed = True
         self.thread.call(self._release)
 
     def _release(self) -> None:
         if not self._closed:
-            return  # another one has come
+            return  # another client has connected
         self.thread.held, self._session = False, None
         engine = self.thread.engine
         timeline = engine.timeline
         if timeline is not None and not (timeline.undone or timeline.ahead or timeline.rewound or timeline.branch):
-            engine.timeline = engine.last = None  # nothing hangs on it, and it grows
+            engine.timeline = engine.last = None  # nothing needs it any more, and it grows
 
 
 def listen(path: str, thread: EngineThread, privacy: Privacy) -> tuple[ServedDebugger, DebugServer]:
@@ -186,10 +186,10 @@ def listen(path: str, thread: EngineThread, privacy: Privacy) -> tuple[ServedDeb
     def greeting() -> str:
         engine = thread.engine
         running = f"the engine is running, step {engine.steps} is next"
-        told = f"serving {engine.run_info.target}; {running}: pause stops it"
+        line = f"serving {engine.run_info.target}; {running}: pause stops it"
         if engine.pipeline is None:
-            return told
-        return f"{told}; what was launched ahead is finished, and steps now run one at a time"
+            return line
+        return f"{line}; what was launched ahead is finished, and steps now run one at a time"
 
     server = DebugServer(Path(path), debugger, greeting, commands=debugger.commands, forks=True)
     return debugger, server

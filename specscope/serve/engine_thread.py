@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from specscope.engine.engine import Engine
 
 T = TypeVar("T")
-LOOK_SECONDS = 0.1  # between two looks of a debugger that waits for work
+LOOK_SECONDS = 0.1  # between two checks by a debugger that waits for work
 
 
 class EngineThread:
-    """Runs the engine until `stop`. `told` hears of each step, and `ended` of the end; both on this thread."""
+    """Runs the engine until `stop`. `on_step` is called with each step, `ended` at the end; both on this thread."""
 
     def __init__(
-        self, engine: Engine, told: Callable[[StepRecord], None], ended: Callable[[Exception | None], None]
+        self, engine: Engine, on_step: Callable[[StepRecord], None], ended: Callable[[Exception | None], None]
     ) -> None:
         self.engine = engine
-        self.held = False  # whether a debugger moves the engine: it does not run by itself then
+        self.held = False  # whether a debugger drives the engine: it does not run by itself then
         self.stopping = False
-        self.also: list[Callable[[StepRecord], None]] = []  # who else hears of each step
-        self._told, self._ended = told, ended
+        self.also: list[Callable[[StepRecord], None]] = []  # further callbacks for each step
+        self._on_step, self._ended = on_step, ended
         self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="specscope-engine", daemon=True)
 
@@ -37,43 +37,43 @@ class EngineThread:
         self._thread.start()
 
     def call(self, work: Callable[[], T]) -> Future[T]:
-        """Have something done on the engine's thread, between two steps."""
+        """Run something on the engine's thread, between two steps."""
         future: Future[T] = Future()
         self._work.put((work, future))
         return future
 
     def stop(self, seconds: float) -> bool:
-        """End what runs as cancelled, tell of it, and end the thread; False where that takes longer."""
+        """Cancel what runs, report it, and end the thread; False where that takes longer than `seconds`."""
         self.stopping = True
         self._work.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def advance(self) -> StepRecord:
-        """One step, told. On the engine's thread."""
+        """Run one step and report it. On the engine's thread."""
         record = self.engine.step()
         self.tell(record)
         return record
 
     def tell(self, record: StepRecord) -> None:
-        """A step is whole: whoever waits for it hears of it."""
-        self._told(record)
+        """Report a complete step to all callbacks."""
+        self._on_step(record)
         for hear in self.also:
             hear(record)
 
     def take(self, seconds: float | None) -> None:
-        """Do the work that is there; with none, wait so long for some, and for ever with None."""
+        """Do the work that is queued; with none, wait up to `seconds` for some, or for ever where that is None."""
         try:
-            one = self._work.get(timeout=seconds) if seconds is None or seconds > 0 else self._work.get_nowait()
+            job = self._work.get(timeout=seconds) if seconds is None or seconds > 0 else self._work.get_nowait()
             while True:
-                if one is not None:
-                    _do(*one)
-                one = self._work.get_nowait()
+                if job is not None:
+                    _do(*job)
+                job = self._work.get_nowait()
         except Empty:
             return
 
     def wait_for_work(self, given_up: Callable[[], bool]) -> bool:
-        """Whether the engine has something to run: waits for it until asked not to. For a debugger, on this thread."""
+        """Whether the engine has something to run; waits for it until `given_up`. For a debugger, on this thread."""
         self.take(0)
         while not (self.engine.busy or self.stopping or given_up()):
             self.take(LOOK_SECONDS)
@@ -96,14 +96,14 @@ class EngineThread:
         self._ended(error)
 
     def _refuse(self) -> None:
-        """Nothing waits for an engine that has ended."""
+        """Fail all queued work: the engine has ended."""
         while True:
             try:
-                one = self._work.get_nowait()
+                job = self._work.get_nowait()
             except Empty:
                 return
-            if one is not None:
-                one[1].set_exception(UserError("the engine has stopped"))
+            if job is not None:
+                job[1].set_exception(UserError("the engine has stopped"))
 
 
 def _do(work: Callable[[], Any], future: Future[Any]) -> None:

@@ -11,7 +11,7 @@ from specscope.remote.http import Refusal
 
 JSON = "application/json"
 
-# By status, as vLLM calls them
+# By status, with vLLM's names
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -37,13 +37,13 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is no success, and the data of an error event in a stream."""
+    """The body of every answer that is not a success, and the data of an error event in a stream."""
 
     error: ErrorInfo
 
 
 class ApiError(Exception):
-    """A refusal, or a failure, as the client is told of it."""
+    """A refusal, or a failure, as reported to the client."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
@@ -53,7 +53,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> ErrorBody:
-        """As it is sent."""
+        """The body that is sent."""
         kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
         return ErrorBody(ErrorInfo(self.message, kind, self.param, self.status))
 
@@ -63,18 +63,18 @@ class ApiError(Exception):
 
 
 def of_refusal(refusal: Refusal) -> ApiError:
-    """What the server refused before the application was asked."""
+    """A request that the HTTP server refused before the application saw it."""
     more = ": --max-body raises it" if refusal.status == 413 else ""
     return ApiError(refusal.status, refusal.message + more, headers=refusal.headers)
 
 
 def full(seconds: int = 1) -> ApiError:
-    """The queue has no room: clients try again after so many seconds."""
+    """The queue has no room: clients should try again after `seconds`."""
     return ApiError(
         429, "the queue is full: try again later, or raise --max-queue", headers={"retry-after": str(seconds)}
     )
 
 
 def stopping() -> ApiError:
-    """The server ends: nothing new is taken, and what did not finish in time is handed back."""
+    """The server is stopping: nothing new is accepted, and what did not finish in time fails with this error."""
     return ApiError(503, "the server is stopping: try again later", headers={"retry-after": "1"})

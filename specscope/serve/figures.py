@@ -58,13 +58,15 @@ class RequestCounts:
             self.accepted.append(part.verdict.accepted)
             self.drafted.append(len(part.tree))
 
-    def metrics(self, level: str, most: int, *, times: bool) -> RequestMetrics | None:
-        """What is told at this level of --per-request-spec-decode-metrics; `most`: the longest draft."""
+    def metrics(self, level: str, longest: int, *, times: bool) -> RequestMetrics | None:
+        """What is reported at this level of --per-request-spec-decode-metrics; `longest`: the longest draft."""
         if level == "none" and not times:
             return None
-        told = self._times() if times else RequestMetrics()
-        told.speculative_decoding = None if level == "none" else self._speculation(most, detailed=level == "detailed")
-        return told
+        metrics = self._times() if times else RequestMetrics()
+        metrics.speculative_decoding = (
+            None if level == "none" else self._speculation(longest, detailed=level == "detailed")
+        )
+        return metrics
 
     def _times(self) -> RequestMetrics:
         if not self.first_ns:
@@ -78,18 +80,18 @@ class RequestCounts:
             tokens_per_second=self.tokens / whole * 1000 if whole > 0 else None,
         )
 
-    def _speculation(self, most: int, *, detailed: bool) -> SpeculativeDecoding | None:
+    def _speculation(self, longest: int, *, detailed: bool) -> SpeculativeDecoding | None:
         steps, accepted, drafted = len(self.accepted), sum(self.accepted), sum(self.drafted)
         if not steps:
             return None
         return SpeculativeDecoding(
             mean_acceptance_length=1 + accepted / steps,
             draft_acceptance_rate=accepted / drafted,
-            acceptance_histogram=[self.accepted.count(n) for n in range(max(most, *self.accepted, 0) + 1)],
+            acceptance_histogram=[self.accepted.count(n) for n in range(max(longest, *self.accepted, 0) + 1)],
             num_spec_steps=steps,
             num_accepted_draft_tokens=accepted,
             num_draft_tokens=drafted,
-            num_spec_tokens=most,
+            num_spec_tokens=longest,
             per_step_accepted=self.accepted if detailed else None,
             per_step_drafted=self.drafted if detailed else None,
         )

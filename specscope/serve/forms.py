@@ -1,4 +1,4 @@
-"""The two forms of an answer: a text completion and a chat. Both are told whole, or piece by piece."""
+"""The two forms of an answer: a text completion and a chat. Both are sent whole, or piece by piece."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specscope.serve.responses import (
 
 
 class Form(ABC):
-    """How one call's output is told."""
+    """How one call's output is sent."""
 
     def __init__(self, call: Call, model: str, prompts: int, *, logprobs: bool = False) -> None:
         """`prompts`: tokens of all prompts, each counted once."""
@@ -66,19 +66,19 @@ class CompletionForm(Form):
     """/v1/completions."""
 
     def whole(self, metrics: RequestMetrics | None) -> Completion:
-        """With the prompt before the text where that was asked for."""
+        """The answer, with the prompt before the text where `echo` was requested."""
         choices = [self._choice(c, c.echo + c.text, c.logprobs, c.finish) for c in self.call.choices]
         return Completion(**self._head, choices=choices, usage=self.usage(), metrics=metrics)
 
     def begin(self) -> Sequence[Completion]:
-        """The prompts, where they were asked for."""
+        """The prompts, where `echo` was requested."""
         choices = [CompletionChoice(c.index, c.echo, None, None, None) for c in self.call.choices if c.echo]
         return [Completion(**self._head, choices=[choice]) for choice in choices]
 
     def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> Completion:
         """A piece of text."""
-        told = self._choice(piece.choice, piece.text, piece.logprobs, piece.finish)
-        return Completion(**self._head, choices=[told], usage=usage)
+        choice = self._choice(piece.choice, piece.text, piece.logprobs, piece.finish)
+        return Completion(**self._head, choices=[choice], usage=usage)
 
     def last(self, metrics: RequestMetrics | None) -> Completion:
         """The usage."""
@@ -87,8 +87,8 @@ class CompletionForm(Form):
     def _choice(
         self, c: OutputChoice, text: str, logprobs: Sequence[TokenLogprobs], finish: Finish | None
     ) -> CompletionChoice:
-        told = completion_logprobs(logprobs) if self.logprobs else None
-        return CompletionChoice(c.index, text, told, finish, c.stop if finish else None)
+        converted = completion_logprobs(logprobs) if self.logprobs else None
+        return CompletionChoice(c.index, text, converted, finish, c.stop if finish else None)
 
 
 class ChatForm(Form):
@@ -103,7 +103,7 @@ class ChatForm(Form):
         return ChatCompletion(**self._head, choices=choices, usage=self.usage(), metrics=metrics)
 
     def begin(self) -> Sequence[ChatChunk]:
-        """Who speaks, for each choice."""
+        """The role, for each choice."""
         return [
             ChatChunk(**self._head, choices=[ChunkChoice(c.index, Delta("assistant", ""), None, None)])
             for c in self.call.choices
@@ -112,9 +112,9 @@ class ChatForm(Form):
     def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> ChatChunk:
         """A piece of a message."""
         choice, finish = piece.choice, piece.finish
-        told, stop = self._logprobs(piece.logprobs), choice.stop if finish else None
-        one = ChunkChoice(choice.index, Delta(None, piece.text), told, finish, stop)
-        return ChatChunk(**self._head, choices=[one], usage=usage)
+        logprobs, stop = self._logprobs(piece.logprobs), choice.stop if finish else None
+        chunk_choice = ChunkChoice(choice.index, Delta(None, piece.text), logprobs, finish, stop)
+        return ChatChunk(**self._head, choices=[chunk_choice], usage=usage)
 
     def last(self, metrics: RequestMetrics | None) -> ChatChunk:
         """The usage."""

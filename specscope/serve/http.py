@@ -29,13 +29,13 @@ from specscope.serve.responses import Model, ModelList, Version
 from specscope.serve.service import Service
 
 T = TypeVar("T")
-GUARDED = "/v1/"  # paths that need the key; health and metrics are for those who watch
+GUARDED = "/v1/"  # paths that need the key; health and metrics are open to monitoring
 REASONS = {403: "other_site", 408: "too_slow", 413: "too_large", 415: "content_type", 503: "too_busy"}  # by status
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(service: Service) -> Application:
-    """The application, and how it is served."""
+    """The application with its routes, error handlers, key check and limits."""
     bodies = Bodies(service.options.limits, JSON)
 
     def generate(kind: type[Sampling]) -> Callable[[Request], Awaitable[Response]]:
@@ -47,8 +47,8 @@ def make_app(service: Service) -> Application:
 
     async def models(request: Request) -> Response:
         run = service.engine.run_info
-        one = Model(id=service.model, created=service.created, root=run.target, max_model_len=run.max_context)
-        return _json(ModelList([one]))
+        model = Model(id=service.model, created=service.created, root=run.target, max_model_len=run.max_context)
+        return _json(ModelList([model]))
 
     async def health(request: Request) -> Response:
         if not service.healthy:
@@ -94,7 +94,7 @@ def make_app(service: Service) -> Application:
 
 
 class Doorman:
-    """Lets in who has the key, and gives each answer its x-request-id."""
+    """Lets requests with the key through, and gives each answer its x-request-id."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         self._app, self._key = app, None if key is None else f"Bearer {key}".encode()
@@ -115,9 +115,9 @@ class Doorman:
         if self._key is not None and scope["path"].startswith(GUARDED):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._key):
-                told = {"www-authenticate": "Bearer"}
+                challenge = {"www-authenticate": "Bearer"}
                 await ApiError(
-                    401, "missing or wrong API key: send Authorization: Bearer KEY", headers=told
+                    401, "missing or wrong API key: send Authorization: Bearer KEY", headers=challenge
                 ).response()(scope, receive, send_known)
                 return
         await self._app(scope, receive, send_known)
@@ -126,7 +126,7 @@ class Doorman:
 async def _begin(
     service: Service, request: Request, bodies: Bodies, kind: type[Sampling]
 ) -> tuple[Form, StreamOptions | None]:
-    """A call on the engine, and how its answer is streamed. What the body takes is free again when it is tokens."""
+    """A call on the engine, and how its answer is streamed. The body's memory is freed once it is tokenised."""
     async with bodies.of(request) as body:
         asked = decode(body, kind)
         form = await _while_there(request, service.start(asked, request.headers))
@@ -134,7 +134,7 @@ async def _begin(
 
 
 async def _answer(service: Service, request: Request, form: Form, stream: StreamOptions | None) -> Response:
-    """Whole, or as a stream; a client that goes takes its requests with it."""
+    """The answer, whole or as a stream; a client that disconnects cancels its requests."""
     if stream is not None:
         return EventStream(form.call, _events(service, form, stream))
     try:
@@ -150,7 +150,7 @@ async def _finish(call: Call) -> None:
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work for as long as the client is there. Raises ClientDisconnect."""
+    """Do the work as long as the client is connected. Raises ClientDisconnect."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,8 +158,8 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
             return task.result()
         raise ClientDisconnect
     finally:
-        for one in (task, gone):
-            one.cancel()
+        for future in (task, gone):
+            future.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
@@ -169,7 +169,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _events(service: Service, form: Form, options: StreamOptions) -> AsyncIterator[bytes]:
-    """Server-sent events: the pieces, then the usage where it was asked for; or how it failed."""
+    """Server-sent events: the pieces, then the usage where it was requested; or the error."""
     for event in form.begin():
         yield _event(event)
     try:
@@ -215,17 +215,17 @@ async def _refused(request: Request, error: ApiError) -> Response:
 async def _no_route(request: Request, error: HTTPException) -> Response:
     allowed = (error.headers or {}).get("Allow")
     if error.status_code == 405:
-        told = f"{request.url.path} accepts {allowed}, not {request.method}"
-        return ApiError(405, told, headers={"allow": allowed or ""}).response()
-    told = f"unknown path {request.url.path[:200]}: /openapi.json lists the paths"
-    return ApiError(error.status_code, told).response()
+        message = f"{request.url.path} accepts {allowed}, not {request.method}"
+        return ApiError(405, message, headers={"allow": allowed or ""}).response()
+    message = f"unknown path {request.url.path[:200]}: /openapi.json lists the paths"
+    return ApiError(error.status_code, message).response()
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    """Nobody hears this."""
+    """The client has gone: nobody receives this answer."""
     return Response(status_code=499)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """A fault of ours: its name alone is told."""
+    """An internal error: only its type is reported."""
     return ApiError(500, f"internal error: {type(error).__name__}").response()

@@ -1,4 +1,4 @@
-"""Log-probabilities of output tokens: from the records to the two forms in which they are told."""
+"""Log-probabilities of output tokens: from the records to the two forms in which they are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST = -9999.0  # for minus infinity, as in vLLM: JSON has none
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One output token's, and those of the likeliest tokens at its place."""
+    """One output token's log-probability, and those of the likeliest tokens at its position."""
 
     piece: bytes
     logprob: float
@@ -22,7 +22,7 @@ class TokenLogprobs:
 
 
 def emitted_logprobs(part: RequestStep, vocabulary: Vocabulary) -> list[TokenLogprobs]:
-    """Of the tokens that a step emitted; nothing where none were asked for."""
+    """Those of the tokens that a step emitted; empty where none were requested."""
     if part.logprobs is None:
         return []
 
@@ -30,8 +30,8 @@ def emitted_logprobs(part: RequestStep, vocabulary: Vocabulary) -> list[TokenLog
         return vocabulary.pieces.get(token, b"")
 
     return [
-        TokenLogprobs(piece(one.token), one.logprob, tuple((piece(token), value) for token, value in one.top))
-        for one in part.logprobs.each(part.output())
+        TokenLogprobs(piece(entry.token), entry.logprob, tuple((piece(token), value) for token, value in entry.top))
+        for entry in part.logprobs.each(part.output())
     ]
 
 
@@ -39,32 +39,33 @@ def _text(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
 
-def completion_logprobs(told: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-    """Parallel lists. Likeliest tokens of one text are one entry, as in OpenAI's form."""
-    offsets, at = [], 0
-    for one in told:
-        offsets.append(at)
-        at += len(_text(one.piece))
+def completion_logprobs(entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+    """Parallel lists. Likeliest tokens with the same text are one entry, as in OpenAI's form."""
+    offsets, offset = [], 0
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(_text(entry.piece))
     return CompletionLogprobs(
         text_offset=offsets,
-        token_logprobs=[max(one.logprob, LEAST) for one in told],
-        tokens=[_text(one.piece) for one in told],
+        token_logprobs=[max(entry.logprob, LEAST) for entry in entries],
+        tokens=[_text(entry.piece) for entry in entries],
         top_logprobs=[
-            {_text(piece): max(value, LEAST) for piece, value in ((one.piece, one.logprob), *one.top)} for one in told
+            {_text(piece): max(value, LEAST) for piece, value in ((entry.piece, entry.logprob), *entry.top)}
+            for entry in entries
         ],
     )
 
 
-def chat_logprobs(told: Sequence[TokenLogprobs]) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
     """A list with one entry for each token."""
     return ChatLogprobs(
         [
             TokenLogprob(
-                _text(one.piece),
-                max(one.logprob, LEAST),
-                list(one.piece),
-                [TopLogprob(_text(piece), max(value, LEAST), list(piece)) for piece, value in one.top],
+                _text(entry.piece),
+                max(entry.logprob, LEAST),
+                list(entry.piece),
+                [TopLogprob(_text(piece), max(value, LEAST), list(piece)) for piece, value in entry.top],
             )
-            for one in told
+            for entry in entries
         ]
     )

@@ -51,7 +51,7 @@ HISTOGRAMS = {
 
 
 class Observed:
-    """A sink. What it tells is read on any thread."""
+    """A sink of records. `text` may be called on any thread."""
 
     def __init__(self, model: str) -> None:
         labels = {"model_name": model, "engine": "0"}
@@ -70,19 +70,19 @@ class Observed:
             [*labels, "reason"],
             registry=self._registry,
         )
-        self._refusals.labels(**labels, reason=QUEUE_FULL)  # it is told from the start
+        self._refusals.labels(**labels, reason=QUEUE_FULL)  # so that it is reported from the start
         self._arrivals: dict[str, int] = {}  # of requests that run, ns
         self._emitted: dict[str, tuple[int, int]] = {}  # when a request first and last emitted, ns
 
     def refused(self, reason: str = QUEUE_FULL) -> None:
-        """A request was not taken."""
+        """Count a request that was refused."""
         self._refusals.labels(**self._labels, reason=reason).inc()
 
     def __call__(self, record: StepRecord) -> None:
         """Count one step."""
         self._metrics(record)
         ended = {end.info.id for end in record.finished}
-        self._metrics.totals.running -= sum(part.request in ended for part in record.requests)  # as it is now
+        self._metrics.totals.running -= sum(part.request in ended for part in record.requests)  # after the step
         if record.requests:
             fed = sum(part.prefill_tokens + (part.verdict is not None) + len(part.tree) for part in record.requests)
             self._histograms["iteration_tokens_total"].observe(fed)
@@ -121,7 +121,7 @@ class Observed:
         self._histograms[name].observe(max(ns, 0) / 1e9)
 
     def text(self) -> str:
-        """All of it in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return self._metrics.prometheus_text() + generate_latest(self._registry).decode()
 
     def close(self) -> None:

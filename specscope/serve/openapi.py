@@ -34,7 +34,7 @@ def page(model: str, max_context: int, vocabulary: int) -> bytes:
     paths["/health"] = {"get": _operation("health", None, refs, guarded=False)}
     paths["/metrics"] = {"get": _operation("metrics", {"type": "string"}, refs, kind="text/plain", guarded=False)}
     paths["/openapi.json"] = {"get": _operation("openapi", {"type": "object"}, refs, guarded=False)}
-    told = {
+    document = {
         "openapi": "3.1.0",
         "info": {
             "title": "specscope serve",
@@ -44,7 +44,7 @@ def page(model: str, max_context: int, vocabulary: int) -> bytes:
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(document)
 
 
 def _operation(
@@ -78,10 +78,10 @@ def _stream(event: Any, error: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _fill(node: object, model: str, vocabulary: int) -> None:
-    """Put in what only this server knows: its model's name, and how many tokens there are."""
+    """Fill in what only this server knows: its model's name, and the size of the vocabulary."""
     if isinstance(node, list):
-        for one in node:
-            _fill(one, model, vocabulary)
+        for child in node:
+            _fill(child, model, vocabulary)
     if not isinstance(node, dict):
         return
     if node.pop(MODEL, False):
@@ -89,5 +89,5 @@ def _fill(node: object, model: str, vocabulary: int) -> None:
     if node.pop(TOKEN, False):
         node["maximum"] = vocabulary - 1
     node.pop(REFUSED, None)
-    for one in node.values():
-        _fill(one, model, vocabulary)
+    for child in node.values():
+        _fill(child, model, vocabulary)

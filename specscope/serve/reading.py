@@ -1,4 +1,4 @@
-"""From the bytes of a request to what it asks, checked."""
+"""From the bytes of a request to a checked struct."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def decode(body: bytes | bytearray, kind: type[T]) -> T:
 
 
 def _quoted(message: str) -> str | None:
-    """The field that a message about a missing one names."""
-    found = re.search(r"field `(\w+)`", message)
-    return found and found[1]
+    """The name of the field in a message about a missing one."""
+    match = re.search(r"field `(\w+)`", message)
+    return match and match[1]
 
 
 def _refuse(asked: object, above: str = "") -> None:
     """Refuse what is not implemented and would change the output. Raises ApiError that names the field."""
     if isinstance(asked, list):
-        for at, one in enumerate(asked[:10_000]):
-            _refuse(one, f"{above}[{at}]")
+        for index, item in enumerate(asked[:10_000]):
+            _refuse(item, f"{above}[{index}]")
     if not isinstance(asked, msgspec.Struct):
         return
     for name, meta in _refused(type(asked)).items():
         extra: Any = meta.extra_json_schema
         value, harmless = getattr(asked, name), extra["enum"]
-        if not any(type(value) is type(one) and value == one for one in harmless):
+        if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
             param = f"{above}.{name}".lstrip(".")
             raise ApiError(400, f"{param} is not implemented: {extra[REFUSED]}", param)
     for name in asked.__struct_fields__:

@@ -15,7 +15,7 @@ from specscope.trace.record.params import MOST_LOGPROBS, MOST_TOKENS
 # The types of request fields: their bounds are the schema on the OpenAPI page, and what the decoder checks.
 
 MODEL, TOKEN = "x-specscope-model", "x-specscope-token"  # the page fills in this server's models and vocabulary
-REFUSED = "x-specscope-refused"  # what to do instead, of a field that is not implemented
+REFUSED = "x-specscope-refused"  # holds what to do instead of using a field that is not implemented
 
 Number = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
@@ -43,7 +43,7 @@ ModelName = Annotated[str, Meta(max_length=1000, extra_json_schema={MODEL: True}
 
 
 def only(*harmless: Any, instead: str = "leave it out") -> Meta:  # noqa: ANN401
-    """Of a field that would change the output and is not implemented: null and these values are taken."""
+    """For a field that would change the output and is not implemented: only null and these values are accepted."""
     return Meta(extra_json_schema={"enum": [None, *harmless], REFUSED: instead})
 
 
@@ -51,14 +51,14 @@ STRUCTURED = "use structured_outputs"
 
 
 class StreamOptions(msgspec.Struct):
-    """How a stream is told."""
+    """What a stream reports beside the output."""
 
     include_usage: bool | None = None  # a last chunk with the usage
     continuous_usage_stats: bool | None = None  # with it: the usage so far on every chunk
 
 
 class JsonSchema(msgspec.Struct):
-    """A JSON schema with a name, as OpenAI has it."""
+    """A JSON schema with a name, in OpenAI's form."""
 
     name: Annotated[str, Meta(min_length=1, max_length=1000)]
     schema: dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class Structured(msgspec.Struct):
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """What both kinds of request have."""
+    """The fields that both kinds of request have."""
 
     model: ModelName | None = None
     stream: bool | None = None

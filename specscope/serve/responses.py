@@ -13,7 +13,7 @@ Finish = Literal["stop", "length"]
 
 
 class Usage(msgspec.Struct):
-    """Tokens. Those of a prompt count once, whatever `n` is."""
+    """Token counts. A prompt's tokens count once, whatever `n` is."""
 
     prompt_tokens: int
     total_tokens: int
@@ -60,7 +60,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """An output token's, with the likeliest ones."""
+    """An output token's log-probability, with those of the likeliest tokens."""
 
     token: str
     logprob: float
@@ -69,13 +69,13 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of each output token."""
+    """The log-probabilities of each output token."""
 
     content: list[TokenLogprob]
 
 
 class Message(msgspec.Struct):
-    """What the model says."""
+    """The model's answer."""
 
     role: Literal["assistant"]
     content: str

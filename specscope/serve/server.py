@@ -30,7 +30,7 @@ ENGINE_SECONDS = 5.0  # for the engine to end its requests
 
 
 def bind(options: ServeOptions) -> socket.socket:
-    """A socket at the address. Raises UserError, also where others would reach it and there is no key."""
+    """A socket at the address. Raises UserError, also where other machines could reach it and there is no key."""
     if options.api_key is None and not is_loopback(options.host):
         raise UserError(
             f"--host {options.host} lets other machines connect: give --api-key-file FILE or set SPECSCOPE_API_KEY, "
@@ -54,7 +54,7 @@ class Serving:
         self.server: HttpServer | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until a signal. `ready`: called when clients can come. Raises what ended the engine."""
+        """Serve until a signal. `ready`: called when clients can connect. Raises the error that ended the engine."""
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             for number in may_end():
@@ -62,13 +62,13 @@ class Serving:
         router, observed = Router(), Observed(self.options.name or self.engine.run_info.target)
         self.engine.bus.subscribe(observed)
 
-        def told(record: StepRecord) -> None:
+        def on_step(record: StepRecord) -> None:
             loop.call_soon_threadsafe(router.take, record)
 
         def ended(error: Exception | None) -> None:
             loop.call_soon_threadsafe(self._ended, error)
 
-        thread = EngineThread(self.engine, told, ended)
+        thread = EngineThread(self.engine, on_step, ended)
         service = self.service = Service(self.engine, thread, router, observed, self.options)
         closers = self._debug(thread)
         thread.start()
@@ -84,7 +84,7 @@ class Serving:
             raise self._error
 
     def _debug(self, thread: EngineThread) -> list[Callable[[], None]]:
-        """Listen for debuggers, where that was asked for; what closes it. Raises UserError."""
+        """Listen for debuggers, where that was requested; returns what closes it. Raises UserError."""
         path = self.options.debug_socket
         if path is None:
             return []
@@ -108,7 +108,7 @@ class Serving:
         await server.close()
 
     async def _drain(self, service: Service) -> None:
-        """Let requests finish; those that do not in time are handed back with an error that says so."""
+        """Let requests finish; those that do not in time get an error that says so."""
         finished = asyncio.ensure_future(service.router.empty.wait())
         at_once = asyncio.ensure_future(self._at_once.wait())
         seconds = 0 if self._error else self.options.shutdown_seconds
@@ -120,7 +120,7 @@ class Serving:
             await asyncio.wait_for(finished, 0 if self._error else self.options.limits.end_seconds)
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """A signal: let requests finish; a second one: do not. On the event loop."""
+        """On the first signal let requests finish, on the second do not wait for them. On the event loop."""
         (self._at_once if self._asked.is_set() else self._asked).set()
 
     def _ended(self, error: Exception | None) -> None:

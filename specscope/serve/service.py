@@ -1,4 +1,4 @@
-"""Service: turns requests into calls on the engine, and answers what is known of it."""
+"""Service: turns requests into calls on the engine, and reports their figures."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from specscope.trace.record.records import TEMPLATE
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
 
-# What a request asks of the engine: its prompts and its SamplingParams.
+# What a request asks for: its prompts and its SamplingParams.
 
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI's
 SAME = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "min_tokens")
 
 
 def prompts_of(asked: Sampling) -> list[Prompt]:
-    """Each prompt, as the engine reads it. Raises ApiError."""
+    """The prompts, in the form that the engine reads. Raises ApiError."""
     if isinstance(asked, ChatRequest):
         return [[message.plain() for message in asked.messages]]
     assert isinstance(asked, CompletionRequest)
     prompt: Any = asked.prompt
-    kinds = {type(one) for one in prompt} if isinstance(prompt, list) else {str}
+    kinds = {type(item) for item in prompt} if isinstance(prompt, list) else {str}
     if len(kinds) > 1:
         raise ApiError(400, "prompt: give text, token ids, or a list of either, not a mixture", "prompt")
     if isinstance(prompt, str) or kinds == {int}:
@@ -62,7 +62,7 @@ def template_of(asked: Sampling) -> dict[str, Any]:
 
 
 def params_of(asked: Sampling, seed: int, room: int) -> SamplingParams:
-    """Its sampling parameters. `seed`: where it gives none; `room`: tokens that the context has left for a chat.
+    """A request's sampling parameters. `seed`: used where it gives none; `room`: tokens left in a chat's context.
 
     Raises ApiError that names the field.
     """
@@ -83,7 +83,7 @@ def params_of(asked: Sampling, seed: int, room: int) -> SamplingParams:
 
 
 def _check_together(asked: Sampling) -> None:
-    """What goes only with something else. Raises ApiError."""
+    """Refuse fields that need or exclude another one. Raises ApiError."""
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "stream_options needs stream: true", "stream_options")
     if isinstance(asked, ChatRequest) and asked.top_logprobs is not None and not asked.logprobs:
@@ -142,13 +142,13 @@ class ServeOptions:
     port: int = 8000
     api_key: str | None = None
     name: str | None = None  # of the model; None: the target's own
-    max_queue: int = 256  # requests that may wait beside --max-batch that run
+    max_queue: int = 256  # requests that may wait in addition to the --max-batch that run
     shutdown_seconds: float = 2.0
     seed: int = 0
     speculation_level: str = "none"  # none, summary or detailed
-    times: bool = False  # whether answers tell their times
+    times: bool = False  # whether answers report their times
     debug_socket: str | None = None
-    privacy: Privacy = Privacy.EVERYTHING  # what a debugger is not told
+    privacy: Privacy = Privacy.EVERYTHING  # what is withheld from a debugger
     limits: Limits = field(default_factory=Limits)
 
 
@@ -168,7 +168,7 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        """Whether new requests are taken."""
+        """Whether new requests are accepted."""
         return not (self.draining or self.thread.stopping)
 
     async def start(self, asked: Sampling, headers: Headers) -> Form:
@@ -179,13 +179,13 @@ class Service:
         template = template_of(asked)
         encoded = [await self._encode(prompt, template) for prompt in prompts]
         self._check_room(len(prompts) * n)  # others may have come meanwhile
-        room = self.engine.max_context - max(len(one.tokens) for one in encoded)
+        room = self.engine.max_context - max(len(prompt.tokens) for prompt in encoded)
         params = params_of(asked, (self.options.seed + next(self._ordinal)) % 2**63, room)
         await self._compile(params)
         call = self._call(asked, encoded, params, n, headers)
         await self._add(call, params, headers, template)
         form = ChatForm if isinstance(asked, ChatRequest) else CompletionForm
-        prompt_tokens = sum(len(one.tokens) for one in encoded)
+        prompt_tokens = sum(len(prompt.tokens) for prompt in encoded)
         return form(call, self.model, prompt_tokens, logprobs=params.logprobs is not None)
 
     def _check_model(self, name: str | None) -> None:
@@ -195,18 +195,18 @@ class Service:
     def _check_room(self, wanted: int) -> None:
         if not self.healthy:
             raise stopping()
-        most = self.engine.config.max_batch + self.options.max_queue
-        if wanted > most:
+        limit = self.engine.config.max_batch + self.options.max_queue
+        if wanted > limit:
             raise ApiError(
-                400, f"n times the prompts is {wanted} requests: this server runs and queues at most {most}", "n"
+                400, f"n times the prompts is {wanted} requests: this server runs and queues at most {limit}", "n"
             )
-        if len(self.router) + wanted > most:
+        if len(self.router) + wanted > limit:
             self.observed.refused()
             raise full()
 
     async def _encode(self, prompt: Prompt, template: Mapping[str, Any]) -> Encoded:
-        """The prompt's tokens, worked out beside the event loop. Raises ApiError."""
-        most = self.engine.max_context
+        """The prompt's tokens, computed off the event loop. Raises ApiError."""
+        limit = self.engine.max_context
 
         def encode() -> Encoded:
             text, tokens = self.engine.encode(prompt, template)
@@ -216,15 +216,15 @@ class Service:
             done = await asyncio.get_running_loop().run_in_executor(self._tokenizer, encode)
         except UserError as error:
             raise ApiError(400, str(error), TEMPLATE if str(error).startswith(TEMPLATE) else "prompt") from None
-        if len(done.tokens) >= most:
+        if len(done.tokens) >= limit:
             text = (
-                f"This model's maximum context length is {most} tokens; the prompt has {len(done.tokens)}: shorten it"
+                f"This model's maximum context length is {limit} tokens; the prompt has {len(done.tokens)}: shorten it"
             )
             raise ApiError(400, text, "prompt")
         return done
 
     async def _compile(self, params: SamplingParams) -> None:
-        """The grammar of the output, beside the event loop and the engine: others go on. Raises ApiError."""
+        """Compile the output's grammar off the event loop and the engine, so that others go on. Raises ApiError."""
         form = params.structured_outputs
         if form is None:
             return
@@ -251,7 +251,7 @@ class Service:
                 TextStream(vocabulary, params.stop, keep_stop=bool(asked.include_stop_str_in_output)),
                 echo=(prompt.text or vocabulary.text(prompt.tokens)) if echo else "",
             )
-            for index, prompt in enumerate(one for one in prompts for _ in range(n))
+            for index, prompt in enumerate(encoded for encoded in prompts for _ in range(n))
         ]
         return Call(name, choices, self._cancel)
 
@@ -267,9 +267,9 @@ class Service:
             added: list[str] = []
             try:
                 for choice in call.choices:
-                    one = replace(params, seed=(params.seed + choice.index) % 2**63)
+                    choice_params = replace(params, seed=(params.seed + choice.index) % 2**63)
                     about: dict[str, Any] = {"labels": labels, "traceparent": traceparent, "template": template}
-                    self.engine.add(choice.prompt, one, name=choice.name, **about)
+                    self.engine.add(choice.prompt, choice_params, name=choice.name, **about)
                     added.append(choice.name)
             except UserError:
                 for name in added:
@@ -286,7 +286,7 @@ class Service:
                 raise stopping() from None
             raise ApiError(400, str(error), str(error).split(maxsplit=1)[0].rstrip(":")) from None
         except asyncio.CancelledError:
-            call.close()  # the client has gone while the engine was busy
+            call.close()  # the client disconnected while the engine was busy
             raise
 
     def _drop_refused(self, call: Call, added: asyncio.Future[None]) -> None:
@@ -294,13 +294,13 @@ class Service:
             self.router.drop([choice.name for choice in call.choices])
 
     def metrics(self, call: Call) -> RequestMetrics | None:
-        """What the answer tells of its own cost; nothing for several outputs."""
+        """The answer's own metrics; None for several outputs."""
         if len(call.choices) > 1:
             return None
         figures, level = call.choices[0].figures, self.options.speculation_level
         return figures.metrics(level, self.engine.drafter.max_depth, times=self.options.times)
 
     def close(self) -> None:
-        """No more tokenizing, and no more grammars."""
+        """Stop the threads that tokenise and compile grammars."""
         self._compilers.shutdown(wait=False, cancel_futures=True)
         self._tokenizer.shutdown(wait=False, cancel_futures=True)

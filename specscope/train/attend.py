@@ -10,11 +10,11 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from specscope.model.heads.eagle_head import EagleHead
 
-FURTHER = 32  # positions beyond the sequence's end that drafts may reach
+FURTHER = 32  # positions beyond the end of the sequence that drafts may reach
 
 
 class HeadRotary:
-    """The rotary tables of a head for sequences of some length, and a bit beyond."""
+    """The rotary tables of a head for sequences of some length, and FURTHER positions beyond."""
 
     def __init__(self, head: EagleHead, length: int) -> None:
         weight = head.fc.weight
@@ -29,7 +29,7 @@ class HeadRotary:
 
 
 def project(head: EagleHead, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, [..., heads, D] each and not rotated, of what `EagleHead.prepare` gave."""
+    """Queries, keys and values, [..., heads, D] each and not rotated, of the output of `EagleHead.prepare`."""
     attention = head.midlayer.self_attn
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
     q, k, v = (part(projected).unflatten(-1, (-1, attention.size)) for part in parts)
@@ -37,21 +37,21 @@ def project(head: EagleHead, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def attend(
-    q: Tensor, context: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]], seen: Tensor, kv_heads: int
+    q: Tensor, context: tuple[Tensor, Tensor], extra: Sequence[tuple[Tensor, Tensor]], seen: Tensor, kv_heads: int
 ) -> Tensor:
     """Attention over a sequence, and over a few rows of each query's own. Returns [B, n, heads * D].
 
-    q [B, n, heads, D]; context keys and values [B, S, KV heads, D]; own: keys and values [B, n, KV heads, D], seen by
+    q [B, n, heads, D]; context keys and values [B, S, KV heads, D]; extra: keys and values [B, n, KV heads, D], seen by
     the query of the same place alone; seen: bool, of a shape that broadcasts to [B, KV heads, G, n, S].
     """
     q = q.unflatten(2, (kv_heads, -1))  # [B, n, kv, G, D]
     scores = torch.einsum("btkgd,bskd->bkgts", q, context[0])
     scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    single = [torch.einsum("btkgd,btkd->bkgt", q, key)[..., None] for key, _ in own]
+    single = [torch.einsum("btkgd,btkd->bkgt", q, key)[..., None] for key, _ in extra]
     weights = torch.cat([scores, *single], dim=-1) * q.shape[-1] ** -0.5
     weights = weights.float().softmax(-1).to(context[1].dtype)
     length = scores.shape[-1]
     out = torch.einsum("bkgts,bskd->btkgd", weights[..., :length], context[1])
-    for i, (_, value) in enumerate(own):
+    for i, (_, value) in enumerate(extra):
         out = out + torch.einsum("bkgt,btkd->btkgd", weights[..., length + i], value)
     return out.flatten(2)

@@ -1,4 +1,4 @@
-"""A user's file of training data as it stands, checked before a model is loaded. No torch."""
+"""A user's file of training data, checked before a model is loaded. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specscope.trace.checked import decoded
 from specscope.trace.files import LARGEST_DATA, check_whole, read_whole
 from specscope.trace.kinds import PROMPT_FILE, TEXTS, kind_of, start_of
 
-HELD_OUT = 40  # one in so many sequences is not learnt
+HELD_OUT = 40  # one in 40 sequences is held out of training
 SHAPES = 'give "text", "prompt" and "response", or "messages" that end with the assistant\'s'
 
 
@@ -48,12 +48,12 @@ def check_kind(path: Path) -> None:
 
 
 def check_data(path: Path) -> None:
-    """Refuse data that `read_data` would, or that is too little. Raises UserError."""
+    """Refuse data that `read_data` would refuse, or that is too little. Raises UserError."""
     check_enough(sum(1 for _ in read_data(path)))
 
 
 def check_enough(sequences: int) -> None:
-    """Raises UserError where there is none to hold out."""
+    """Refuse too few sequences to hold one out. Raises UserError."""
     if sequences < HELD_OUT:
         raise UserError(f"training needs at least {HELD_OUT} sequences, and there are {sequences}")
 

@@ -14,17 +14,17 @@ from specscope.train.heads import going_on, new_head
 from specscope.train.scores import BatchScores, DepthScores, Padded, TargetTensors, ahead
 from specscope.train.training import CommonRecipe, Training
 
-# Training-time test: a head is trained on its own outputs, as it will be run (EAGLE-3, Li et al. 2025, section 3.2).
+# Training-time test: a head is trained on its own outputs, as in inference (EAGLE-3, Li et al. 2025, section 3.2).
 #
-# At index t step 0 sees the target's features up to t, with the token at t + 1, and guesses the token at t + 2. Step k
-# goes on from step k - 1's own hidden state at t, with the token at t + 1 + k: its queries see the keys of step 0 up to
-# t, and of the steps 1..k at t alone, which are the nodes of a chain drafted from t.
+# At index t, step 0 attends to the target's features up to t, with the token at t + 1, and predicts the token at t + 2.
+# Step k continues from step k - 1's own hidden state at t, with the token at t + 1 + k: its queries attend to the keys
+# of step 0 up to t, and of steps 1..k at t alone, which are the nodes of a chain drafted from t.
 
 
 def forward(head: EagleHead, target: TargetTensors, batch: Padded, steps: int) -> BatchScores:
     """Run the head `steps` times over a batch; the loss is differentiable.
 
-    Positions whose most likely token (of the draft vocabulary) follows something given are left out.
+    Positions where the prediction follows a token that was given to the target are left out.
     """
     wanted, fed = target.wanted(batch.final), head.combine(batch.features)
     cache, scores = _Cache(head, batch.tokens.shape[1]), DepthScores()
@@ -49,13 +49,13 @@ class _Cache:
 
 
 def _layer(head: EagleHead, embedding: Tensor, hidden: Tensor, cache: _Cache, step: int) -> Tensor:
-    """One pass of the head's layer over [B, T, width]: over step 0 up to each position, over later ones at itself."""
+    """One pass of the layer over [B, T, width]: a position attends to step 0 up to it, to later ones at itself."""
     layer = head.midlayer
     residual, projected = head.prepare(embedding, hidden)
     q, k, v = project(head, projected)
-    at = slice(step, step + q.shape[1])
-    cache.kv.append((cache.rotary.turn(k, at), v))
-    mixed = attend(cache.rotary.turn(q, at), cache.kv[0], cache.kv[1:], cache.causal, layer.self_attn.kv_heads)
+    positions = slice(step, step + q.shape[1])
+    cache.kv.append((cache.rotary.turn(k, positions), v))
+    mixed = attend(cache.rotary.turn(q, positions), cache.kv[0], cache.kv[1:], cache.causal, layer.self_attn.kv_heads)
     x = residual + layer.self_attn.o_proj(mixed)
     out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
     return out

@@ -1,4 +1,4 @@
-"""Heads to begin a training with: new ones, and earlier ones to go on from."""
+"""Heads to start a training from: new ones, and earlier ones to continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specscope.train.shards import Shards
 from specscope.train.training import CommonRecipe
 
 DRAFT_VOCAB = 8192  # of a new head
-FURTHER = ("attention_bias", "bias", *ROPES, PARTIAL)  # of a layer that was made elsewhere
+FURTHER = ("attention_bias", "bias", *ROPES, PARTIAL)  # settings that a layer made elsewhere may have
 
 
 def new_head(
@@ -33,7 +33,7 @@ def new_head(
     *,
     norm_output: bool = False,
 ) -> tuple[EagleHead, TargetTensors]:
-    """A head of the target's width for the commonest tokens of the data; its own head starts from the target's rows."""
+    """A head of the target's width for the commonest tokens of the data; its LM head starts from the target's rows."""
     counts = data.counts(target.vocab_size, samples)
     size = min(recipe.draft_vocab or DRAFT_VOCAB, target.vocab_size)
     chosen = commonest(counts, size).to(target.device)
@@ -63,27 +63,27 @@ def going_on(
     *,
     norm_output: bool = False,
 ) -> tuple[EagleHead, TargetTensors]:
-    """An earlier head of the same shape, as an EAGLE-3 or a P-EAGLE head. Raises UserError where it is of another.
+    """An earlier head of the same shape, as an EAGLE-3 or a P-EAGLE head. Raises UserError where the shape differs.
 
     It keeps every token that it drafts; where the recipe's vocabulary is larger, the commonest of the others join. A
     mask token, where it has one, is kept too, and so is its norm_output.
     """
     loaded = load_head(recipe.start, target)
     head = loaded.head.float().requires_grad_(True)
-    wanted, found = head_config(target, head.config.draft_vocab), head.config
-    alike = (found.aux_layers, found.width, found.layers) == (wanted.aux_layers, wanted.width, 1)
+    wanted, current = head_config(target, head.config.draft_vocab), head.config
+    alike = (current.aux_layers, current.width, current.layers) == (wanted.aux_layers, wanted.width, 1)
     own_embedding = loaded.embedding is not target.embedding
-    if found.version != 3 or not alike or own_embedding or any(found.windows):
+    if current.version != 3 or not alike or own_embedding or any(current.windows):
         raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
-    if parallel is not None and found.parallel is not None:
-        parallel = replace(parallel, mask_token=found.parallel.mask_token)
-    size = max(min(recipe.draft_vocab or 0, target.vocab_size), found.draft_vocab)
-    norm_output = norm_output or found.norm_output
-    if (size, parallel, norm_output) != (found.draft_vocab, found.parallel, found.norm_output):
-        layer = {name: value for name, value in found.layer.items() if name in (*wanted.layer, *FURTHER)}
-        config = replace(found, layer=layer, draft_vocab=size, parallel=parallel, norm_output=norm_output)
+    if parallel is not None and current.parallel is not None:
+        parallel = replace(parallel, mask_token=current.parallel.mask_token)
+    size = max(min(recipe.draft_vocab or 0, target.vocab_size), current.draft_vocab)
+    norm_output = norm_output or current.norm_output
+    if (size, parallel, norm_output) != (current.draft_vocab, current.parallel, current.norm_output):
+        layer = {name: value for name, value in current.layer.items() if name in (*wanted.layer, *FURTHER)}
+        config = replace(current, layer=layer, draft_vocab=size, parallel=parallel, norm_output=norm_output)
         head = remade(head, config, target, data.counts(target.vocab_size, samples))
-        if parallel is not None and found.parallel is None:
+        if parallel is not None and current.parallel is None:
             with torch.no_grad():
                 _start_from_a_usual_feature(head, data, samples)
     tokens = head.target_tokens()
@@ -102,34 +102,34 @@ def remade(head: EagleHead, config: HeadConfig, target: LoadedModel, counts: Ten
     Rows of new tokens start from the target's. counts int64 [vocabulary].
     """
     made = EagleHead(config).to(target.device)
-    kept = {name: x for name, x in head.state_dict().items() if name in made.state_dict()}
+    weights = {name: x for name, x in head.state_dict().items() if name in made.state_dict()}
     had = head.target_tokens()
     if had is not None and config.draft_vocab > len(had):
         others = counts.clone()
         others[had.cpu()] = -1  # below every other token
         new = commonest(others, config.draft_vocab - len(had)).to(had.device)
         tokens, order = torch.cat([had, new]).sort()
-        kept["lm_head.weight"] = torch.cat([head.lm_head.weight.detach(), target.output.weight[new].float()])[order]
-        kept = {name: x for name, x in kept.items() if name not in ("d2t", "t2d")}
+        weights["lm_head.weight"] = torch.cat([head.lm_head.weight.detach(), target.output.weight[new].float()])[order]
+        weights = {name: x for name, x in weights.items() if name not in ("d2t", "t2d")}
         if config.draft_vocab != target.vocab_size:
             made.set_vocabulary(tokens)
-    made.load_state_dict(kept, strict=False)
+    made.load_state_dict(weights, strict=False)
     return made
 
 
 def mask_token_of(counts: Tensor) -> int:
-    """The token for mask rows: the one that the data has least often, of equals the highest. counts int64 [V]."""
+    """The token for mask rows: the rarest one in the data, of equals the highest. counts int64 [V]."""
     return len(counts) - 1 - int(counts.flip(0).argmin())
 
 
 def _start_from_a_usual_feature(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
-    """Let mask rows begin from an ordinary feature: of each number its median over some of the data's tokens."""
+    """Let mask rows start from a typical feature: the median of each component over some of the data's tokens."""
     some = torch.cat([data[i].features for i in samples[:64]]).float()
     head.mask_hidden.copy_(some.median(0).values.view(1, 1, -1))
 
 
 def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
-    """Let the highest layer's feature pass through `fc` as it is, in the basis that the target's head reads.
+    """Let the highest layer's feature pass through `fc` unchanged, in the basis that the target's LM head reads.
 
     All are scaled by their size in the data (the median over tokens: a few tokens have features a thousand times as
     large), so that the residual stream begins near 1 and the layer's own output counts from the first step on.

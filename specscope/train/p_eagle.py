@@ -18,38 +18,39 @@ from specscope.train.training import CommonRecipe, Training
 
 # P-EAGLE's training: all depths of a position are predicted in one pass (Hui et al. 2026, arXiv 2602.01469).
 #
-# At index t the row of depth 0 is an EAGLE-3 head's: the target's feature of t with the token at t + 1 gives the
-# token at t + 2. The mask row of depth d of the same t (its anchor) lies at position t + d, sees the rows of depth 0
-# up to t and its anchor's mask rows 1..d, and gives the token at t + 2 + d. That is what a draft from t will see.
+# At index t the row of depth 0 is as in an EAGLE-3 head: the target's feature at t with the token at t + 1 predicts
+# the token at t + 2. The mask row of depth d of the same t (its anchor) is at position t + d, attends to the rows of
+# depth 0 up to t and to its anchor's mask rows 1..d, and predicts the token at t + 2 + d. A draft from t attends to
+# the same rows.
 #
 # Deeper rows are made for fewer anchors (Conditional Drop-token sampling, section 4; vLLM's speculators 0.5,
 # models/peagle/data.py): a share of keep^d, at least LEAST, and only for anchors that have the rows above. All mask
-# rows are fed the same token and feature, so that their queries, keys and values are computed once, and only rotated.
+# rows are fed the same token and feature, so their queries, keys and values are computed once and only rotated.
 
-LEAST = 0.2  # of the positions: as many anchors the deepest depth keeps, as in vLLM's speculators
+LEAST = 0.2  # of the positions: the least share of anchors at any depth, as in vLLM's speculators
 
 
 @dataclass(frozen=True)
 class Anchors:
     """Which positions get mask rows: depth d has those in the first `sizes[d - 1]` columns."""
 
-    at: Tensor  # int64 [B, A] positions of each sequence
+    positions: Tensor  # int64 [B, A] in each sequence
     sizes: tuple[int, ...]  # of depth 1, 2, ...; never growing
 
 
 def every_anchor(batch: Padded, depths: int) -> Anchors:
     """All positions at all depths."""
     size, length = batch.tokens.shape
-    at = torch.arange(length, device=batch.tokens.device).expand(size, length)
-    return Anchors(at, (length,) * (depths - 1))
+    positions = torch.arange(length, device=batch.tokens.device).expand(size, length)
+    return Anchors(positions, (length,) * (depths - 1))
 
 
 def sampled_anchors(batch: Padded, depths: int, keep: float, seed: int) -> Anchors:
-    """A random choice that depends on nothing but the seed and the batch. keep: the share from depth to depth."""
+    """A random choice that depends only on the seed and the batch. keep: the share from depth to depth."""
     fits = ahead(batch.real & batch.learn, 2)  # what depth 1 learns there
     chance = torch.rand(fits.shape, generator=torch.Generator().manual_seed(seed)).to(fits.device)
-    most = int(fits.sum(-1).max())
-    sizes = tuple(round(most * max(keep**depth, LEAST)) for depth in range(1, depths))
+    count = int(fits.sum(-1).max())
+    sizes = tuple(round(count * max(keep**depth, LEAST)) for depth in range(1, depths))
     return Anchors(chance.masked_fill(~fits, 2.0).argsort(-1)[:, : max(sizes, default=0)], sizes)
 
 
@@ -60,23 +61,23 @@ def forward(head: EagleHead, target: TargetTensors, batch: Padded, anchors: Anch
     learnt = functional.pad(batch.real & batch.learn, (0, len(anchors.sizes) + 2))
     first = torch.arange(size, device=batch.tokens.device)[:, None]  # row of each sequence
     rows = _rows(head, target, batch, anchors)
-    kept, p = [], []
-    for depth, (at, residual, mixed) in enumerate(rows):
-        counts = learnt[first, at + depth + 1]
-        label = (first * length + at + depth + 1)[counts]
-        kept.append((residual.expand(*mixed.shape[:2], -1)[counts], mixed[counts]))
+    selected, p = [], []
+    for depth, (places, residual, mixed) in enumerate(rows):
+        counts = learnt[first, places + depth + 1]
+        label = (first * length + places + depth + 1)[counts]
+        selected.append((residual.expand(*mixed.shape[:2], -1)[counts], mixed[counts]))
         p.append(wanted[label])
-    logits = _rest(head, torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept]))
+    logits = _rest(head, torch.cat([x for x, _ in selected]), torch.cat([y for _, y in selected]))
     scores = DepthScores()
-    for one, q in zip(logits.split([len(x) for x, _ in kept]), p, strict=True):
-        scores.add(one, q)
+    for depth_logits, q in zip(logits.split([len(x) for x, _ in selected]), p, strict=True):
+        scores.add(depth_logits, q)
     return scores.total()
 
 
 def _rows(
     head: EagleHead, target: TargetTensors, batch: Padded, anchors: Anchors
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Of each depth: anchors [B, n], residual stream [B or 1, n or 1, width], attention's output [B, n, heads * D]."""
+    """By depth: anchors [B, n], residual stream [B or 1, n or 1, width], attention's output [B, n, heads * D]."""
     assert head.config.parallel is not None
     (size, length), kv_heads = batch.tokens.shape, head.midlayer.self_attn.kv_heads
     places, rotary = torch.arange(length, device=batch.tokens.device), HeadRotary(head, length)
@@ -90,13 +91,15 @@ def _rows(
     token = target.embedding[head.config.parallel.mask_token][None]
     residual, projected = head.prepare(token, head.combine(head.mask_features()))
     q, k, v = project(head, projected)  # [1, heads, D]: of every mask row
-    own: list[tuple[Tensor, Tensor]] = []
+    mask_kv: list[tuple[Tensor, Tensor]] = []
     for depth, count in enumerate(anchors.sizes, 1):
-        at = anchors.at[:, :count]
-        own = [(key[:, :count], value[:, :count]) for key, value in own]
-        own.append((rotary.turn(k, at + depth), v.expand(size, count, -1, -1)))
-        seen = (places <= at[..., None])[:, None, None]  # [B, 1, 1, n, T]
-        rows.append((at, residual[None], attend(rotary.turn(q, at + depth), context, own, seen, kv_heads)))
+        positions = anchors.positions[:, :count]
+        mask_kv = [(key[:, :count], value[:, :count]) for key, value in mask_kv]
+        mask_kv.append((rotary.turn(k, positions + depth), v.expand(size, count, -1, -1)))
+        seen = (places <= positions[..., None])[:, None, None]  # [B, 1, 1, n, T]
+        rows.append(
+            (positions, residual[None], attend(rotary.turn(q, positions + depth), context, mask_kv, seen, kv_heads))
+        )
     return rows
 
 
@@ -114,7 +117,7 @@ class PEagleRecipe(CommonRecipe):
     """Everything that decides a training run besides the data."""
 
     depths: int = 4  # tokens that one pass drafts
-    keep_ratio: float = 0.7  # of the positions at a depth, those that are learnt at the next one too
+    keep_ratio: float = 0.7  # share of a depth's positions that are also trained at the next depth
 
 
 class PEagleTraining(Training):
@@ -125,7 +128,7 @@ class PEagleTraining(Training):
 
     @property
     def depths(self) -> int:
-        """All of them in one pass."""
+        """Tokens drafted in one pass."""
         return self.recipe.depths
 
     @property
@@ -141,7 +144,7 @@ class PEagleTraining(Training):
         return make(self.target, self.data, self.samples, self.recipe, parallel)
 
     def _groups(self) -> list[dict[str, Any]]:
-        """`mask_hidden` lies where features do, far from 1: Adam's steps, which have the rate's size, follow it."""
+        """`mask_hidden` is of the size of features, far from 1: its learning rate is scaled by that size."""
         mask = self.head.mask_hidden
         others = [p for p in self.head.parameters() if p is not mask]
         return [

@@ -87,7 +87,7 @@ def _table(along: list[Mapping[str, Any]], steps: int) -> str:
     return "\n".join(rows)
 
 
-ROWS, LONGEST = 64, 320  # what the command does unless it is told otherwise
+ROWS, LONGEST = 64, 320  # the defaults of the flags
 EVERY = 100  # optimiser steps between two saves, each with held-out figures
 LONGEST_OPENING = 256  # tokens of a chat template's opening and an opener
 
@@ -135,7 +135,7 @@ def train(task: Task) -> int:
 
 @contextmanager
 def _bar(console: Console, interrupt: Interrupt) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar's update. It is called where the work is whole, and raises StoppedError where asked to."""
+    """A progress bar's update. It is called where work may stop, and raises StoppedError after Ctrl-C."""
     columns = (
         SpinnerColumn(),
         BarColumn(),
@@ -145,17 +145,17 @@ def _bar(console: Console, interrupt: Interrupt) -> Iterator[Callable[[str, int,
         TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
-        one = bar.add_task("starting", total=1)
+        bar_task = bar.add_task("starting", total=1)
 
         def progress(text: str, done: int, total: int) -> None:
-            bar.update(one, description=text, completed=done, total=total)
+            bar.update(bar_task, description=text, completed=done, total=total)
             interrupt.check()
 
         yield progress
 
 
 def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], None]) -> Path:
-    """The folder of data, made or completed. What a killed run has written is kept."""
+    """The folder of data, created or completed. What a killed run has written is kept."""
     folder = task.out / "data"
     aux_layers: tuple[AuxLayer, ...] = (*published_aux_layers(len(target.layers)), "final")
     done = folder / "done"
@@ -205,7 +205,7 @@ def _digest(path: Path) -> str:
 
 
 def _train(training: Training, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
-    """Train to the end, saving now and then; the last held-out figures."""
+    """Train to the end, saving regularly; returns the last held-out figures."""
     held_out = ""
     figures: dict[str, Any] | None = None
     try:

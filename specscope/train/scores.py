@@ -1,4 +1,4 @@
-"""What is learnt at a position, and how well a head does there."""
+"""The training target at each position, and a head's scores against it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-DECAY = 0.8  # the weight of a depth over that of the one before it, as in the EAGLE-3 authors' code
+DECAY = 0.8  # ratio of a depth's weight to that of the depth above, as in the EAGLE-3 authors' code
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Padded:
 
     tokens: Tensor  # int64 [B, T]
     real: Tensor  # bool [B, T]
-    learn: Tensor  # bool [B, T] False in what was given to the target
+    learn: Tensor  # bool [B, T] False for tokens that were given to the target
     features: Tensor  # [B, T, aux_layers * target width]
     final: Tensor  # [B, T, target width]
 
 
 @dataclass(frozen=True)
 class BatchScores:
-    """What a batch gave, depth by depth: loss, and sums over the positions that count."""
+    """The scores of a batch by depth: loss, and sums over the positions that count."""
 
     loss: Tensor
     positions: list[int]
@@ -49,7 +49,7 @@ class TargetTensors:
 
 
 class DepthScores:
-    """Gathers depths: cross-entropy with the target's distribution, averaged over positions, weighted over depths."""
+    """Collects depths: cross-entropy with the target's distribution, averaged over positions, weighted over depths."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
@@ -67,20 +67,20 @@ class DepthScores:
         """All depths together; the loss is differentiable."""
         weights = [DECAY**depth for depth in range(len(self._losses))]
         loss = torch.stack([w * x for w, x in zip(weights, self._losses, strict=True)]).sum() / sum(weights)
-        positions, first, among = (list(one) for one in zip(*self._counts, strict=True))
+        positions, first, among = (list(column) for column in zip(*self._counts, strict=True))
         return BatchScores(loss, positions, first, among, [float(x.detach()) for x in self._losses])
 
 
 def ahead(x: Tensor, by: int) -> Tensor:
-    """x [B, T, ...] seen `by` positions further on; zeros where it ends."""
+    """x [B, T, ...] shifted left by `by` positions; zeros at the end."""
     return functional.pad(x[:, by:], (0, 0) * (x.dim() - 2) + (0, min(by, x.shape[1])))
 
 
 def mean_shares(all_scores: Sequence[BatchScores]) -> dict[str, list[float]]:
     """`first` and `among` of some batches together, as shares of the positions of each depth."""
-    total = [sum(column) for column in zip(*(one.positions for one in all_scores), strict=True)]
+    total = [sum(column) for column in zip(*(scores.positions for scores in all_scores), strict=True)]
     shares = {}
     for name in ("first", "among"):
-        sums = [sum(column) for column in zip(*(getattr(one, name) for one in all_scores), strict=True)]
+        sums = [sum(column) for column in zip(*(getattr(scores, name) for scores in all_scores), strict=True)]
         shares[name] = [round(n / max(d, 1), 4) for n, d in zip(sums, total, strict=True)]
     return shares

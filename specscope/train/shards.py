@@ -23,7 +23,7 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence, and what the target computed along it. T tokens."""
+    """One sequence of T tokens, and what the target computed along it."""
 
     tokens: Tensor  # int32 [T]
     learn: Tensor  # bool [T] True where the target's choice of the token is worth learning: not in a fixed prompt
@@ -32,7 +32,7 @@ class Sample:
 
 
 class ShardWriter:
-    """Gathers samples and writes a shard when it is full. A shard appears whole or not at all."""
+    """Collects samples and writes a shard when it is full. A shard is written completely or not at all."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder, self._about = folder, about
@@ -49,7 +49,7 @@ class ShardWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been gathered."""
+        """Write the samples collected so far."""
         if not self._samples:
             return
         self.folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves nothing

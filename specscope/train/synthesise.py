@@ -1,7 +1,7 @@
 """Training data that a target writes itself: its own instructions, then its own answers.
 
-A chat model continues its template's opening of a user turn with an instruction that it was trained on (Xu et al.
-2024, Magpie); it then answers it. The features are kept while it writes, so that nothing is computed twice.
+A chat model continues its template's opening of a user turn with an instruction like those it was trained on (Xu et
+al. 2024, Magpie), and then answers it. The features are kept while it writes, so that nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ INSTRUCTION_TEMPERATURES = (0.7, 0.9, 1.0)
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.8)  # two in three greedy
 LONGEST_INSTRUCTION = 200  # tokens; a longer one is cut here, and answered
 SHORTEST_INSTRUCTION = 4
-LEAST_ROOM = 16  # tokens beside template and opener
-OPENED = 0.6  # of the instructions begin with one of OPENERS, a kind being as likely as another, so that none is rare
+LEAST_ROOM = 16  # tokens in addition to template and opener
+OPENED = 0.6  # share of instructions that begin with one of OPENERS, each kind equally likely so that none is rare
 OPENERS = {
     "instructions": (
         "Explain", "What is", "How do I", "List", "Give me", "Describe", "Name", "Compare", "Translate", "Suggest",
@@ -57,7 +57,7 @@ OPENERS = {
 
 @dataclass(frozen=True)
 class Turns:
-    """A chat template taken apart. Empty `answer`: the model has none, and simply goes on from `opening`."""
+    """The parts of a chat template. Empty `answer`: the model has no template, and simply continues `opening`."""
 
     opening: list[int]  # up to where the user speaks
     answer: list[int]  # from the end of the user's turn to where the assistant speaks
@@ -118,20 +118,20 @@ class Synthesiser:
     def write(self, tokens: int, writer: ShardWriter, progress: Callable[[int], None]) -> None:
         """Write until `tokens` are kept. `progress` is called with how many are new."""
         running = [self._begin() for _ in range(self.rows)]
-        kept = 0
-        while kept < tokens:
+        written = 0
+        while written < tokens:
             logits, features = self._feed(running)
             chosen = self._choose(running, torch.cat(logits))
-            for at, (one, token, rows) in enumerate(zip(list(running), chosen, features, strict=True)):
-                one.features.append(rows)
-                if not self._goes_on(one, token):
-                    sample = self._sample(one)
+            for place, (writing, token, rows) in enumerate(zip(list(running), chosen, features, strict=True)):
+                writing.features.append(rows)
+                if not self._goes_on(writing, token):
+                    sample = self._sample(writing)
                     if sample is not None:
                         writer.add(sample)
-                        kept += len(sample.tokens)
+                        written += len(sample.tokens)
                         progress(len(sample.tokens))
-                    self.runner.cache.truncate(one.table, 0)
-                    running[at] = self._begin()
+                    self.runner.cache.truncate(writing.table, 0)
+                    running[place] = self._begin()
         writer.flush()
 
     def _begin(self) -> _Writing:
@@ -147,19 +147,19 @@ class Synthesiser:
     def _feed(self, running: list[_Writing]) -> tuple[list[Tensor], list[Tensor]]:
         """Feed each sequence's pending tokens: logits of the last, [1, V] each, and the features of all."""
         segments = []
-        for one in running:
-            self.runner.cache.reserve(one.table, len(one.tokens), one.computed)
-            pending = one.tokens[one.computed :]
-            segment = Segment.of_tree(one.table, one.computed, pending, DraftTree.empty(), logits=True)
+        for writing in running:
+            self.runner.cache.reserve(writing.table, len(writing.tokens), writing.computed)
+            pending = writing.tokens[writing.computed :]
+            segment = Segment.of_tree(writing.table, writing.computed, pending, DraftTree.empty(), logits=True)
             segments.append(segment)
-            one.computed = len(one.tokens)
+            writing.computed = len(writing.tokens)
         logits, features = self.runner.forward_with_features(segments)
         return logits, [rows.bfloat16() for rows in features]
 
     def _choose(self, running: list[_Writing], logits: Tensor) -> list[int]:
         """The next token of each sequence, at its own temperature. logits [rows, V]."""
         chosen: list[int] = argmax(logits).tolist()
-        drawn = [i for i, one in enumerate(running) if one.temperature > 0]
+        drawn = [i for i, writing in enumerate(running) if writing.temperature > 0]
         if drawn:
             heat = torch.tensor([running[i].temperature for i in drawn], device=logits.device)
             probs = (logits[drawn].float() / heat[:, None]).softmax(-1).cpu()
@@ -170,29 +170,31 @@ class Synthesiser:
                 chosen[i] = token
         return chosen
 
-    def _goes_on(self, one: _Writing, token: int) -> bool:
-        """Append a token; whether the sequence goes on."""
-        one.tokens.append(token)
-        if one.answering:
-            return token not in self.turns.ends and len(one.tokens) < self.longest
-        written = len(one.tokens) - len(self.turns.opening)
+    def _goes_on(self, writing: _Writing, token: int) -> bool:
+        """Append a token; returns whether the sequence goes on."""
+        writing.tokens.append(token)
+        if writing.answering:
+            return token not in self.turns.ends and len(writing.tokens) < self.longest
+        written = len(writing.tokens) - len(self.turns.opening)
         ended = token == self.turns.answer[0]
         if ended or written >= LONGEST_INSTRUCTION:
-            one.tokens += self.turns.answer[ended:]
-            one.temperature = self.random.choice(ANSWER_TEMPERATURES)
-            one.answering = True
-            return written > SHORTEST_INSTRUCTION and len(one.tokens) < self.longest
-        return len(one.tokens) + len(self.turns.answer) < self.longest and token not in self.turns.ends
+            writing.tokens += self.turns.answer[ended:]
+            writing.temperature = self.random.choice(ANSWER_TEMPERATURES)
+            writing.answering = True
+            return written > SHORTEST_INSTRUCTION and len(writing.tokens) < self.longest
+        return len(writing.tokens) + len(self.turns.answer) < self.longest and token not in self.turns.ends
 
-    def _sample(self, one: _Writing) -> Sample | None:
-        """The sequence as a sample, without tokens that were never fed; None where it was given up."""
-        if not one.answering or one.computed < len(self.turns.opening) + SHORTEST_INSTRUCTION + len(self.turns.answer):
+    def _sample(self, writing: _Writing) -> Sample | None:
+        """The sequence as a sample, without tokens that were never fed; None where it was abandoned."""
+        if not writing.answering or writing.computed < len(self.turns.opening) + SHORTEST_INSTRUCTION + len(
+            self.turns.answer
+        ):
             return None
-        rows = torch.cat([self._opening_features[:-1], *one.features])
+        rows = torch.cat([self._opening_features[:-1], *writing.features])
         learn = torch.ones(len(rows), dtype=torch.bool)
-        learn[: one.given] = False
+        learn[: writing.given] = False
         return Sample(
-            tokens=torch.tensor(one.tokens[: len(rows)], dtype=torch.int32),
+            tokens=torch.tensor(writing.tokens[: len(rows)], dtype=torch.int32),
             learn=learn,
             features=rows[:, : -self.width].contiguous(),
             final=rows[:, -self.width :].contiguous(),

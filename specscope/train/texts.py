@@ -20,7 +20,7 @@ from specscope.train.shards import Sample, ShardWriter
 
 @dataclass(frozen=True)
 class TrainingText:
-    """One sequence: what is given, and what follows it."""
+    """One sequence: what is given to the target, and what follows."""
 
     given: str  # not learnt; "" for plain text
     rest: str

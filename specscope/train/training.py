@@ -34,18 +34,18 @@ WARM_UP = 50  # optimiser steps
 class CommonRecipe:
     """What decides a training run besides the data, for any kind of head."""
 
-    draft_vocab: int | None = None  # None: heads.DRAFT_VOCAB for a new head; a head to go on from keeps its own
+    draft_vocab: int | None = None  # None: heads.DRAFT_VOCAB for a new head; a continued head keeps its own
     epochs: float = 4.0
     learning_rate: float = 1e-3
     batch_tokens: int = 2048
     seed: int = 0
-    start: str = ""  # the folder of a head to go on from; "" for a new one
+    start: str = ""  # the folder of a head to continue from; "" for a new one
 
 
 class Training(ABC):
     """One head in training. Resumes from its folder where an earlier run was stopped. A subclass for each kind."""
 
-    kind: str  # as people know it
+    kind: str  # its usual name, such as EAGLE-3
     verb: str  # of `specscope train`
 
     def __init__(self, target: LoadedModel, data: Shards, recipe: CommonRecipe, folder: Path) -> None:
@@ -65,7 +65,7 @@ class Training(ABC):
     @property
     @abstractmethod
     def depths(self) -> int:
-        """Of the tokens that it learns to draft: so many figures has a line of the log."""
+        """How many tokens it learns to draft; a line of the log has a figure for each."""
 
     @property
     @abstractmethod
@@ -74,7 +74,7 @@ class Training(ABC):
 
     @abstractmethod
     def _make(self) -> tuple[EagleHead, TargetTensors]:
-        """The head to begin with."""
+        """The head to start from."""
 
     @abstractmethod
     def _scores(self, batch: Padded, *, whole: bool) -> BatchScores:
@@ -101,7 +101,7 @@ class Training(ABC):
         self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
 
     def save(self) -> None:
-        """Write the state, and the head as it is, so that a kill loses only what came after."""
+        """Write the state and the current head, so that a kill loses only what follows."""
         state = {
             "about": self._about(),
             "head": self.head.state_dict(),
@@ -133,12 +133,12 @@ class Training(ABC):
             yield outcome
 
     def _rate(self) -> float:
-        """Warm-up, then a cosine down to nothing."""
+        """The learning rate: warm-up, then cosine decay to 0."""
         warm = min((self.step + 1) / WARM_UP, 1.0)
         return self.recipe.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(self.step / self.total, 1.0)))
 
     def _batches(self) -> Iterator[Padded]:
-        """Batches of sequences of like length, from where the run was stopped; each epoch has its own order."""
+        """Batches of sequences of similar length, from where the run was stopped; each epoch has its own order."""
         number = 0
         for epoch in range(math.ceil(self.recipe.epochs) + 1):
             for members in batches_of(self.data, self.samples, self.recipe.batch_tokens, self.recipe.seed + epoch):
@@ -173,16 +173,16 @@ class Training(ABC):
 
 
 def faster_products(device: torch.device) -> torch.autocast:
-    """Products in bfloat16 where the CPU has instructions for them; elsewhere they stay in float32.
+    """Matrix products in bfloat16 where the CPU has instructions for them; otherwise in float32.
 
-    Weights, their gradients' sums and the optimiser are float32 all the same (mixed precision, Micikevicius et al.
-    2018; bfloat16 has float32's range, so that the loss needs no scaling).
+    Weights, accumulated gradients and the optimiser's state stay in float32 (mixed precision, Micikevicius et al. 2018;
+    bfloat16 has float32's range, so the loss needs no scaling).
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cpu" and has_bfloat16())
 
 
 def batches_of(data: Shards, samples: Sequence[int], tokens: int, seed: int) -> list[list[int]]:
-    """Samples in batches of about `tokens` tokens, padding included: shuffled, but of like length within a batch."""
+    """Samples in batches of about `tokens` tokens, padding included: shuffled, but of similar length within a batch."""
     order = list(samples)
     chance = random.Random(seed)
     chance.shuffle(order)

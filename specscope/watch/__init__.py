@@ -1,1 +1,1 @@
-"""Engines that tell less than their steps: counters, log lines and responses, as aggregate steps. No torch."""
+"""Engines that report less than their steps: counters, log lines and responses, as aggregate steps. No torch."""

@@ -1,4 +1,4 @@
-"""What is watched, as a screen's Control: it takes no commands, and shows one engine of several."""
+"""A Watch as a screen's Control: it takes no commands, and shows one of several engines."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specscope.watch.watching import EngineRun, Watch
 
 
 class Watched(Passive):
-    """Each engine has a history; one of them is on the screen."""
+    """Each engine has a history; one of these is on the screen."""
 
-    counts_only = True  # what a screen is to be laid out for, before anything was told
+    counts_only = True  # how the screen is laid out before anything has been reported
 
     def __init__(self, watch: Watch, seconds: float | None = None) -> None:
         """`seconds`: how long it watches; None: until the screen is closed."""
@@ -25,7 +25,7 @@ class Watched(Passive):
         self._shown = ""
 
     def poll(self, history: History) -> bool:
-        """Take in what has come; True where there was anything."""
+        """Take in what is new; True where there was anything."""
         changed = False
         if self._until is not None and time.monotonic() > self._until:
             self.watch.end()
@@ -65,7 +65,7 @@ class Watched(Passive):
 
     @property
     def status(self) -> str:
-        """`loading` until something was told, then `attached`, and `ended` when no source has more."""
+        """`loading` until something is reported, then `attached`, and `ended` when no source has more."""
         if self.watch.done and not self.watch.news:
             return "ended"
         return "attached" if self.histories else "loading"

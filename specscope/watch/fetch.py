@@ -1,7 +1,7 @@
-"""A page over HTTP that is given up when it takes too long in all.
+"""Fetching a page over HTTP with a limit on the total time.
 
-urllib's timeout is for each byte: a server that sends one now and then, in its headers or in its page, would be waited
-for without end. Here a timer shuts the connection.
+urllib's timeout is for each read: a server that sends a byte now and then, in its headers or in its page, would be
+waited for without end. Here a timer shuts the connection down.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Handler(HTTPSHandler, HTTPHandler):
         return self.do_open(self._made(HTTPConnection), req)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        """Likewise."""
+        """As urllib calls it."""
         return self.do_open(self._made(HTTPSConnection), req)
 
     def _made(self, kind: type[HTTPConnection]) -> Callable[..., HTTPConnection]:
@@ -48,14 +48,14 @@ class _Handler(HTTPSHandler, HTTPHandler):
         return make
 
     def end(self) -> None:
-        """Who reads sees the end."""
+        """Shut down all connections, which ends any read."""
         self.is_late = True
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def fetched(request: Request, silent: float, whole: float, most: int) -> bytes:
+def fetched(request: Request, silent: float, whole: float, limit: int) -> bytes:
     """The page, or its first `most` bytes. Raises what urllib raises, and TimeoutError where it takes too long."""
     handler, page = _Handler(), b""
     timer = threading.Timer(whole, handler.end)
@@ -63,7 +63,7 @@ def fetched(request: Request, silent: float, whole: float, most: int) -> bytes:
     timer.start()
     try:
         with build_opener(handler).open(request, timeout=silent) as answer:
-            page = answer.read(most)
+            page = answer.read(limit)
     except (OSError, HTTPException):
         if not handler.is_late:
             raise

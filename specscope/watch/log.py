@@ -1,7 +1,8 @@
 """vLLM's log lines to aggregates: `SpecDecoding metrics: ...`, and the line before it with the engine's load.
 
-The line rounds: drafts are not told, and the rates have three digits. Counts are worked out from what it does tell:
-exactly where one number of drafts fits alone, else the nearest that fits, and the aggregate says so (`rounded`).
+The line rounds: it does not give the number of drafts, and the rates have three digits. Counts are inferred from what
+it gives: exactly where only one number of drafts fits, else by the nearest that fits, and the aggregate says so
+(`rounded`).
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ MOST_TRIED = 20_000  # numbers of drafts that are tried
 
 @dataclass
 class _Process:
-    """A process that writes to the log, and which engines it tells of."""
+    """A process that writes to the log, and the engines that it reports on."""
 
     engine: str = ""  # of the line before
-    load: dict[str, float] = field(default_factory=dict)  # that line's; of use to one line of metrics
+    load: dict[str, float] = field(default_factory=dict)  # of that line; used by one line of metrics
     engines: set[str] = field(default_factory=set)  # all that it has named
     held: list[ToldInterval] | None = None  # from before it is known whether there are several
     began: bool = False
-    unnamed: str | None = None  # the engine that has no name, for lines of it were told before it was named
+    unnamed: str | None = None  # the engine kept without a name: intervals of it were reported before it was named
 
 
 class LogReader:
     """Takes lines in order. `now`: the newest time that a line may be of; vLLM writes no year.
 
-    A line of metrics is of the engine that the line before it names. A log may begin between the two: then what comes
-    waits until the process names an engine for the second time. If that was the only one, the first line was of it.
+    A line of metrics belongs to the engine that the line before it names. A log may begin between the two: then its
+    intervals are held until the process names an engine for the second time. If it named only one, they are its own.
     """
 
     def __init__(self, now: datetime) -> None:
@@ -68,7 +69,7 @@ class LogReader:
         self._ends: dict[str, int] = {}  # of each engine's last interval
 
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
-        """What a line tells, and what had to wait for it. Raises UnreadableError for one that is cut or changed."""
+        """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
         self._now = now or self._now
         if MARK not in line and LOAD not in line:
             return []
@@ -78,8 +79,8 @@ class LogReader:
         if MARK in line:
             return self._of_process(process, line)
         name = match[1] if (match := _ENGINE.search(line)) else ""
-        found = {name: form.search(line) for name, form in _LOAD.items()}
-        process.load = {name: float(hit[1]) for name, hit in found.items() if hit}
+        matches = {name: form.search(line) for name, form in _LOAD.items()}
+        process.load = {name: float(hit[1]) for name, hit in matches.items() if hit}
         if not process.engines and process.began and process.held is None:
             process.unnamed = name
         process.engine = "" if name == process.unnamed else name
@@ -89,11 +90,11 @@ class LogReader:
         return self._released(process) if again else []
 
     def rest(self) -> list[ToldInterval]:
-        """What still waits: there are no more lines, or none for now."""
-        return [told for process in self._processes.values() for told in self._released(process)]
+        """The intervals still held: there are no more lines, or none for now."""
+        return [interval for process in self._processes.values() for interval in self._released(process)]
 
     def _of_process(self, process: _Process, line: str) -> list[ToldInterval]:
-        told = self._metrics(line, process.engine, process.load)
+        interval = self._metrics(line, process.engine, process.load)
         process.load = {}
         is_first, process.began = not process.began, True
         if is_first and not process.engines:
@@ -101,33 +102,36 @@ class LogReader:
         if len(process.engines) > 1:
             process.engine = ""
         if process.held is None:
-            return [told]
-        process.held.append(told)
+            return [interval]
+        process.held.append(interval)
         waits = is_first or (process.engines and len(process.held) < ENGINES)
         return [] if waits else self._released(process)  # nothing here names an engine
 
     def _released(self, process: _Process) -> list[ToldInterval]:
         held, process.held = process.held or [], None
         only = next(iter(process.engines)) if len(process.engines) == 1 else ""
-        return [replace(told, aggregate=replace(told.aggregate, engine=told.aggregate.engine or only)) for told in held]
+        return [
+            replace(interval, aggregate=replace(interval.aggregate, engine=interval.aggregate.engine or only))
+            for interval in held
+        ]
 
     def _metrics(self, line: str, engine: str, values: dict[str, float]) -> ToldInterval:
-        told = aggregate(line)
+        line_counts = aggregate(line)
         speed = _FIELDS["speed"].search(line)
         end = self._time(line)
-        seconds = (told.drafted or 0) / float(speed[1]) if speed and float(speed[1]) else None
+        seconds = (line_counts.drafted or 0) / float(speed[1]) if speed and float(speed[1]) else None
         start = self._ends.get(engine, end) if seconds is None else end - int(seconds * 1e9)
         make_room(self._ends, engine)
         self._ends[engine] = end
         kv = values.get("kv", -1.0) / 100
         whole = Aggregate(
-            **vars(told)
+            **vars(line_counts)
             | {
                 "engine": engine,
                 "running": int(values["running"]) if "running" in values else None,
                 "waiting": int(values["waiting"]) if "waiting" in values else None,
                 "kv_usage": kv if 0 <= kv <= 1 else None,
-                "averages": {**told.averages, **{k: v for k, v in values.items() if k.endswith("tokens/s")}},
+                "averages": {**line_counts.averages, **{k: v for k, v in values.items() if k.endswith("tokens/s")}},
             }
         )
         return ToldInterval("", max(min(start, end), 0), end, whole)
@@ -147,21 +151,21 @@ class LogReader:
 
 def aggregate(line: str) -> Aggregate:
     """The counts of one line. Raises UnreadableError."""
-    found = {name: form.search(line) for name, form in _FIELDS.items()}
-    length, accepted, drafted = found["length"], found["accepted"], found["drafted"]
+    matches = {name: form.search(line) for name, form in _FIELDS.items()}
+    length, accepted, drafted = matches["length"], matches["accepted"], matches["drafted"]
     if length is None or accepted is None or drafted is None:
-        missing = next(name for name in ("length", "accepted", "drafted") if found[name] is None)
+        missing = next(name for name in ("length", "accepted", "drafted") if matches[name] is None)
         raise UnreadableError(f"a `{MARK}` line without its {missing}: it is cut off, or of another version")
     given = (count(float(accepted[1]), "Accepted"), count(float(drafted[1]), "Drafted"))
-    averages = {DEPTH: float(found["depth"][1])} if found["depth"] else {}
+    averages = {DEPTH: float(matches["depth"][1])} if matches["depth"] else {}
     if length[1] == _NAN:
         if any(given):
             raise UnreadableError(f"a `{MARK}` line whose length is no number, though tokens were drafted")
         return Aggregate(source=SOURCE, drafts=0, drafted=0, accepted=0, averages=averages)
-    rates = _rates(found["rates"][1]) if found["rates"] else ()
+    rates = _rates(matches["rates"][1]) if matches["rates"] else ()
     drafts, alone = work_out(*given, length[1], rates)
-    if found["depth"]:  # vLLM has a rate of 0 at the depths that it no longer drafts
-        rates = rates[: max(int(found["depth"][1]), sum(float(rate) > 0 for rate in rates))]
+    if matches["depth"]:  # vLLM has a rate of 0 at the depths that it no longer drafts
+        rates = rates[: max(int(matches["depth"][1]), sum(float(rate) > 0 for rate in rates))]
     at_depth = () if drafts is None else tuple(round(float(rate) * drafts) for rate in rates)
     return Aggregate(
         source=SOURCE,
@@ -176,7 +180,7 @@ def aggregate(line: str) -> Aggregate:
 
 
 def _rates(text: str) -> tuple[str, ...]:
-    """The rates as they are written. Raises UnreadableError."""
+    """The rates, as written. Raises UnreadableError."""
     rates = tuple(part.strip() for part in text.strip(", ").split(",", POSITIONS))
     if len(rates) > POSITIONS:
         raise UnreadableError(f"a `{MARK}` line of more than {POSITIONS} positions")
@@ -195,19 +199,19 @@ def work_out(accepted: int, drafted: int, length: str, rates: Sequence[str]) -> 
     """(the number of drafts that fits these figures best, whether no other fits); None where none does."""
     if not drafted:
         return (None, False) if accepted else (0, True)
-    least, most = max(-(-drafted // max(len(rates), 1)) if rates else 1, 1), drafted
+    smallest, largest = max(-(-drafted // max(len(rates), 1)) if rates else 1, 1), drafted
     digits = len(length.partition(".")[2])
     over, half = float(length) - 1, 0.5 / 10**digits
     if accepted:
-        least = max(least, int(accepted / (over + half)))
-        most = min(most, int(accepted / (over - half)) + 1) if over > half else most
+        smallest = max(smallest, int(accepted / (over + half)))
+        largest = min(largest, int(accepted / (over - half)) + 1) if over > half else largest
     elif not rates:
         return None, False
-    else:  # nothing was accepted, so nothing tells how many drafts it was: all of full length is the fewest
-        return (least, least == most) if float(length) == 1 else (None, False)
-    if most - least > MOST_TRIED:  # so many that any of them is within the rounding
-        return min(max(round(accepted / over), least), most) if over > 0 else None, False
-    fitting = [n for n in range(least, most + 1) if _fits(n, accepted, length, digits, rates)]
+    else:  # nothing was accepted, so the number of drafts is not known: all of full length is the fewest
+        return (smallest, smallest == largest) if float(length) == 1 else (None, False)
+    if largest - smallest > MOST_TRIED:  # so many that any of them is within the rounding
+        return min(max(round(accepted / over), smallest), largest) if over > 0 else None, False
+    fitting = [n for n in range(smallest, largest + 1) if _fits(n, accepted, length, digits, rates)]
     if not fitting:
         return None, False
     full = drafted // len(rates) if rates and drafted % len(rates) == 0 else 0
@@ -216,7 +220,7 @@ def work_out(accepted: int, drafted: int, length: str, rates: Sequence[str]) -> 
 
 
 def _fits(drafts: int, accepted: int, length: str, digits: int, rates: Sequence[str]) -> bool:
-    """Whether so many drafts give these figures, digit for digit."""
+    """Whether this number of drafts gives these figures, digit for digit."""
     if f"{1 + accepted / drafts:.{digits}f}" != length:
         return False
     counts = []

@@ -1,7 +1,7 @@
 """Prometheus text to readings, and the difference of two readings of one engine to an Aggregate.
 
-vLLM has counters: what they grew by is what happened in the interval. SGLang has gauges: averages over its own
-intervals, kept as what they are.
+vLLM has counters: their growth is what happened in the interval. SGLang has gauges: averages over its own intervals,
+kept as averages.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ AVERAGES = (
     "sglang:spec_num_draft_tokens",
     "sglang:gen_throughput",
 )
-LONGEST = 2**16  # characters of a line: the parser copies what is left of one with each label
-RANKS = ("dp_rank", "tp_rank", "pp_rank", "engine_type")  # labels that tell SGLang's schedulers apart
+LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
+RANKS = ("dp_rank", "tp_rank", "pp_rank", "engine_type")  # labels that distinguish SGLang's schedulers
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Reading:
     def at_depth(self) -> tuple[int, ...]:
         """Accepted tokens by depth; empty where a position is missing."""
         known = sorted(self.accepted_at)
-        return tuple(self.accepted_at[at] for at in known) if known == list(range(len(known))) else ()
+        return tuple(self.accepted_at[position] for position in known) if known == list(range(len(known))) else ()
 
     @property
     def speculates(self) -> bool:
@@ -78,39 +78,39 @@ class Reading:
 
 
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
-    """A reading for each engine that the text tells of. Raises UnreadableError for text that is no such."""
-    found: dict[tuple[str, str, str], Reading] = {}
+    """A reading for each engine in the text. Raises UnreadableError for text that is not a page of metrics."""
+    readings: dict[tuple[str, str, str], Reading] = {}
     if any(len(line) > LONGEST for line in text.split("\n")):
         raise UnreadableError(f"this is not Prometheus text: a line has more than {LONGEST:,} characters")
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                _take(sample, time_ns, found)
+                _take(sample, time_ns, readings)
     except UnreadableError:
         raise
     except (ValueError, KeyError, IndexError, TypeError) as error:  # of the parser: it raises any of these
         raise UnreadableError(f"this is not Prometheus text ({short(str(error))})") from None
-    return [reading for reading in found.values() if reading.speculates]
+    return [reading for reading in readings.values() if reading.speculates]
 
 
-def _take(sample: Sample, time_ns: int, found: dict[tuple[str, str, str], Reading]) -> None:
+def _take(sample: Sample, time_ns: int, readings: dict[tuple[str, str, str], Reading]) -> None:
     name, labels = sample.name, sample.labels
     known = name in COUNTERS or name in GAUGES or name in AVERAGES or name in (PER_POSITION, CREATED)
     if not known:
         return
     key = _engine(name, labels)
-    reading = found.setdefault(key, Reading(*key, time_ns=time_ns))
+    reading = readings.setdefault(key, Reading(*key, time_ns=time_ns))
     if name in COUNTERS:
-        told = COUNTERS[name]
-        reading.counters[told] = reading.counters.get(told, 0) + count(sample.value, name)
+        counter = COUNTERS[name]
+        reading.counters[counter] = reading.counters.get(counter, 0) + count(sample.value, name)
     elif name == PER_POSITION:
         position = labels.get("position", "")
         if not position.isdecimal():
             raise UnreadableError(f"{name} has the position {position[:40]!r}")
-        at = int(position[:9])
-        if at >= POSITIONS:
+        index = int(position[:9])
+        if index >= POSITIONS:
             raise UnreadableError(f"{name} has more than {POSITIONS} positions")
-        reading.accepted_at[at] = reading.accepted_at.get(at, 0) + count(sample.value, name)
+        reading.accepted_at[index] = reading.accepted_at.get(index, 0) + count(sample.value, name)
     elif name == CREATED:
         reading.created = sample.value
     elif not math.isfinite(sample.value):
@@ -142,7 +142,7 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
     if drafts is None or any(b > a for a, b in pairwise((drafts, *at_depth))):
         at_depth = ()  # the server counted on while it wrote its page
     kv_usage = after.gauges.get("kv_usage")
-    told = Aggregate(
+    aggregate = Aggregate(
         source=after.source,
         engine=after.engine,
         drafts=drafts,
@@ -157,7 +157,7 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
         averages=dict(after.averages),
         reset=reset,
     )
-    return ToldInterval(after.model, before.time_ns if before else max(began, 0), after.time_ns, told)
+    return ToldInterval(after.model, before.time_ns if before else max(began, 0), after.time_ns, aggregate)
 
 
 def _restarted(before: Reading, after: Reading) -> bool:
@@ -176,28 +176,28 @@ def _whole(value: float | None) -> int | None:
 
 
 class Intervals:
-    """Readings of one server in, what happened between them out."""
+    """Turns the readings of one server into the intervals between them."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str, str], Reading] = {}
 
     def take(self, readings: Iterable[Reading]) -> list[ToldInterval]:
         """The intervals that these readings end; the first reading of an engine ends none."""
-        told: list[ToldInterval] = []
+        intervals: list[ToldInterval] = []
         known: set[tuple[str, str, str]] = set()
         for reading in readings:
             key = (reading.source, reading.engine, reading.model)
             if key in self._last:
-                told.append(difference(self._last[key], reading))
+                intervals.append(difference(self._last[key], reading))
             self._last[key] = reading
             known.add(key)
         if len(self._last) > 4 * ENGINES:  # of a server that gives them new names again and again
             self._last = {key: self._last[key] for key in known}
-        return told
+        return intervals
 
 
 def engines(readings: Iterable[Reading]) -> str:
-    """In words: which engines these readings tell of."""
+    """The engines of these readings, in words."""
     names: dict[str, list[str]] = defaultdict(list)
     for reading in readings:
         names[reading.source].append(" ".join(part for part in ("engine", reading.engine) if reading.engine))

@@ -1,6 +1,6 @@
 """JSON of requests and of engines to aggregates.
 
-What is known: a response of vLLM's server or the last event of a stream (`metrics.speculative_decoding`), an output's
+Recognised: a response of vLLM's server or the last event of a stream (`metrics.speculative_decoding`), an output's
 `spec_decode_metrics`, `llm.get_metrics()`, and SGLang's responses (`return_spec_tokens_details`, or `meta_info`).
 """
 
@@ -61,33 +61,35 @@ T = TypeVar("T")
 
 
 def read_json(value: Any, time_ns: int) -> list[ToldInterval]:  # noqa: ANN401
-    """All that a JSON value tells, whatever it is of the above, or a list of them. Raises UnreadableError."""
-    if isinstance(value, list) and value and all(isinstance(one, dict) and "name" in one for one in value):
+    """The intervals in a JSON value of any kind above, or in a list of these. Raises UnreadableError."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
         return _metrics(value, time_ns)
     values = value if isinstance(value, list) else [value]
-    return [told for one in values for told in _outputs(one, time_ns)]
+    return [interval for item in values for interval in _outputs(item, time_ns)]
 
 
 def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN401
-    """Of one response or output."""
+    """The intervals in one response or output."""
     if not isinstance(value, dict):
         raise UnreadableError("a JSON value that is no response")
     if "error" in value:
         raise UnreadableError("the response is an error of the server")
     if isinstance(value.get("outputs"), list):  # a RequestOutput of vLLM
-        for one in value["outputs"]:
-            yield from _outputs({"request_id": value.get("request_id"), **_object(one)}, time_ns)
+        for output in value["outputs"]:
+            yield from _outputs({"request_id": value.get("request_id"), **_object(output)}, time_ns)
         return
     created = value.get("created")
     time = int(created * 1e9) if isinstance(created, int | float) and 0 < created < 2**33 else time_ns
     model = value["model"][:1000] if isinstance(value.get("model"), str) else ""
-    found = list(_aggregates(value))
-    if not found:
+    aggregates = list(_aggregates(value))
+    if not aggregates:
         raise UnreadableError("a response without speculation figures: are they switched on in the server?")
     name = next((value[key] for key in ("id", "request_id") if isinstance(value.get(key), str)), "")[:1000]
-    for at, told in enumerate(found):
-        about = f"{name} {at}".strip() if len(found) > 1 else name
-        yield ToldInterval(model, time, time, replace(told, request=about, emitted=_emitted(value, len(found))))
+    for index, aggregate in enumerate(aggregates):
+        about = f"{name} {index}".strip() if len(aggregates) > 1 else name
+        yield ToldInterval(
+            model, time, time, replace(aggregate, request=about, emitted=_emitted(value, len(aggregates)))
+        )
 
 
 def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
@@ -100,8 +102,8 @@ def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
         yield of_vllm(_as(value, Detail))
     elif isinstance(extension, dict) and extension.get("spec_tokens_details") is not None:
         details = extension["spec_tokens_details"]
-        for one in details if isinstance(details, list) else [details]:
-            yield of_sglang(_as(one, SglangDetail))
+        for detail in details if isinstance(details, list) else [details]:
+            yield of_sglang(_as(detail, SglangDetail))
     elif "spec_verify_ct" in (meta := _object(value.get("meta_info") or value)):
         yield of_sglang(_as(meta, SglangDetail))
 
@@ -121,7 +123,7 @@ def of_vllm(detail: Detail) -> Aggregate:
             raise UnreadableError("per_step_accepted holds more than was drafted")
         if [Counter(steps)[n] for n in range(depth + 1)] != histogram:
             raise UnreadableError("acceptance_histogram is not that of per_step_accepted")
-        proposed = tuple(sum(1 for d in drafted if d >= at) for at in range(1, depth + 1))
+        proposed = tuple(sum(1 for d in drafted if d >= level) for level in range(1, depth + 1))
     return Aggregate(
         source=RESPONSE,
         drafts=drafts,
@@ -133,28 +135,31 @@ def of_vllm(detail: Detail) -> Aggregate:
 
 
 def of_sglang(detail: SglangDetail) -> Aggregate:
-    """The counts of a request of SGLang. Its drafts may be trees, so nothing says how many reached a depth."""
+    """The counts of a request of SGLang. Its drafts may be trees, so how many reached a depth is not known."""
     histogram, steps = detail.spec_correct_drafts_histogram, detail.spec_verify_ct
     if histogram and sum(histogram) != steps:
         raise UnreadableError("spec_correct_drafts_histogram does not count spec_verify_ct steps")
-    told = {"sglang:spec_accept_length": detail.spec_accept_length, "sglang:spec_accept_rate": detail.spec_accept_rate}
+    averages = {
+        "sglang:spec_accept_length": detail.spec_accept_length,
+        "sglang:spec_accept_rate": detail.spec_accept_rate,
+    }
     return Aggregate(
         source=SGLANG,
         drafts=steps,
         drafted=detail.spec_num_proposed_drafts,
         accepted=detail.spec_num_correct_drafts,
         accepted_at=_at_depth(histogram),
-        averages={name: value for name, value in told.items() if value is not None},
+        averages={name: value for name, value in averages.items() if value is not None},
     )
 
 
 def _at_depth(histogram: Sequence[int]) -> tuple[int, ...]:
-    """Steps that accepted so many tokens or more, from 1."""
+    """Steps that accepted at least 1, 2, ... tokens."""
     return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
 
 
 def _emitted(value: Mapping[str, Any], sequences: int) -> int | None:
-    """Output tokens, where the response is of one sequence and says so."""
+    """Output tokens, where the response is of one sequence and reports them."""
     usage, meta = value.get("usage"), value.get("meta_info")
     holder = usage if isinstance(usage, dict) else meta if isinstance(meta, dict) else {}
     tokens = holder.get("completion_tokens")
@@ -166,15 +171,15 @@ def _emitted(value: Mapping[str, Any], sequences: int) -> int | None:
 
 def _metrics(values: Sequence[Any], time_ns: int) -> list[ToldInterval]:
     """`llm.get_metrics()`: counters since the engine began, each engine by its labels."""
-    found: dict[tuple[str, str], Reading] = {}
-    for one in values:
-        if not str(one.get("name", "")).startswith("vllm:"):
+    by_engine: dict[tuple[str, str], Reading] = {}
+    for value in values:
+        if not str(value.get("name", "")).startswith("vllm:"):
             continue
-        if not {one["name"], f"{one['name']}_total"} & {*COUNTERS, *GAUGES, PER_POSITION}:
+        if not {value["name"], f"{value['name']}_total"} & {*COUNTERS, *GAUGES, PER_POSITION}:
             continue
-        metric = _as(one, Metric)
+        metric = _as(value, Metric)
         key = (metric.labels.get("engine", ""), metric.labels.get("model_name", ""))
-        reading = found.setdefault(key, Reading(METRICS, *key, time_ns=time_ns))
+        reading = by_engine.setdefault(key, Reading(METRICS, *key, time_ns=time_ns))
         counter = COUNTERS.get(f"{metric.name}_total")
         if counter is not None and metric.value is not None:
             reading.counters[counter] = count(metric.value, metric.name)
@@ -182,7 +187,7 @@ def _metrics(values: Sequence[Any], time_ns: int) -> list[ToldInterval]:
             reading.gauges[GAUGES[metric.name]] = metric.value
         elif metric.values:
             reading.accepted_at = dict(enumerate(metric.values))
-    readings = [reading for reading in found.values() if reading.speculates]
+    readings = [reading for reading in by_engine.values() if reading.speculates]
     if not readings:
         raise UnreadableError("no speculation metrics among these: is speculation on?")
     return [difference(None, reading) for reading in readings]

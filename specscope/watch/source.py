@@ -1,4 +1,4 @@
-"""Where it comes from: a server's /metrics, or a file or pipe whose content says what it is."""
+"""Sources: a server's /metrics, or a file or pipe whose content says what it is."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from specscope.watch.told import ToldInterval, UnreadableError
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
 TIMEOUT = 10.0  # seconds that a server may be silent
-PATIENCE = 30.0  # and that its page may take in all
+PATIENCE = 30.0  # seconds that its page may take in all
 PIECE = 2**18  # bytes that are read at once
 IDLE = ""  # instead of a line
-LOOK = 0.25  # seconds between two looks at a file that may grow
+LOOK = 0.25  # seconds between two checks of a file that may grow
 WATCHED = "a log, a page of metrics or an answer of a server"
 UNKNOWN = (
     "has nothing that watch recognises: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
@@ -46,7 +46,7 @@ UNKNOWN = (
 
 
 class Left(str):
-    """A notice of what was left out: a screen shows it as it happens, a table counts it at the end."""
+    """A notice of what was left out: a screen shows it at once, a table counts it at the end."""
 
 
 class Source(Protocol):
@@ -54,11 +54,11 @@ class Source(Protocol):
 
     name: str
     recognised: str  # in words, "" until it is known
-    endless: bool  # whether it may go on for ever
+    endless: bool  # whether it may never end
     faults: Faults
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
-        """What it tells, and notices as text, until it ends or is told to stop. Raises UserError."""
+        """Its intervals, and notices as text, until it ends or `stop` is set. Raises UserError."""
 
 
 class Server:
@@ -108,7 +108,7 @@ class Server:
         return read_metrics(page.decode("utf-8", "replace"), time.time_ns())
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
-        """An interval after the other. A server that is away is waited for."""
+        """One interval after the other. While a server is unreachable it is tried again."""
         due, away = time.monotonic(), False
         while True:
             due = max(due + self._seconds, time.monotonic())
@@ -138,17 +138,17 @@ class File:
         self.faults = Faults()
         self._path, self._follow = path, follow
         try:
-            found = os.fstat(0) if path == "-" else os.stat(path)
+            status = os.fstat(0) if path == "-" else os.stat(path)
         except OSError as error:
             raise UserError(f"cannot read {self.name}: {error.strerror}; a server is http://HOST:PORT") from None
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise UserError(f"cannot read {self.name}: it is a folder")
-        self._regular = stat.S_ISREG(found.st_mode)
+        self._regular = stat.S_ISREG(status.st_mode)
         self.endless = follow or not self._regular
-        self._time = datetime.fromtimestamp(found.st_mtime) if self._regular else None
+        self._time = datetime.fromtimestamp(status.st_mtime) if self._regular else None
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
-        """What each line, or the whole, tells."""
+        """The intervals of each line, or of the whole file."""
         kind = kind_of(start_of(self._path)) if self._regular else None
         if kind is not None and kind.reader is not ReadAs.WATCH:
             raise kind.refusal(self._path, WATCHED)
@@ -186,7 +186,7 @@ class File:
             yield from self._log(chain([first], lines))
 
     def _lines(self, number: int, stop: threading.Event) -> Iterator[str]:
-        """Each line, and IDLE where there is none for now; of a log that is followed also those that come later.
+        """Each line, and IDLE where there is none for now; for a log that is followed also lines that come later.
 
         Never blocks for longer than LOOK.
         """
@@ -207,7 +207,7 @@ class File:
             if self._follows_name(number):
                 yield from [part.decode("utf-8", "replace")] if part else ()
                 part = b""
-            elif os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):  # it was emptied, and is written anew
+            elif os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):  # it was truncated, and is written again
                 os.lseek(number, 0, os.SEEK_SET)
             yield IDLE
             stop.wait(LOOK)
@@ -215,13 +215,13 @@ class File:
             yield part.decode("utf-8", "replace")
 
     def _follows_name(self, number: int) -> bool:
-        """Go on with another file that has the name now, and something in it: logrotate renamed the one that was read.
+        """Switch to another file that now has the name and is not empty: logrotate has renamed the old one.
 
-        Until then whoever writes may still write to the old one.
+        Until then the writer may still write to the old one.
         """
         try:
-            found = os.stat(self._path)
-            if not found.st_size or os.path.samestat(found, os.fstat(number)):
+            status = os.stat(self._path)
+            if not status.st_size or os.path.samestat(status, os.fstat(number)):
                 return False
             other = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # between its rename and the next
@@ -231,7 +231,7 @@ class File:
         return True
 
     def _unpacked(self) -> Iterator[str]:
-        """Each line of a compressed file, which grows no more."""
+        """Each line of a compressed file, which no longer grows."""
         with open(self._path, "rb") as raw, open_plain(raw, self._path) as file:
             while line := file.readline(LONGEST):
                 yield line.decode("utf-8", "replace")
@@ -288,7 +288,7 @@ class File:
         self._finish()
 
     def _finish(self) -> None:
-        """Nothing of it could be read: say why."""
+        """Raise UserError with the reason, where nothing could be read."""
         if not self.recognised and self.faults.total:
             why, self.faults = self.faults.lines()[0], Faults()
             raise UserError(f"{self.name} has no speculation figures; {why}")
@@ -303,22 +303,22 @@ class File:
         yield from self._values(value, number)
 
     def _values(self, value: object, number: int) -> Iterator[ToldInterval | str]:
-        """A list may hold some responses that cannot be read."""
-        single = not isinstance(value, list) or all(isinstance(one, dict) and "name" in one for one in value)
-        for at, one in enumerate([value] if single else value):  # type: ignore[arg-type,var-annotated]
+        """The intervals of a JSON value; in a list, responses that cannot be read are left out."""
+        single = not isinstance(value, list) or all(isinstance(item, dict) and "name" in item for item in value)
+        for index, item in enumerate([value] if single else value):  # type: ignore[arg-type,var-annotated]
             try:
-                told = read_json(one, time.time_ns())
+                intervals = read_json(item, time.time_ns())
             except UnreadableError as error:
-                self.faults.add(f"line {number}" if single else f"item {at}", str(error))
+                self.faults.add(f"line {number}" if single else f"item {index}", str(error))
                 yield from self._news()
                 continue
-            if told and not self.recognised:
-                self.recognised = told[0].aggregate.source
+            if intervals and not self.recognised:
+                self.recognised = intervals[0].aggregate.source
                 yield f"{self.name}: {self.recognised}"
-            yield from told
+            yield from intervals
 
     def _news(self) -> Iterator[Left]:
-        """Of what was left out, what a screen should say now."""
+        """Notices of what was left out, for a screen to show now."""
         yield from (Left(f"{self.name}: {line}") for line in self.faults.news())
 
     def _page(self, text: str) -> Iterator[ToldInterval | str]:
@@ -335,7 +335,7 @@ class File:
 
 
 def unwrapped(line: str) -> str:
-    """The line of a log that a line of JSON holds, as docker and others write it; without such, the line itself."""
+    """The log line inside a line of JSON, as docker and others write it; any other line as it is."""
     try:
         value = decoded(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a source tells: an aggregate, when it was, and of which engine."""
+"""What a source reports: an aggregate, its interval, and its engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from specscope.trace.record.aggregate import Aggregate
 
-ENGINES = 64  # that are told apart: a page or log names them, and each has a capture
+ENGINES = 64  # that are distinguished: a page or log names them, and each has a capture
 POSITIONS = 256  # of a draft
-MOST = 2**53  # of any count: beyond it a float, which is what metrics are, no longer tells neighbours apart
+MOST = 2**53  # of any count: beyond it a float, which metrics are, no longer distinguishes consecutive integers
 
 
 class UnreadableError(ValueError):
-    """A reading, a line or a response that is not what it seems. The message is one line."""
+    """A reading, a line or a response that cannot be read. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ToldInterval:
 
 
 def make_room(known: dict[Any, Any], name: object) -> None:
-    """For one more name: with too many, the oldest goes."""
+    """Make room for one more name: with too many, the oldest is removed."""
     if name not in known and len(known) >= ENGINES:
         del known[next(iter(known))]
 

@@ -1,4 +1,4 @@
-"""Watching: sources on threads of their own, a run with its outputs for each engine that they tell of."""
+"""Watching: sources on threads of their own, and a run with its outputs for each engine that they report on."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class EngineRun:
     captured: str = ""  # the file
     steps: int = 0
 
-    def record(self, told: ToldInterval) -> StepRecord:
-        """What was told, as the next step."""
+    def record(self, interval: ToldInterval) -> StepRecord:
+        """An interval as the next step."""
         self.steps += 1
-        return interval_record(self.steps - 1, told.start_ns, told.end_ns, told.aggregate)
+        return interval_record(self.steps - 1, interval.start_ns, interval.end_ns, interval.aggregate)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class News:
 
 
 class Watch:
-    """Runs the sources until they end or `stop` is called. What they tell is taken from `news`."""
+    """Runs the sources until they end or `stop` is called. What they report is taken from `news`."""
 
     def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs) -> None:
         self.sources = sources
@@ -57,11 +57,11 @@ class Watch:
         self.news: deque[News] = deque()
         self.errors: list[UserError] = []
         self.code = 0  # at the end: 1 where a capture lacks something
-        self._refused = 0  # intervals of further engines
+        self._refused = 0  # intervals of engines beyond the limit
         self._open_outputs = open_outputs
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the runs
-        # Files that end are read one after the other, so that their order is that of the captures
+        # Files that end are read one after the other, so that the captures are in their order
         finite = [source for source in sources if not source.endless]
         lanes = [finite, *([source] for source in sources if source.endless)]
         self._left = len(lanes)
@@ -82,8 +82,8 @@ class Watch:
     def _run(self, lane: Sequence[Source]) -> None:
         for source in lane:
             try:
-                for told in source.run(self._stop):
-                    self._take(source, told)
+                for item in source.run(self._stop):
+                    self._take(source, item)
             except UserError as error:
                 self.errors.append(error)
             except Exception as error:  # of a sink: a screen shows it, and the others go on
@@ -91,39 +91,39 @@ class Watch:
         with self._lock:
             self._left -= 1
 
-    def _take(self, source: Source, told: ToldInterval | str) -> None:
-        if isinstance(told, str):
-            self.news.append(News(None, None, told))
+    def _take(self, source: Source, item: ToldInterval | str) -> None:
+        if isinstance(item, str):
+            self.news.append(News(None, None, item))
             return
         while len(self.news) >= WAITING and not self._stop.wait(0.02):
             pass  # a file is read faster than it is shown
         with self._lock:
             if self._stop.is_set():
                 return
-            run = self._run_of(source, told)
+            run = self._run_of(source, item)
             if run is None:
                 return
-            record = run.record(told)
+            record = run.record(item)
             run.bus.publish(record)
             self.news.append(News(run, record))
 
-    def _run_of(self, source: Source, told: ToldInterval) -> EngineRun | None:
-        """None where there are too many engines."""
-        key = (source.name, told.aggregate.engine, told.model)
+    def _run_of(self, source: Source, interval: ToldInterval) -> EngineRun | None:
+        """The run of an interval's engine; None where there are too many engines."""
+        key = (source.name, interval.aggregate.engine, interval.model)
         if key not in self.runs:
             if len(self.runs) >= ENGINES:
                 if not self._refused:
                     self.news.append(News(None, None, f"more than {ENGINES} engines: those to come are left out"))
                 self._refused += 1
                 return None
-            run = EngineRun(_name(source, told), counts_run(told.aggregate.source, told.model))
-            run.outputs = self._open_outputs(run.info, run.bus, told.aggregate.engine or "0", len(self.runs))
+            run = EngineRun(_name(source, interval), counts_run(interval.aggregate.source, interval.model))
+            run.outputs = self._open_outputs(run.info, run.bus, interval.aggregate.engine or "0", len(self.runs))
             run.captured = run.outputs.captured
             self.runs[key] = run
         return self.runs[key]
 
     def end(self) -> None:
-        """Take in nothing more."""
+        """Stop taking in anything."""
         self._stop.set()
 
     def stop(self) -> list[str]:
@@ -158,6 +158,6 @@ class Watch:
         return lines
 
 
-def _name(source: Source, told: ToldInterval) -> str:
-    engine = f" engine {told.aggregate.engine}" if told.aggregate.engine else ""
+def _name(source: Source, interval: ToldInterval) -> str:
+    engine = f" engine {interval.aggregate.engine}" if interval.aggregate.engine else ""
     return f"{source.name}{engine}"

@@ -85,8 +85,8 @@ def test_the_loss_of_sampled_anchors_is_that_of_those_positions(training, tmp_pa
     anchors = Anchors(torch.tensor([[9, 4, 30, 21, 12], [14, 40, 7, 22, 3]]), (5, 2))
     scores = forward(training.head, training.heads, batch, anchors)
     pairs = [(row, at, 0) for row in range(2) for at in range(batch.tokens.shape[1])]
-    pairs += [(row, at, 1) for row in range(2) for at in anchors.at[row].tolist()]
-    pairs += [(row, at, 2) for row in range(2) for at in anchors.at[row, :2].tolist()]
+    pairs += [(row, at, 1) for row in range(2) for at in anchors.positions[row].tolist()]
+    pairs += [(row, at, 2) for row in range(2) for at in anchors.positions[row, :2].tolist()]
     loss, counts = naive_loss(training, head, batch, pairs)
     assert scores.positions == counts
     assert float(scores.loss) == pytest.approx(loss, rel=1e-4)
@@ -134,14 +134,14 @@ def test_anchors_have_the_rows_above_and_fewer_of_each_depth():
     batch = padded([[0] * 10 + [1] * 92, [0] * 52 + [1] * 50])
     anchors = sampled_anchors(batch, depths=8, keep=0.5, seed=3)
     assert anchors.sizes == (46, 23, 18, 18, 18, 18, 18)  # 92 * 0.5^d, at least a fifth
-    assert anchors.at.shape == (2, 46)
+    assert anchors.positions.shape == (2, 46)
     for row, first in enumerate((8, 50)):  # the token two further on is learnt
-        at = anchors.at[row].tolist()
+        at = anchors.positions[row].tolist()
         assert len(set(at)) == 46
         assert min(at) >= first
         assert max(at) <= 99
-    assert not torch.equal(anchors.at, sampled_anchors(batch, 8, 0.5, seed=4).at)
-    assert torch.equal(anchors.at, sampled_anchors(batch, 8, 0.5, seed=3).at)
+    assert not torch.equal(anchors.positions, sampled_anchors(batch, 8, 0.5, seed=4).positions)
+    assert torch.equal(anchors.positions, sampled_anchors(batch, 8, 0.5, seed=3).positions)
     assert sampled_anchors(batch, depths=1, keep=0.5, seed=3).sizes == ()
     assert every_anchor(batch, 3).sizes == (102, 102)
 

@@ -1,1 +1,1 @@
-"""The model as the judge: each recorded step beside what plain transformers say of it."""
+"""The model as the judge: each recorded step compared with what plain transformers compute."""

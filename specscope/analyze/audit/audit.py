@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specscope.analyze.audit.model.head import Head
     from specscope.analyze.audit.model.run import OfTarget
 
-# What an audit came to, in sentences that name what they cover.
+# The outcome of an audit, in sentences that say what they cover.
 
 
 def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) -> str:
@@ -38,12 +38,12 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
         parts.setdefault(_part(finding.check.name), []).append(finding)
     sentences = [_sentence(part, of_part, steps) for part, of_part in parts.items()]
     skipped = [
-        f"The drafter was not judged: {one.check.note}."
-        for one in parts.get("drafter", [])
-        if one.check.result is CheckResult.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
+        f"The drafter was not judged: {finding.check.note}."
+        for finding in parts.get("drafter", [])
+        if finding.check.result is CheckResult.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
     ]
-    said = [sentence for sentence in (*sentences, *skipped, *unjudged) if sentence]
-    return " ".join(said) or "Nothing could be judged."
+    lines = [sentence for sentence in (*sentences, *skipped, *unjudged) if sentence]
+    return " ".join(lines) or "Nothing could be judged."
 
 
 def _part(name: str) -> str:
@@ -51,24 +51,24 @@ def _part(name: str) -> str:
 
 
 def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
-    tested = [one for one in findings if one.check.result is not CheckResult.SKIPPED]
-    failed = [one for one in tested if one.check.failed]
+    tested = [finding for finding in findings if finding.check.result is not CheckResult.SKIPPED]
+    failed = [finding for finding in tested if finding.check.failed]
     if part == "context":
         return "".join(
-            f"{one.check.failed:,} of {plural(one.check.tested, 'step')} cannot follow from what was committed before."
-            for one in failed
+            f"{check.failed:,} of {plural(check.tested, 'step')} cannot follow from what was committed before."
+            for check in (finding.check for finding in failed)
         )
     if not tested:
         return ""
     whole, verb = ("The committed tokens", "come") if part == "committed tokens" else (f"The {part}", "agrees")
     if failed:
         differ = "; ".join(
-            f"{one.check.name} differs at {one.check.failed:,} of {plural(one.check.tested, one.noun)}"
-            for one in failed
+            f"{finding.check.name} differs at {finding.check.failed:,} of {plural(finding.check.tested, finding.noun)}"
+            for finding in failed
         )
         return f"{whole} {'do' if verb == 'come' else 'does'} not agree: {differ}."
-    nodes = max((one.check.tested for one in tested if one.noun == "node"), default=0)
-    count = max(one.check.tested for one in tested) if not nodes else steps
+    nodes = max((finding.check.tested for finding in tested if finding.noun == "node"), default=0)
+    count = max(finding.check.tested for finding in tested) if not nodes else steps
     where = f"{plural(nodes, 'node')} of {plural(count, 'step')}" if nodes else plural(count, "step")
     return f"{whole} {'come out again' if verb == 'come' else verb} at {where}."
 
@@ -85,7 +85,7 @@ DRAFTER = {
     "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
     "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
 }
-GIVES = {"drafter tokens": "token id that the drafter would choose"}  # what a model says, as a fact for conditions
+GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
 TREE = ("drafter tree", "the tree is what the text gives")
 EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
 ALIKE = 0.3  # cosine: rows of two unrelated embeddings lie within a few hundredths of 0, copies at 1
@@ -120,8 +120,8 @@ class Audit:
         return Exit.of(wrong=CheckResult.FAILED in results, unjudged=unjudged)
 
     def finding(self, name: str) -> Finding | None:
-        """The one of that name."""
-        return next((one for one in self.findings if one.check.name == name), None)
+        """The finding of that name."""
+        return next((finding for finding in self.findings if finding.check.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -155,8 +155,8 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
         raise UserError(f"{source} does not say what ran (its header is missing): it cannot be audited")
     places, total = chosen_places(history, options.sample)
     plans, left = _plans(history, run, places)
-    steps = sum(len(one.steps) for one in plans)
-    if not steps and not any(one.unknown for one in plans):
+    steps = sum(len(contexts.steps) for contexts in plans)
+    if not steps and not any(contexts.unknown for contexts in plans):
         raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
     bar = _Bar(progress, steps)
     judged = _Judging(history, run, options, plans, bar)
@@ -169,8 +169,8 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
         draft_model=options.draft.name if options.draft else "",
         dtype=run.dtype,
         steps=total,
-        audited=sum(len(one.steps) for one in plans),
-        nodes=sum(len(step.part.tree) for one in plans for step in one.steps),
+        audited=sum(len(contexts.steps) for contexts in plans),
+        nodes=sum(len(step.part.tree) for contexts in plans for step in contexts.steps),
         slack=judged.slack,
         draft_slack=judged.draft_slack,
         findings=findings,
@@ -181,7 +181,7 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
 
 
 class _Judging:
-    """The models' part of one audit: each judges what it can, and what none could is said."""
+    """The models' part of one audit: each judges what it can; what none can judge is reported."""
 
     def __init__(self, history: History, run: RunInfo, options: Options, plans: list[Contexts], bar: _Bar) -> None:
         self.history, self.run, self.options, self.plans, self.bar = history, run, options, plans, bar
@@ -192,7 +192,7 @@ class _Judging:
         self.embedding: Finding | None = None
 
     def _plan(self) -> TreePlan | None:
-        """The tree that a text was looked up for; where it cannot be read, that is said, and the models judge."""
+        """The tree that text lookup filled; None where it cannot be read, which is reported, and the models judge."""
         if not text_part(self.run.drafter):
             return None
         plan = read_plan(self.run.tree)
@@ -227,7 +227,7 @@ class _Judging:
         self._say(why and f"The drafter{_s_model(self.run)} was not judged: {why}.")
 
     def _drafter(self, of_target: OfTarget | None) -> str:
-        """Judge the drafter's model; why it could not be."""
+        """Judge the drafter's model; returns why that was not possible, or ""."""
         from specscope.analyze.audit.model.run import Lost, judge_draft_model, judge_head
 
         part, draft, lost = model_part(self.run.drafter), self.options.draft, Lost()
@@ -247,7 +247,7 @@ class _Judging:
         return ""
 
     def _embedding(self, head: Head) -> None:
-        """Whether a head that brings an embedding of its own has the target's in it."""
+        """Check that a head's own embedding, where it has one, agrees with the target's."""
         tokens = sorted({token for contexts in self.plans for token in contexts.text})
         likeness = head.likeness(tokens)
         if likeness is None or not len(likeness):
@@ -260,23 +260,23 @@ class _Judging:
         self.embedding = Finding(check, "token")
 
     def drafted(self) -> list[Finding]:
-        """What was found of the drafter: of its model, and of the text that it looked into."""
+        """The findings on the drafter: on its model, and on its text lookup."""
         run, plan = self.run, self.plan
-        found = _findings(self.history, self.drafter)
+        findings = _findings(self.history, self.drafter)
         if self.embedding is not None:
-            found.append(self.embedding)
+            findings.append(self.embedding)
         if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
-            found.append(_text(self.history, run, plan, self.plans))
+            findings.append(_text(self.history, run, plan, self.plans))
         elif run.drafter != "none" and not model_part(run.drafter):
             why = f"no judge knows the drafter {run.drafter}"
             if text_part(run.drafter):
                 why = "the capture names no tree that its lookups can be judged by"
             elif run.is_ours and not run.drafter.startswith("synthetic"):
                 self._say(f"The drafter was not judged: {why}.")
-            found.append(skipped("draft p", DRAFTER["draft p"][0], why))
-        if self.options.why_no_draft and not found:
-            found.append(skipped("draft p", DRAFTER["draft p"][0], self.options.why_no_draft))
-        return found
+            findings.append(skipped("draft p", DRAFTER["draft p"][0], why))
+        if self.options.why_no_draft and not findings:
+            findings.append(skipped("draft p", DRAFTER["draft p"][0], self.options.why_no_draft))
+        return findings
 
     def _say(self, sentence: str) -> None:
         if sentence:
@@ -284,14 +284,14 @@ class _Judging:
 
 
 def _s_model(run: RunInfo) -> str:
-    """Beside a text, what is not judged is the model alone."""
+    """Beside text lookup, only the drafter's model is not judged."""
     return "'s model" if text_part(run.drafter) else ""
 
 
 def _nothing_of_target(plans: Sequence[Contexts]) -> str:
-    """Why no figure of the target was judged, where there was something to judge."""
-    limits = dict.fromkeys(name for one in plans if one.steps for name in one.limits)
-    if not any(one.steps for one in plans) or not limits:
+    """Why no figure of the target was judged, although there were steps to judge."""
+    limits = dict.fromkeys(name for contexts in plans if contexts.steps for name in contexts.limits)
+    if not any(contexts.steps for contexts in plans) or not limits:
         return ""
     return (
         f"The target was not judged: {', '.join(limits)} limit every request in a way that the capture does not tell."
@@ -308,24 +308,24 @@ def chosen_places(history: History, sample: int | None) -> tuple[dict[str, list[
     ]
     count = len(every) if sample is None else min(sample, len(every))
     places: dict[str, list[int]] = {}
-    for at in range(count):
-        name, place = every[at * len(every) // count]
+    for index in range(count):
+        name, place = every[index * len(every) // count]
         places.setdefault(name, []).append(place)
     return places, len(every)
 
 
 def step_numbers(history: History, name: str) -> list[int]:
     """The engine's step number of each of a request's steps."""
-    return [history.steps[at].step for at in history.requests[name].engine_steps]
+    return [history.steps[step].step for step in history.requests[name].engine_steps]
 
 
 def _plans(history: History, run: RunInfo, places: dict[str, list[int]]) -> tuple[list[Contexts], list[str]]:
-    """What is judged, request by request; what is not, a sentence each."""
+    """What is judged, request by request, and a sentence for each kind of request left out."""
     requests = [(history.requests[name], some, step_numbers(history, name)) for name, some in places.items()]
-    found = [contexts_of(*of_one, run) for of_one in requests]
-    known = [one for one in found if one is not None]
-    judged = [one for one in known if one.params.structured_outputs is None or _HAS_GRAMMARS]
-    without, formed = len(found) - len(known), len(known) - len(judged)
+    plans = [contexts_of(*arguments, run) for arguments in requests]
+    known = [contexts for contexts in plans if contexts is not None]
+    judged = [contexts for contexts in known if contexts.params.structured_outputs is None or _HAS_GRAMMARS]
+    without, formed = len(plans) - len(known), len(known) - len(judged)
     left = []
     if without:
         requests_left = plural(without, "request")
@@ -336,12 +336,12 @@ def _plans(history: History, run: RunInfo, places: dict[str, list[int]]) -> tupl
 
 
 def _limited(plans: Sequence[Contexts]) -> list[str]:
-    """Of requests whose p is not judged: a check that does not apply."""
-    limited = [one for one in plans if one.limits and one.steps]
+    """A note on requests whose p is not judged, because a check does not apply to them."""
+    limited = [contexts for contexts in plans if contexts.limits and contexts.steps]
     if not limited:
         return []
-    names = ", ".join(dict.fromkeys(name for one in limited for name in one.limits))
-    both = any(untold_limits(one.drafter_params) for one in limited)
+    names = ", ".join(dict.fromkeys(name for contexts in limited for name in contexts.limits))
+    both = any(untold_limits(contexts.drafter_params) for contexts in limited)
     what = "the target's p and the drafter's were" if both else "the target's p was"
     return [
         f"{plural(len(limited), 'request')}: {what} not compared, as {names} limit the tokens in a way that the "
@@ -350,9 +350,9 @@ def _limited(plans: Sequence[Contexts]) -> list[str]:
 
 
 def _context(plans: Sequence[Contexts]) -> Finding:
-    """Whether each step's root is the last token that was committed, and a model can be fed what is before it."""
-    unknown = [step for one in plans for step in one.unknown]
-    tested = len(unknown) + sum(len(one.steps) for one in plans)
+    """Whether each step's root is the last committed token, so that a model can be fed the context before it."""
+    unknown = [step for contexts in plans for step in contexts.unknown]
+    tested = len(unknown) + sum(len(contexts.steps) for contexts in plans)
     first = unknown[0] if unknown else None
     detail = f"{first.why}: it cannot be judged" if first else ""
     result = CheckResult.FAILED if unknown else CheckResult.PASSED
@@ -361,10 +361,10 @@ def _context(plans: Sequence[Contexts]) -> Finding:
 
 
 def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:
-    """The trees of drafters that look into the text, drawn again."""
+    """The finding on trees from text lookup: each is built again from the text."""
     tally = Tally(*TREE, "step", history.vocabulary.show)
-    whole = [replace(one, steps=[step for step in one.steps if not _is_pruned(step)]) for one in plans]
-    left_out = sum(len(one.steps) for one in plans) - sum(len(one.steps) for one in whole)
+    whole = [replace(contexts, steps=[step for step in contexts.steps if not _is_pruned(step)]) for contexts in plans]
+    left_out = sum(len(contexts.steps) for contexts in plans) - sum(len(contexts.steps) for contexts in whole)
     plans = whole
     if isinstance(plan, DynamicPlan):
         shared = int(run.speculation.get("suffix_shared", 0))
@@ -388,12 +388,12 @@ def _tallies(history: History, names: dict[str, tuple[str, str]]) -> dict[str, T
 
 
 def _findings(history: History, tallies: dict[str, Tally]) -> list[Finding]:
-    """Of what was compared at all."""
+    """The findings on quantities with at least one item compared."""
     return [tally.finding(history) for tally in tallies.values() if tally.items]
 
 
 class _Bar:
-    """Counts steps for whoever draws the progress."""
+    """Counts steps for the display of progress."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.total = progress, total

@@ -1,4 +1,4 @@
-"""What a model must be fed to judge the steps of a request: its text once, and the drafted tokens beside the text."""
+"""What a model must be fed to judge the steps of a request: its text once, and the drafted tokens as branches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specscope.trace.record.tree import ROOT
 
 @dataclass(frozen=True)
 class AuditedStep:
-    """A decode step that is audited. A row is what a model says after a context: of the text, or of a branch."""
+    """A decode step that is audited. A row is a model's output after a context, of the text or of a branch."""
 
     part: RequestStep
     where: Reference
@@ -28,7 +28,7 @@ class AuditedStep:
         return int(verdict.path[-1]) if verdict is not None and len(verdict.path) else ROOT
 
     def at(self, node: int | None) -> Reference:
-        """A node of it."""
+        """A node of the step as a reference."""
         return Reference(self.where.request, self.where.index, self.where.step, node)
 
 
@@ -44,9 +44,9 @@ class Unknown:
 class Shaped:
     """What shaped a request's distributions. Filled by `shaped_by`."""
 
-    drafter: SamplingParams  # as far as the drafter heeds them
-    limits: tuple[str, ...] = ()  # what limits its tokens in a way that the capture does not tell
-    raw_is_masked: bool = False  # whether raw p is that after the form's mask
+    drafter: SamplingParams  # as far as the drafter applies them
+    limits: tuple[str, ...] = ()  # what limits its tokens in a way that the capture does not record
+    raw_is_masked: bool = False  # whether raw p is recorded after the form's mask
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Contexts:
     steps: list[AuditedStep] = field(default_factory=list)
     token: list[int] = field(default_factory=list)  # of each branch row
     parent: list[int] = field(default_factory=list)  # the row before it
-    unknown: list[Unknown] = field(default_factory=list)  # steps whose context is not what they say
+    unknown: list[Unknown] = field(default_factory=list)  # steps whose context is not the one they record
     shaped: Shaped | None = None  # None: by `params` alone
 
     @property
@@ -74,8 +74,8 @@ class Contexts:
         return () if self.shaped is None else self.shaped.limits
 
     def keep_within(self, vocab: int) -> None:
-        """Leave to `unknown` the steps that hold a token which a model of so many tokens does not have."""
-        end = next((at for at, token in enumerate(self.text) if not 0 <= token < vocab), len(self.text))
+        """Move to `unknown` the steps that hold a token outside a model's vocabulary of this size."""
+        end = next((index for index, token in enumerate(self.text) if not 0 <= token < vocab), len(self.text))
         steps, self.steps, self.token, self.parent = self.steps, [], [], []
         self.text = self.text[:end]
         for step in steps:
@@ -89,7 +89,7 @@ class Contexts:
                 self.add(step.part, step.where, position)
 
     def context(self, row: int) -> list[int]:
-        """All tokens up to and with that row."""
+        """All tokens up to and including that row."""
         path: list[int] = []
         while row >= len(self.text):
             path.append(self.token[row - len(self.text)])
@@ -101,15 +101,15 @@ class Contexts:
         return self.context(row)[self.prompt_len :]
 
     def asked(self) -> list[int]:
-        """The rows that some step asks about, ascending."""
+        """The rows that any step needs, ascending."""
         return sorted({row for step in self.steps for row in step.rows.values()})
 
-    def branches(self, most: int) -> Iterator[range]:
-        """Branch rows in pieces of `most` or a step's more; the rows of a step are never parted."""
+    def branches(self, limit: int) -> Iterator[range]:
+        """Branch rows in pieces of up to `limit`, more where one step has more; a step's rows are never split."""
         start, length = len(self.text), len(self.text)
         for step in self.steps:
             end = max(step.rows.values(), default=0) + 1
-            if end - start > most and length > start:
+            if end - start > limit and length > start:
                 yield range(start, length)
                 start = length
             length = max(length, end)
@@ -118,25 +118,25 @@ class Contexts:
 
     def add(self, part: RequestStep, where: Reference, position: int) -> None:
         """One more step to judge; its root is the text's token at `position`."""
-        own: dict[tuple[int, int], int] = {}  # (row, token) to the row after it: of this step's branches
+        branch_rows: dict[tuple[int, int], int] = {}  # (row, token) to the row after it: of this step's branches
         rows = {ROOT: position}
         inner = {int(above) for above in part.tree.parent.tolist()}
         if part.verdict is not None:
             inner.update(part.verdict.path.tolist())
         for node, (token, above) in enumerate(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True)):
             if node in inner:
-                rows[node] = self._after(rows[above], token, own)
+                rows[node] = self._after(rows[above], token, branch_rows)
         self.steps.append(AuditedStep(part, where, rows))
 
-    def _after(self, row: int, token: int, own: dict[tuple[int, int], int]) -> int:
-        """The row of a token after a row: the text's own where the text goes on so."""
+    def _after(self, row: int, token: int, branch_rows: dict[tuple[int, int], int]) -> int:
+        """The row of a token after a row: the text's own row where the text continues with that token."""
         if row + 1 < len(self.text) and self.text[row + 1] == token:
             return row + 1
-        if (row, token) not in own:
-            own[row, token] = len(self.text) + len(self.token)
+        if (row, token) not in branch_rows:
+            branch_rows[row, token] = len(self.text) + len(self.token)
             self.token.append(token)
             self.parent.append(row)
-        return own[row, token]
+        return branch_rows[row, token]
 
 
 def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
@@ -151,7 +151,7 @@ def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
 def contexts_of(
     request: RequestHistory, places: Sequence[int], steps: Sequence[int], run: RunInfo | None = None
 ) -> Contexts | None:
-    """What it takes to judge the steps at `places` of a request; None where its prompt is not known.
+    """What is needed to judge the steps at `places` of a request; None where its prompt is not known.
 
     `steps`: the engine's step number of each of its steps. A step whose root is not the text's last token is unknown.
     """
@@ -161,14 +161,14 @@ def contexts_of(
     prompt: list[int] = info.prompt_tokens.tolist()
     text = [*prompt, *(t for t, _ in request.output())]
     shaped = None if run is None else shaped_by(run, request)
-    found = Contexts(request.id, info.params, text, len(prompt), shaped=shaped)
+    contexts = Contexts(request.id, info.params, text, len(prompt), shaped=shaped)
     wanted, length = set(places), len(prompt)
     for place, part in enumerate(request.steps):
         if place in wanted and part.verdict is not None:
             where = Reference(request.id, part.index, steps[place])
             if length == part.position + 1:
-                found.add(part, where, part.position)
+                contexts.add(part, where, part.position)
             else:
-                found.unknown.append(Unknown(where, "its position is not that of the last committed token"))
+                contexts.unknown.append(Unknown(where, "its position is not that of the last committed token"))
         length += len(part.output())
-    return found
+    return contexts

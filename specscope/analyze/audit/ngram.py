@@ -1,4 +1,4 @@
-"""Prompt lookup once more, the plain way: what a text that repeats itself makes the n-gram drafter propose."""
+"""Prompt lookup computed again, the plain way: what the n-gram drafter proposes for a text that repeats itself."""
 
 from __future__ import annotations
 
@@ -32,28 +32,33 @@ class Rule:
 
     longest: int  # tokens of a suffix
     shortest: int
-    earliest: bool = False  # vLLM continues the earliest occurrence, our engine the latest ones
+    earliest: bool = False  # vLLM takes what follows the earliest occurrence, our engine the latest ones
 
 
 def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int = 0) -> dict[tuple[int, ...], int]:
-    """The tree as its paths, each with its node: the different continuations of the longest suffix found.
+    """The tree as its paths, each with its node: the distinct continuations of the longest suffix that recurs.
 
-    `shift`: tokens by which they are taken too late, as a fault has it.
+    `shift`: tokens by which they are taken too late, to reproduce a fault.
     """
     for size in range(min(rule.longest, len(tokens) - 1), rule.shortest - 1, -1):
-        kept: list[tuple[int, ...]] = []
+        continuations: list[tuple[int, ...]] = []
         ends = _ends(tokens, size)
         for end in reversed(list(ends)) if rule.earliest else ends:
             begin = end + shift
             if not 0 <= begin < len(tokens):
                 continue
-            follows = tuple(tokens[begin : begin + depth])
-            if not any(other[: len(follows)] == follows for other in kept):
-                kept.append(follows)
-                if len(kept) == width:
+            following = tuple(tokens[begin : begin + depth])
+            if not any(other[: len(following)] == following for other in continuations):
+                continuations.append(following)
+                if len(continuations) == width:
                     break
-        if kept:
-            paths = [one[: at + 1] for at in range(depth) for one in kept if len(one) > at]
+        if continuations:
+            paths = [
+                continuation[: index + 1]
+                for index in range(depth)
+                for continuation in continuations
+                if len(continuation) > index
+            ]
             return {path: node for node, path in enumerate(dict.fromkeys(paths))}
     return {}
 
@@ -67,25 +72,27 @@ def _ends(tokens: Sequence[int], size: int) -> Iterator[int]:
 
 
 def judge_ngram(
-    contexts: Sequence[Contexts], plan: TreePlan, most: int, tally: Tally, speculation: Mapping[str, Any]
+    contexts: Sequence[Contexts], plan: TreePlan, limit: int, tally: Tally, speculation: Mapping[str, Any]
 ) -> str:
-    """Compare the tree of every step; returns a remark. `most`: the longest context of a request.
+    """Compare the tree of every step; returns a remark. `limit`: the longest context of a request.
 
-    Our captures do not say how long the suffixes were: those under which most of the first steps agree are taken.
-    `speculation`: vLLM's configuration says it.
+    Our captures do not record how long the suffixes were: the lengths under which most sampled steps agree are taken.
+    `speculation`: vLLM's configuration, which records them.
     """
     assert isinstance(plan, StaticPlan)
     depth, width = plan.max_depth, len(plan.shape.children(ROOT))
-    steps = [(one, step) for one in contexts for step in one.steps if step.part.position + 1 + depth < most]
+    steps = [
+        (request, step) for request in contexts for step in request.steps if step.part.position + 1 + depth < limit
+    ]
     if speculation:  # vLLM drafts behind a step, so that a request's first one has nothing to judge
-        steps = [(one, step) for one, step in steps if not step.part.prefill_tokens]
+        steps = [(request, step) for request, step in steps if not step.part.prefill_tokens]
     rule = told_rule(speculation)
     if rule is None:
         some = steps[:: max(1, len(steps) // 100)]
         agree = {sizes: sum(_tree(c, s, depth, width, Rule(*sizes)) == _paths(s) for c, s in some) for sizes in SIZES}
-        rule = Rule(*max(SIZES, key=lambda one: agree[one]))
-    for one, step in steps:
-        wanted, recorded = _tree(one, step, depth, width, rule), _paths(step)
+        rule = Rule(*max(SIZES, key=lambda sizes: agree[sizes]))
+    for request, step in steps:
+        wanted, recorded = _tree(request, step, depth, width, rule), _paths(step)
         text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
         tally.add(
             step.at(None),
@@ -94,8 +101,8 @@ def judge_ngram(
             judged=float(len(wanted)),
             text=text,
         )
-    found = f"suffixes of {rule.shortest} to {rule.longest} tokens"
-    return f"{found}, and what followed the earliest occurrence" if rule.earliest else found
+    remark = f"suffixes of {rule.shortest} to {rule.longest} tokens"
+    return f"{remark}, and what followed the earliest occurrence" if rule.earliest else remark
 
 
 def told_rule(speculation: Mapping[str, Any]) -> Rule | None:

@@ -1,4 +1,4 @@
-"""What an audit is told: which models judge, how many steps, and what else the capture does not say."""
+"""The options of an audit: which models judge, how many steps, and what else the capture does not record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Progress = Callable[[str, int, int], None]  # what is done now; steps done, of h
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model lies, as from_pretrained takes it; an EAGLE head's folder."""
+    """Where a model is, as from_pretrained takes it; for an EAGLE head, its folder."""
 
     path: str
     name: str
@@ -23,8 +23,8 @@ class Options:
     """How to audit."""
 
     target: ModelSource
-    draft: ModelSource | None = None  # None: the drafter is no model, or its model is not at hand
-    sample: int | None = None  # judge so many steps, evenly spread; None: all
+    draft: ModelSource | None = None  # None: the drafter is no model, or its model is not available
+    sample: int | None = None  # how many steps to judge, evenly spread; None: all
     device: str = "cpu"
     why_no_draft: str = ""  # why `draft` is missing where the drafter is a model
     notes: tuple[str, ...] = ()  # of these models

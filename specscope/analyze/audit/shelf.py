@@ -1,4 +1,4 @@
-"""Which texts of earlier requests suffix decoding could look into, step by step, as the capture tells them."""
+"""Which texts of earlier requests suffix decoding could search, step by step, as the capture records them."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from specscope.trace.history.history import History, RequestHistory
 
 @dataclass
 class EndedTexts:
-    """Texts of requests that ended, in the order in which they did; `most` tokens at most, the oldest goes first."""
+    """Texts of requests that ended, in that order; at most `limit` tokens, the oldest text is dropped first."""
 
-    most: int
+    limit: int
     ended: list[tuple[int, str, list[int]]] = field(default_factory=list)  # (the step in which it ended, id, text)
     unsure: int | None = None  # from this step on it is not known what was kept
 
     @staticmethod
-    def of(history: History, most: int) -> EndedTexts:
-        """What a run kept. Requests that lost their place, were cancelled or run again leave texts of other lengths."""
-        found = EndedTexts(most)
+    def of(history: History, limit: int) -> EndedTexts:
+        """What a run kept. Requests that were preempted, cancelled or rerun leave texts of other lengths."""
+        texts = EndedTexts(limit)
         if history.rewinds or len(history.branches) > 1 or history.lost:
-            found.unsure = 0
+            texts.unsure = 0
         for record in history.steps:
             decoding = [part.request for part in record.requests if part.verdict is not None]
             ended = {end.info.id for end in record.finished}
-            if found.unsure is None and (record.preempted or ended - set(decoding)):
-                found.unsure = record.step
-            for name in (one for one in decoding if one in ended):
+            if texts.unsure is None and (record.preempted or ended - set(decoding)):
+                texts.unsure = record.step
+            for name in (request for request in decoding if request in ended):
                 text = _text(history.requests[name])
-                if text is None and found.unsure is None:
-                    found.unsure = record.step
-                found.ended.append((record.step, name, text or []))
-        return found
+                if text is None and texts.unsure is None:
+                    texts.unsure = record.step
+                texts.ended.append((record.step, name, text or []))
+        return texts
 
     def before(self, step: int, request: str) -> list[list[int]] | None:
-        """The texts of others that a request could look into in a step, the oldest first; None where not known."""
+        """The texts of others that a request could search in a step, the oldest first; None where not known."""
         if self.unsure is not None and step >= self.unsure:
             return None
-        kept: dict[str, list[int]] = {}
-        for _, name, text in (one for one in self.ended if one[0] < step):
-            kept.pop(name, None)
-            kept[name] = text[-self.most :]
-            while sum(map(len, kept.values())) > self.most:
-                del kept[next(iter(kept))]
-        return [text for name, text in kept.items() if name != request]
+        texts: dict[str, list[int]] = {}
+        for _, name, text in (entry for entry in self.ended if entry[0] < step):
+            texts.pop(name, None)
+            texts[name] = text[-self.limit :]
+            while sum(map(len, texts.values())) > self.limit:
+                del texts[next(iter(texts))]
+        return [text for name, text in texts.items() if name != request]
 
 
 def _text(request: RequestHistory) -> list[int] | None:
-    """Prompt and output up to the last root: what the drafter saw of it. None where the prompt is not known."""
+    """Prompt and output up to the last root, as the drafter saw them. None where the prompt is not known."""
     info = request.info
     if info is None or not len(info.prompt_tokens) or not request.steps or request.steps[0].index != 0:
         return None

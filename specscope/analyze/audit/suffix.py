@@ -1,7 +1,7 @@
-"""Suffix decoding once more, the plain way: every place where the text ended so before, and what followed it.
+"""Suffix decoding computed again, the plain way: every earlier occurrence of the text's suffix, and what followed it.
 
-Written apart from the engine's drafter, from the method (arXiv 2411.04975, section 3) and what README says of it: no
-index, each tree from the whole text.
+Written independently of the engine's drafter, from the method (arXiv 2411.04975, section 3) and its description in
+README: no index, each tree from the whole text.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Path = tuple[int, ...]
 LONGEST = 64  # tokens that are compared
 OCCURRENCES = 128  # the latest ones are looked at
 BESIDE = 8, 3  # depth and width of prompt lookup beside a model
-SHARES = 1e-6  # shares so near are the same: they are stored as float32
+SHARES = 1e-6  # shares closer than this are the same: they are stored as float32
 
 
 @dataclass(frozen=True)
 class SuffixDraft:
-    """What a text makes suffix decoding draft."""
+    """What suffix decoding drafts for a text."""
 
     paths: tuple[Path, ...] = ()  # in draw order
-    share: tuple[float, ...] = ()  # of the occurrences, that went down to each
+    share: tuple[float, ...] = ()  # of the occurrences that continue along each path
     match: int = 0  # tokens that matched
     count: int = 0  # occurrences
 
 
 def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, depth: int) -> SuffixDraft:
-    """The tree behind `tokens`. `others`: texts that were shared, the oldest first.
+    """The tree that follows `tokens`. `others`: texts that were shared, the oldest first.
 
-    Of each length of suffix a tree of at most twice as many nodes, the likeliest path first; of these trees the one
-    with the largest sum of shares, of equals that of the longest suffix.
+    Each length of suffix gives a tree of at most twice as many nodes, the likeliest path first. Of these trees the one
+    with the largest sum of shares is taken; of equals, that of the longest suffix.
     """
     ends = list(_ends(tokens, others))[:OCCURRENCES]
-    best, most, before = SuffixDraft(), 0.0, 0
+    best, best_sum, before = SuffixDraft(), 0.0, 0
     for size in range(min(LONGEST, len(tokens)), 1, -1):
         suffix = list(tokens[-size:])
         follows = [text[end : end + depth] for text, end in ends if end >= size and text[end - size : end] == suffix]
@@ -51,14 +51,14 @@ def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, d
             continue  # the longer suffix occurred as often
         before = len(follows)
         paths, counts = _likeliest(follows, min(nodes, 2 * size), depth)
-        if sum(counts) / len(follows) > most:  # divided once, so that equals are equal
+        if sum(counts) / len(follows) > best_sum:  # divided once, so that equals are equal
             shares = tuple(count / len(follows) for count in counts)
-            best, most = SuffixDraft(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
+            best, best_sum = SuffixDraft(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
     return best
 
 
 def _ends(tokens: Sequence[int], others: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
-    """Where the last two tokens stood before with something behind: own text first, the latest places first."""
+    """Where the last two tokens occurred before and were followed by more: own text first, latest places first."""
     if len(tokens) < 2:
         return
     for text in (list(tokens), *map(list, reversed(others))):
@@ -68,18 +68,18 @@ def _ends(tokens: Sequence[int], others: Sequence[Sequence[int]]) -> Iterator[tu
 
 
 def _likeliest(follows: Sequence[Sequence[int]], nodes: int, depth: int) -> tuple[list[Path], list[int]]:
-    """The paths that most occurrences went, each with how many. Of equals the one whose parent was taken earlier."""
-    known: list[Path] = []  # that can be taken: children of what was taken, as they were met
+    """The paths that most occurrences follow, with their counts. Of equals, the one whose parent was taken earlier."""
+    known: list[Path] = []  # that can be taken: children of taken paths, in the order in which they were met
     taken: list[Path] = []
 
     def went(path: Path) -> int:
-        return sum(tuple(one[: len(path)]) == path for one in follows)
+        return sum(tuple(tokens[: len(path)]) == path for tokens in follows)
 
     def children(path: Path) -> None:
         if len(path) < depth:
-            there = [tuple(one[: len(path) + 1]) for one in follows if tuple(one[: len(path)]) == path]
-            found = dict.fromkeys(one for one in there if len(one) == len(path) + 1)
-            known.extend(one for one in found if went(one) >= 0.1 * len(follows))
+            there = [tuple(tokens[: len(path) + 1]) for tokens in follows if tuple(tokens[: len(path)]) == path]
+            longer = dict.fromkeys(tokens for tokens in there if len(tokens) == len(path) + 1)
+            known.extend(tokens for tokens in longer if went(tokens) >= 0.1 * len(follows))
 
     children(())
     while known and len(taken) < nodes:
@@ -91,41 +91,41 @@ def _likeliest(follows: Sequence[Sequence[int]], nodes: int, depth: int) -> tupl
 
 
 def judge_text(
-    contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, most: int, tally: Tally, shelf: EndedTexts | None
+    contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, limit: int, tally: Tally, shelf: EndedTexts | None
 ) -> str:
-    """Compare what the text gives with the tree of every step; returns a remark. `most`: the longest context.
+    """Compare what the text gives with the tree of every step; returns a remark. `limit`: the longest context.
 
-    Beside a model the tree is a choice from both: the nodes that are said to be the text's must be just those of the
-    text's tree, and what the model's notes tell of must hold all of that. `shelf`: what was shared, if anything was.
+    Beside a model the tree is a choice from both: the nodes recorded as the text's must be exactly those of the text's
+    tree, and all of that tree must be among the recorded candidates. `shelf`: what was shared, if anything was.
     """
     nodes = plan.max_nodes
     depth = min(plan.max_depth, nodes) if drafter == "suffix" else nodes
     draws = _suffix(nodes, depth, shelf) if text_part(drafter) == "suffix" else _ngram(nodes)
     reach = max(plan.max_depth, depth if text_part(drafter) == "suffix" else min(BESIDE[0], nodes))
     unknown = 0
-    for one in contexts:
-        for step in one.steps:
-            if step.part.position + 1 + reach >= most:
+    for request in contexts:
+        for step in request.steps:
+            if step.part.position + 1 + reach >= limit:
                 continue  # no room for a draft
             if step.part.tree.is_sampled:
-                continue  # the model's draws: nothing of the text is beside them
-            drawn = draws(one, step)
+                continue  # the model's draws alone: no nodes of the text are beside them
+            drawn = draws(request, step)
             if drawn is None:
                 unknown += 1
                 continue
             if "+" in drafter and not len(step.part.tree):
-                drawn = SuffixDraft()  # none was worth a row, and then nothing is told
-            said = _differs(step, drawn, tally.show)
+                drawn = SuffixDraft()  # no node was worth a row, and then nothing is recorded
+            fault = _differs(step, drawn, tally.show)
             recorded = float(len(step.part.tree))
-            tally.add(step.at(None), differs=bool(said), recorded=recorded, judged=float(len(drawn.paths)), text=said)
-    where = "own text" if shelf is None else f"own text and up to {shelf.most:,} tokens of requests before"
+            tally.add(step.at(None), differs=bool(fault), recorded=recorded, judged=float(len(drawn.paths)), text=fault)
+    where = "own text" if shelf is None else f"own text and up to {shelf.limit:,} tokens of requests before"
     return where + (f"; {unknown:,} steps after a preemption, cancellation or rewind left out" if unknown else "")
 
 
 def _suffix(nodes: int, depth: int, shelf: EndedTexts | None) -> Callable[[Contexts, AuditedStep], SuffixDraft | None]:
-    def draw(one: Contexts, step: AuditedStep) -> SuffixDraft | None:
-        others = [] if shelf is None else shelf.before(step.where.step, one.request)
-        tokens = one.text[: step.part.position + 1]
+    def draw(contexts: Contexts, step: AuditedStep) -> SuffixDraft | None:
+        others = [] if shelf is None else shelf.before(step.where.step, contexts.request)
+        tokens = contexts.text[: step.part.position + 1]
         return None if others is None else redraw(tokens, others, nodes, depth)
 
     return draw
@@ -134,8 +134,8 @@ def _suffix(nodes: int, depth: int, shelf: EndedTexts | None) -> Callable[[Conte
 def _ngram(nodes: int) -> Callable[[Contexts, AuditedStep], SuffixDraft]:
     depth, width = min(BESIDE[0], nodes), BESIDE[1]
 
-    def draw(one: Contexts, step: AuditedStep) -> SuffixDraft:
-        method, tokens = step.part.method, one.text[: step.part.position + 1]
+    def draw(contexts: Contexts, step: AuditedStep) -> SuffixDraft:
+        method, tokens = step.part.method, contexts.text[: step.part.position + 1]
         if method is None or not method.match_length:  # what was not found is not drafted
             return SuffixDraft()
         size = method.match_length
@@ -145,14 +145,14 @@ def _ngram(nodes: int) -> Callable[[Contexts, AuditedStep], SuffixDraft]:
 
 
 def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) -> str:
-    """What is another than the text gives; "" where nothing is."""
+    """How the tree differs from what the text gives; "" where it does not."""
     tree, method, notes = step.part.tree, step.part.method, step.part.notes
     recorded = [tuple(int(tree.token[i]) for i in tree.path_to(node)) for node in range(len(tree))]
     if method is None or not len(method.source):
-        told = () if method is None else tuple(method.confidence.tolist())
+        shares = () if method is None else tuple(method.confidence.tolist())
         if tuple(recorded) != drawn.paths:
             return f"it drafts {_first(recorded, show)}; the text gives {_first(drawn.paths, show)}"
-        same = len(told) == len(drawn.share) and np.allclose(told, drawn.share, atol=SHARES)
+        same = len(shares) == len(drawn.share) and np.allclose(shares, drawn.share, atol=SHARES)
         if not same:
             return "the shares of the occurrences are not those of the text"
     else:
@@ -172,7 +172,7 @@ def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) 
 
 
 def _paths(parents: Sequence[int], tokens: Sequence[int]) -> list[Path]:
-    """Of all candidates, those that were dropped too: they may stand before their parents' numbers."""
+    """The paths of all candidates, dropped ones included; a candidate's number may be less than its parent's."""
 
     def path(node: int) -> Path:
         return () if node == ROOT else (*path(parents[node]), tokens[node])

@@ -15,10 +15,10 @@ from specscope.analyze.findings import Check, CheckResult, Reference
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
-LEAST = 2e-6  # two probabilities so near are the same whatever the dtype: they are stored as float32
+LEAST = 2e-6  # probabilities closer than this are the same whatever the dtype: they are stored as float32
 SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
-DEARER = 0.1  # the price of a test where steps differ because one before them did: such conditions are long
+DEARER = 0.1  # the price of a test where steps differ because an earlier one did: such conditions are long
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class DifferingItem:
 
 @dataclass(frozen=True)
 class Finding:
-    """One quantity that was judged: the check, what tells the items that differ from the others, and examples."""
+    """One quantity that was judged: the check, the condition under which items differ, and examples."""
 
     check: Check
     noun: str  # what an item is: node, step
-    condition: Condition | None = None  # None where all agree, or nothing tells those that differ
+    condition: Condition | None = None  # None where all agree, or no condition separates those that differ
     examples: tuple[DifferingItem, ...] = ()  # the first that differ
     first_only: bool = False  # whether the condition is of each request up to its first step that differs
     items: tuple[Reference, ...] = ()  # all that were compared, where some differ
-    differs: tuple[bool, ...] = ()  # of each of them
+    differs: tuple[bool, ...] = ()  # of each item
 
     @property
     def sentence(self) -> str:
         """The condition with its figures; "" where there is none."""
         if self.condition is not None:
-            said = self.condition.sentence(f"{self.check.name} differs", self.noun)
-            return said + (" (in each request up to the first step that differs)" if self.first_only else "")
+            sentence = self.condition.sentence(f"{self.check.name} differs", self.noun)
+            return sentence + (" (in each request up to the first step that differs)" if self.first_only else "")
         check = self.check
         if not check.failed:
             return ""
@@ -82,9 +82,9 @@ class Tally:
     items: list[Reference] = field(default_factory=list)
     differs: list[bool] = field(default_factory=list)
     examples: list[DifferingItem] = field(default_factory=list)
-    excused: int = 0  # items that rounding could have made either way
-    gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is none
-    judged: list[float] = field(default_factory=list)  # what the model says of each
+    excused: int = 0  # items at near ties, where rounding allows either outcome
+    gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is not used as one
+    judged: list[float] = field(default_factory=list)  # the model's value for each item
 
     def add(self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str = "") -> None:
         """One more item."""
@@ -95,7 +95,7 @@ class Tally:
             self.examples.append(DifferingItem(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
 
     def finding(self, history: History) -> Finding:
-        """What it came to. The condition is looked for among all items."""
+        """The finding on all items; the condition is searched for over all of them."""
         failed = sum(self.differs)
         note = f"{plural(self.excused, self.noun)} at near ties left out" if self.excused else ""
         check = Check(
@@ -116,16 +116,16 @@ class Tally:
         return Finding(check, self.noun, condition, tuple(self.examples), first_only, items, differs)
 
     def _condition(self, history: History) -> tuple[Condition | None, bool]:
-        """What tells those that differ, and whether only the first step that differs of each request was looked at.
+        """The condition under which items differ, and whether it covers each request only up to its first such step.
 
-        What is wrong in a cache stays wrong: steps after the first that differ then differ for that alone, and hide
-        what began it. So the condition is looked for with and without them, and the clearer one taken.
+        What is wrong in a cache stays wrong: steps after the first that differs may differ for that reason alone, and
+        hide the original cause. So the condition is searched for with and without them, and the clearer one is taken.
         """
         facts = facts_table(history, self.items)
         if self.gives:
             facts = {self.gives: [int(value) for value in self.judged], **facts}
         steps = [(item.request, item.index) for item in self.items]
-        numbers = {key: at for at, key in enumerate(dict.fromkeys(steps))}
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(steps))}
         clusters = np.array([numbers[key] for key in steps])
         differs = np.array(self.differs)
         whole = find(facts, differs, clusters)
@@ -136,9 +136,9 @@ class Tally:
         early = np.array([item.index <= first.get(item.request, item.index) for item in self.items])
         if early.all():
             return whole, False
-        kept = np.flatnonzero(early)
-        some = {name: [values[at] for at in kept] for name, values in facts.items()}
-        begun = find(some, differs[kept], clusters[kept])
+        early_items = np.flatnonzero(early)
+        some = {name: [values[number] for number in early_items] for name, values in facts.items()}
+        begun = find(some, differs[early_items], clusters[early_items])
         if begun is not None and begun.tests and (whole is None or begun.score > whole.correlation - _dearer(whole)):
             return begun, True
         return whole, False
@@ -169,6 +169,6 @@ def within(value: float, bounds: tuple[float, float]) -> bool:
 
 
 def conditional(p: tuple[float, float], taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Bounds of p / (1 - what was taken), from bounds of each."""
-    least, most = (1 - sum(one[end] for one in taken) for end in (1, 0))
-    return p[0] / max(most, LEAST), min(p[1] / max(least, LEAST), 1.0) + LEAST
+    """Bounds of p / (1 - what was taken), from bounds of p and of each probability taken."""
+    smallest, largest = (1 - sum(bounds[end] for bounds in taken) for end in (1, 0))
+    return p[0] / max(largest, LEAST), min(p[1] / max(smallest, LEAST), 1.0) + LEAST

@@ -19,43 +19,43 @@ VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NO
 SHOWN = 3  # examples of each quantity
 
 
-def render_audit(found: Audit, console: Console) -> None:
+def render_audit(audit: Audit, console: Console) -> None:
     """Print an audit. Text of models and users is never read as markup."""
-    console.print(_header(found))
-    for note in found.notes:
+    console.print(_header(audit))
+    for note in audit.notes:
         console.print(Text(f"! {printable(note)}", style="yellow"))
-    console.print(table_block(_table(found), {result.value: style for result, style in STYLE.items()}))
-    for finding in found.findings:
+    console.print(table_block(_table(audit), {result.value: style for result, style in STYLE.items()}))
+    for finding in audit.findings:
         if finding.check.failed:
-            _differences(finding, found, console)
-    said = printable(verdict(found.findings, found.audited, found.unjudged))
-    console.print(Text(f"\n{said}", style=VERDICT[found.exit]))
+            _differences(finding, audit, console)
+    sentence = printable(verdict(audit.findings, audit.audited, audit.unjudged))
+    console.print(Text(f"\n{sentence}", style=VERDICT[audit.exit]))
 
 
-def _header(found: Audit) -> RichTable:
+def _header(audit: Audit) -> RichTable:
     grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    drafted = any(one.name.startswith("drafter") and one.tested for one in (f.check for f in found.findings))
-    models = found.target + (f", drafter {found.draft_model}" if found.draft_model and drafted else "")
-    steps = plural(found.steps, "decode step")
-    audited = steps if found.audited == found.steps else f"{found.audited:,} of {steps}"
-    rounding = f"{found.slack:.2g} in the target's log odds" + (
-        f", {found.draft_slack:.2g} in the drafter's" if found.draft_slack else ""
+    drafted = any(check.name.startswith("drafter") and check.tested for check in (f.check for f in audit.findings))
+    models = audit.target + (f", drafter {audit.draft_model}" if audit.draft_model and drafted else "")
+    steps = plural(audit.steps, "decode step")
+    audited = steps if audit.audited == audit.steps else f"{audit.audited:,} of {steps}"
+    rounding = f"{audit.slack:.2g} in the target's log odds" + (
+        f", {audit.draft_slack:.2g} in the drafter's" if audit.draft_slack else ""
     )
     for name, value in (
-        ("capture", found.source),
-        ("judged by", f"{models}, {found.judge}"),
-        ("audited", f"{audited}, {plural(found.nodes, 'node')} in {found.seconds:.1f} s"),
-        ("rounding", f"{found.dtype}: up to {rounding}"),
+        ("capture", audit.source),
+        ("judged by", f"{models}, {audit.judge}"),
+        ("audited", f"{audited}, {plural(audit.nodes, 'node')} in {audit.seconds:.1f} s"),
+        ("rounding", f"{audit.dtype}: up to {rounding}"),
     ):
         grid.add_row(name, Text(printable(value)))
     return grid
 
 
-def _table(found: Audit) -> Table:
+def _table(audit: Audit) -> Table:
     rows = []
-    for finding in found.findings:
+    for finding in audit.findings:
         check = finding.check
         about = printable(check.about + (f" ({check.note})" if check.note else ""))
         rows.append((check.name, check.result.value, count(check.tested), count(check.failed), about))
@@ -63,8 +63,8 @@ def _table(found: Audit) -> Table:
     return Table("", columns, rows, words=frozenset(["result", "what is checked"]))
 
 
-def _differences(finding: Finding, found: Audit, console: Console) -> None:
-    """What tells those that differ, and the first of them."""
+def _differences(finding: Finding, audit: Audit, console: Console) -> None:
+    """Print the condition under which items differ, and the first of these."""
     console.print(Text(f"\n{finding.check.name}", style="bold cyan"))
     if finding.sentence:
         console.print(Text(printable(finding.sentence)))
@@ -73,4 +73,4 @@ def _differences(finding: Finding, found: Audit, console: Console) -> None:
     for example in finding.examples[:SHOWN]:
         console.print(Text(f"  {example.where}: {printable(example.text)}", style="dim"))
     if finding.check.example is not None:
-        console.print(Text(f"  {finding.check.example.command(found.source)}", style="dim"), soft_wrap=True)
+        console.print(Text(f"  {finding.check.example.command(audit.source)}", style="dim"), soft_wrap=True)

@@ -1,8 +1,9 @@
 """Differences of ratios with intervals: a cluster bootstrap over requests, seeded.
 
-Steps of one request are alike, so a request, not a step, is drawn. A pair is drawn as one, which takes the prompts'
-own variation out of the difference. The interval is the difference +- t * s, s the bootstrap's standard error times
-sqrt(n / (n - 1)): at a dozen requests plain percentiles cover less than they say.
+Steps of one request are alike, so whole requests are drawn, not steps. Both requests of a pair are drawn together,
+which takes the variation between prompts out of the difference. The interval is the difference +- t * s, where s is
+the bootstrap's standard error times sqrt(n / (n - 1)): with a dozen requests, plain percentiles cover less than their
+nominal level.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from specscope.trace.record.tree import Doubles
 REPLICATES = 2000
 BATCH = 100  # replicates that are drawn at once
 LEVEL = 0.95  # of the intervals
-POWER = 0.95  # of "would have seen"
-FEWEST = 3  # clusters below which nothing is said
+POWER = 0.95  # of Estimate.visible, "would have seen"
+FEWEST = 3  # clusters; with fewer there is no interval
 SEED = 20_260_101
 
 
@@ -39,17 +40,17 @@ class Ratio:
 
 
 def estimates(ratios: Sequence[Ratio], clusters: int, alpha: float = 1 - LEVEL) -> list[Estimate]:
-    """All of them; significant by Holm's correction over the whole list."""
+    """The estimate of each ratio; significant by Holm's correction over the whole list."""
     return marked(measured(ratios, clusters), alpha)
 
 
 def measured(ratios: Sequence[Ratio], clusters: int) -> list[Estimate]:
-    """All of them with their intervals; which are significant is still to be judged."""
+    """The estimate of each ratio with its interval; which are significant is left to `marked`."""
     if not ratios:
         return []
     sums = np.stack([column for ratio in ratios for column in (*ratio.top, *ratio.bottom)], axis=1)
     drawn = resampled(sums, clusters)
-    return [_estimate(ratio, drawn[:, 4 * at : 4 * at + 4]) for at, ratio in enumerate(ratios)]
+    return [_estimate(ratio, drawn[:, 4 * index : 4 * index + 4]) for index, ratio in enumerate(ratios)]
 
 
 def resampled(sums: Doubles, clusters: int) -> Doubles:
@@ -80,7 +81,7 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
         spread = drawn[:, 1] / drawn[:, 3] - drawn[:, 0] / drawn[:, 2]
     error = float(np.std(spread[np.isfinite(spread)], ddof=1)) * math.sqrt(n / (n - 1))
     error = error if error > 1e-12 else 0.0
-    difference = b - a if abs(b - a) > ROUNDING["float32"] else 0.0  # two engines' q differ by so much
+    difference = b - a if abs(b - a) > ROUNDING["float32"] else 0.0  # rounding alone moves two engines' q by as much
     t = t_quantile((1 + LEVEL) / 2, n - 1)
     p_value = (1.0 if difference == 0 else 0.0) if error == 0 else t_two_sided(difference / error, n - 1)
     return replace(
@@ -95,7 +96,10 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
 
 
 def marked(estimates: Sequence[Estimate], alpha: float) -> list[Estimate]:
-    """Which differ, so that a false one is among them with probability `alpha` at most."""
-    told = [one.p_value for one in estimates if one.p_value is not None]
-    rejected = iter(holm(told, alpha))
-    return [one if one.p_value is None else replace(one, significant=next(rejected)) for one in estimates]
+    """Set which are significant, by Holm's correction: any of them is false with probability `alpha` at most."""
+    p_values = [estimate.p_value for estimate in estimates if estimate.p_value is not None]
+    rejected = iter(holm(p_values, alpha))
+    return [
+        estimate if estimate.p_value is None else replace(estimate, significant=next(rejected))
+        for estimate in estimates
+    ]

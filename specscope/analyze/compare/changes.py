@@ -13,7 +13,7 @@ MOST = 8  # of each kind
 
 @dataclass(frozen=True)
 class Change:
-    """A row: a figure of both sides, what it is of, and how many drafts stand under it."""
+    """A row: a figure of both sides, what it is a figure of, and how many drafts it is computed from."""
 
     kind: str  # request, label, depth
     name: str
@@ -32,8 +32,8 @@ class Change:
         return self.b - self.a
 
 
-def changed(comparison: Comparison, most: int = MOST) -> list[Change]:
-    """Requests that are paired, labels, then depths; at most so many of each, and none that is the same."""
+def changed(comparison: Comparison, limit: int = MOST) -> list[Change]:
+    """Paired requests, labels, then depths: at most `limit` of each, and only those that changed."""
     labels = {title: each for title, each in comparison.groups.items() if title.startswith(LABEL)}
     every = (
         [
@@ -41,37 +41,46 @@ def changed(comparison: Comparison, most: int = MOST) -> list[Change]:
             for pair in comparison.pairs
             if pair.tau[0] is not None and pair.tau[1] is not None
         ],
-        _told("label", [(f"{of.removeprefix(LABEL)}: {one.name}", one) for of, each in labels.items() for one in each]),
-        _told("depth", [(one.name.split()[1], one) for one in comparison.figures if is_depth(one)]),
+        _changes(
+            "label",
+            [
+                (f"{of.removeprefix(LABEL)}: {estimate.name}", estimate)
+                for of, each in labels.items()
+                for estimate in each
+            ],
+        ),
+        _changes(
+            "depth", [(estimate.name.split()[1], estimate) for estimate in comparison.figures if is_depth(estimate)]
+        ),
     )
-    return [one for kind in every for one in sorted(kind, key=_size)[:most] if one.difference]
+    return [change for kind in every for change in sorted(kind, key=_size)[:limit] if change.difference]
 
 
-def is_depth(one: Estimate) -> bool:
-    """Whether it is the rate of one depth."""
-    words = one.name.split()
-    return len(words) == 3 and words[1].isdecimal() and one.name == depth_rate(int(words[1]))
+def is_depth(figure: Estimate) -> bool:
+    """Whether the figure is the acceptance rate of one depth."""
+    words = figure.name.split()
+    return len(words) == 3 and words[1].isdecimal() and figure.name == depth_rate(int(words[1]))
 
 
-def _told(kind: str, estimates: Iterable[tuple[str, Estimate]]) -> list[Change]:
+def _changes(kind: str, estimates: Iterable[tuple[str, Estimate]]) -> list[Change]:
     unit = "accepted" if kind == "depth" else "tokens a draft"
     return [
         Change(
             kind,
             name,
             unit,
-            one.a,
-            one.b,
-            (int(one.weight[0]), int(one.weight[1])),
-            one.low,
-            one.high,
-            one.significant,
-            one.percent,
+            estimate.a,
+            estimate.b,
+            (int(estimate.weight[0]), int(estimate.weight[1])),
+            estimate.low,
+            estimate.high,
+            estimate.significant,
+            estimate.percent,
         )
-        for name, one in estimates
-        if one.a is not None and one.b is not None and one.difference
+        for name, estimate in estimates
+        if estimate.a is not None and estimate.b is not None and estimate.difference
     ]
 
 
-def _size(one: Change) -> float:
-    return -abs(one.difference)
+def _size(change: Change) -> float:
+    return -abs(change.difference)

@@ -1,4 +1,4 @@
-"""From records to a Side: each record is taken apart soon after it is read, and let go."""
+"""From records to a Side: each record is turned into arrays soon after it is read, and then released."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from specscope.trace.record.tree import Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 
 OTHERS = "other requests"  # MethodNotes.match_source
-CHUNK = 256  # steps that are held as records
+CHUNK = 256  # steps that are held as records before they become arrays
 RECOVERED = KINDS.index(FinalKind.RECOVERED)
 
 
 class _Row(NamedTuple):
-    """A request's part in a step, before it is taken apart."""
+    """A request's part in a step, before it becomes arrays."""
 
     part: RequestStep
     request: int  # its place in Side.requests
@@ -92,7 +92,7 @@ class Collector:
         return self._names.setdefault(text, len(self._names))
 
     def _flush(self) -> None:
-        """Rows to arrays."""
+        """Turn the rows held so far into arrays."""
         parts = [row.part for row in self._rows]
         c = Columns([part for part in parts if part.verdict is not None])
         notes = [part.notes for part in parts]
@@ -108,7 +108,7 @@ class Collector:
         self._chunks.append(chunk)
 
     def _steps(self, c: Columns) -> NDArray[Any]:
-        """A row of STEP each; `c` holds those with a verdict."""
+        """The rows held so far as an array of STEP; `c` holds the parts with a verdict."""
         rows, parts = self._rows, [row.part for row in self._rows]
         steps = np.zeros(len(rows), STEP)
         for name in ("request", "step", "batch", "preceded"):
@@ -152,9 +152,9 @@ class Collector:
         path = whole["path"][slices(steps["first_path"], steps["accepted"])]
         output = whole["output"][slices(steps["first_output"], steps["emitted"])]
         number_rows(steps)
-        for at, request in enumerate(self.requests):
-            request.first = int(np.searchsorted(steps["request"], at))
-            request.count = int(np.searchsorted(steps["request"], at, "right")) - request.first
+        for number, request in enumerate(self.requests):
+            request.first = int(np.searchsorted(steps["request"], number))
+            request.count = int(np.searchsorted(steps["request"], number, "right")) - request.first
         capture = Capture(source, run, warnings, self.engine_steps)
         nodes = {name: whole[f"node {name}"][nodes_at] for name in NODE}
         parents = {name: whole[f"parent {name}"][parents_at] for name in PARENT}
@@ -164,10 +164,10 @@ class Collector:
 
 def _nodes(c: Columns) -> dict[str, NDArray[Any]]:
     """[N] each, by the names of NODE."""
-    own = ("token", "parent", "q", "drawn", "outcome", "p", "p_trial", "q_trial", "accept_prob", "coin")
+    names = ("token", "parent", "q", "drawn", "outcome", "p", "p_trial", "q_trial", "accept_prob", "coin")
     gap = c.parents.of_rows(c.parents.gap, c.row)
     return {
-        **{name: getattr(c, name) for name in (*own, "residual_mass", "score", "source")},
+        **{name: getattr(c, name) for name in (*names, "residual_mass", "score", "source")},
         "prob": c.draft_prob,
         # How near each draw of the drafter was to another token; NaN where a draw's margin is not recorded
         "draw_margin": np.where(np.isnan(c.draw_margin) & (c.drawn == Drawn.DETERMINISTIC), 1.0, c.draw_margin),
@@ -178,10 +178,10 @@ def _nodes(c: Columns) -> dict[str, NDArray[Any]]:
 
 def _parents(parents: TriedParents) -> dict[str, NDArray[Any]]:
     """[K] each, by the names of PARENT."""
-    own = ("node", "choice", "choice_p", "entropy", "q_entropy", "choice_rank", "choice_q")
+    names = ("node", "choice", "choice_p", "entropy", "q_entropy", "choice_rank", "choice_q")
     firsts = {name: _first(getattr(parents, name)) for name in ("top", "top_p", "draft_top", "draft_top_p")}
     firsts["draft_top"] = np.where(parents.draft_tops > 0, firsts["draft_top"], 0)
-    return {**{name: getattr(parents, name) for name in own}, **firsts, "top_gap": parents.gap}
+    return {**{name: getattr(parents, name) for name in names}, **firsts, "top_gap": parents.gap}
 
 
 def _first(table: NDArray[Any]) -> NDArray[Any]:
@@ -190,20 +190,20 @@ def _first(table: NDArray[Any]) -> NDArray[Any]:
 
 
 def _rows_fed(notes: DraftNotes) -> int:
-    """Rows of the target's features that the drafter's first pass was fed, where they are told."""
+    """Rows of the target's features that the drafter's first pass was fed, where they are recorded."""
     return len(notes.fed_position) if notes.fed_norms.size else 0
 
 
 def _fed(notes: Iterable[DraftNotes | None]) -> dict[str, NDArray[Any]]:
     """[F] each, by the names of FED."""
-    told = [note for note in notes if note is not None and _rows_fed(note)]
-    norms = np.full((sum(len(note.fed_position) for note in told), len(NORMS)), np.nan, np.float32)
+    with_norms = [note for note in notes if note is not None and _rows_fed(note)]
+    norms = np.full((sum(len(note.fed_position) for note in with_norms), len(NORMS)), np.nan, np.float32)
     begin = 0
-    for note in told:
+    for note in with_norms:
         known = note.fed_norms[:, : len(NORMS)]
         norms[begin : begin + len(known), : known.shape[1]] = known
         begin += len(known)
-    position = np.concatenate([np.zeros(0, np.int32), *(note.fed_position for note in told)])
+    position = np.concatenate([np.zeros(0, np.int32), *(note.fed_position for note in with_norms)])
     return {"position": position, **dict(zip(NORMS, norms.T, strict=True))}
 
 
@@ -211,7 +211,7 @@ def _varies(part: RequestStep) -> bool:
     """Whether costs, load or other requests decide what is drafted as well as the context.
 
     An adaptive tree has the size that pays at the time; a text and a model together are ranked by what was accepted
-    so far; a shared suffix tree holds what other requests said before.
+    so far; a shared suffix tree holds what other requests generated before.
     """
     together = text_part(part.drafter) != "" and model_part(part.drafter) != ""
     return bool(part.sizing) or together or (part.method is not None and OTHERS in part.method.match_source)
@@ -222,7 +222,7 @@ class BranchedError(Exception):
 
 
 class CollectingHistory(History):
-    """A history that keeps no records: CaptureReader fills it, and a Collector takes them apart."""
+    """A history that keeps no records: CaptureReader fills it, and a Collector turns them into arrays."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class CollectingHistory(History):
 def collect(
     records: Iterable[StepRecord], source: str, run: RunInfo | None = None, vocabulary: Vocabulary | None = None
 ) -> Side:
-    """The side that these records are, in their order."""
+    """These records, in their order, as a side."""
     collector = Collector()
     for record in records:
         collector.add(record)
@@ -251,7 +251,7 @@ def collect(
 
 
 def from_history(history: History, source: str, warnings: Iterable[str] = ()) -> Side:
-    """The side that a history is, along the branch on which it stands."""
+    """A history as a side, along its current branch."""
     side = collect(history.steps, source, history.run, history.vocabulary)
     side.captures[0].warnings += warnings
     return side

@@ -51,7 +51,7 @@ STEP = np.dtype(
         ("final_gap", "f4"),  # the target's raw first less its raw second probability; NaN where not recorded
         ("preceded", "i1"),  # its place in PRECEDED; -1 for a prefill chunk
         ("rule", "i2"),  # its place in Side.names
-        ("drafter", "i2"),  # likewise
+        ("drafter", "i2"),  # its place in Side.names
         ("forced", "?"),  # whether an outcome or the final token was forced
         ("varies", "?"),  # whether its drafts follow costs, load or other requests too: other ones are to be expected
         ("first_node", "i8"),
@@ -81,9 +81,9 @@ NODE = {
     "draw_margin": "f8",  # of the drafter's draw; 1 where the node is no draw, NaN where it is not recorded
     "source": "i1",  # who drafted it, by method.SOURCES; -1 where one drafter works alone
     "raw_p": "f4",  # the target's before temperature and rules; NaN where not recorded or not tried
-    "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN likewise
+    "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN as for raw_p
 }
-# What target and drafter gave at a node whose children were tried, or at the root; none in captures without.
+# What target and drafter gave at a node whose children were tried, or at the root; no rows where it was not recorded.
 PARENT = {
     "node": "i2",  # within the tree; ROOT
     "choice": "i4",  # the likeliest token of p
@@ -98,7 +98,7 @@ PARENT = {
     "draft_top": "i4",  # the drafter's likeliest token
     "draft_top_p": "f4",  # 0 where it is no model
 }
-# A row of the target's features that a drafter's first pass was fed; none in captures without.
+# A row of the target's features that a drafter's first pass was fed; no rows where they were not recorded.
 NORMS = ("norm_1", "norm_2", "norm_3", "norm_4")  # of as many aux layers; NaN where there are fewer
 FED = {"position": "i4", **dict.fromkeys(NORMS, "f4")}
 
@@ -210,7 +210,7 @@ class Side:
 
     @cached_property
     def has_coins(self) -> bool:
-        """Whether the coins are recorded: none is ever 0."""
+        """Whether the coins are recorded: a recorded coin is never 0."""
         return bool((self.nodes["coin"][self.tried] if self.tried.any() else self.steps["final_coin"]).any())
 
     @cached_property
@@ -241,33 +241,33 @@ class Side:
         return [self.part(row) for row in range(rows.start, rows.stop) if self.steps["judged"][row]]
 
     def part(self, row: int) -> RequestStep:
-        """A row of `steps` as the record that it was, of the likeliest tokens of its parents only the first."""
-        at = self.steps[row]
-        span = slice(int(at["first_node"]), int(at["first_node"] + at["nodes"]))
+        """A row of `steps` as a record again; of its parents' likeliest tokens, only the first is there."""
+        step = self.steps[row]
+        span = slice(int(step["first_node"]), int(step["first_node"] + step["nodes"]))
         mine = {name: values[span] for name, values in self.nodes.items()}
         tree = DraftTree(mine["token"], mine["parent"].astype(np.int32), mine["q"], mine["drawn"])
-        begin = int(at["first_path"])
+        begin = int(step["first_path"])
         arrays: dict[str, Any] = {name: mine[name] for name in _VERDICT}
         verdict = Verdict(
             **arrays,
-            path=self.path[begin : begin + int(at["accepted"])],
-            token=int(at["token"]),
-            kind=KINDS[at["kind"]],
-            final_p=float(at["final_p"]),
-            final_coin=float(at["final_coin"]),
-            final_margin=float(at["final_margin"]),
-            rule=self.names[at["rule"]],
+            path=self.path[begin : begin + int(step["accepted"])],
+            token=int(step["token"]),
+            kind=KINDS[step["kind"]],
+            final_p=float(step["final_p"]),
+            final_coin=float(step["final_coin"]),
+            final_margin=float(step["final_margin"]),
+            rule=self.names[step["rule"]],
         )
         return RequestStep(
-            request=self.requests[at["request"]].id,
-            index=int(at["index"]),
-            context_len=int(at["context"]),
-            prefill_tokens=int(at["prefill"]),
-            drafter=self.names[at["drafter"]],
+            request=self.requests[step["request"]].id,
+            index=int(step["index"]),
+            context_len=int(step["context"]),
+            prefill_tokens=int(step["prefill"]),
+            drafter=self.names[step["drafter"]],
             tree=tree,
-            verdict=verdict if at["judged"] else None,
-            emitted=int(at["emitted"]),
-            preceded=None if at["preceded"] < 0 else PRECEDED[at["preceded"]],
+            verdict=verdict if step["judged"] else None,
+            emitted=int(step["emitted"]),
+            preceded=None if step["preceded"] < 0 else PRECEDED[step["preceded"]],
             notes=_notes(mine),
             method=MethodNotes(source=mine["source"].astype(np.int32)) if (mine["source"] >= 0).any() else None,
             parents=self._parents_of(row, mine["raw_p"]),
@@ -275,10 +275,10 @@ class Side:
 
     def _parents_of(self, row: int, raw_p: NDArray[Any]) -> ParentNotes | None:
         """What target and drafter gave at the parents of a step; None where that was not recorded."""
-        at, count = int(self.steps["first_parent"][row]), int(self.steps["parents"][row])
+        first, count = int(self.steps["first_parent"][row]), int(self.steps["parents"][row])
         if not count:
             return None
-        mine = {name: values[at : at + count] for name, values in self.parents.items()}
+        mine = {name: values[first : first + count] for name, values in self.parents.items()}
         n, nothing = len(raw_p), np.zeros(count, np.float32)
         return ParentNotes(
             node=mine["node"].astype(np.int32),
@@ -297,7 +297,7 @@ class Side:
 
 
 def _notes(nodes: Mapping[str, NDArray[Any]]) -> DraftNotes | None:
-    """What the drafter thought of its nodes; None where it is no model."""
+    """The drafter's probability and score of its nodes; None where it is no model."""
     if not len(nodes["prob"]) or np.isnan(nodes["prob"]).all():
         return None
     none = np.zeros(0, np.int32)
@@ -308,7 +308,7 @@ _VERDICT = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residu
 
 
 def number_rows(steps: NDArray[Any]) -> None:
-    """Say where the rows of each step begin, all lying in the order of the steps."""
+    """Set where the rows of each step begin, all rows lying in the order of the steps."""
     for first, count in (
         ("first_node", "nodes"),
         ("first_path", "accepted"),

@@ -25,30 +25,31 @@ from specscope.trace.record.vocabulary import printable
 
 
 def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
-    """Places in both lists of requests, as A has them: by all, then without the seed, by prompt, and by order.
+    """Pairs of places in both lists of requests, in A's order.
 
-    Of several that are alike the first goes with the first. By order alone go only those whose prompt is not known
-    on one side (captures made with --no-text): other prompts make no pair.
+    Matched by prompt and all parameters, then without the seed, then by prompt alone, then by order.
+    Of several equal requests, the first of A is paired with the first of B. Only requests whose prompt is not known on
+    one side (captures made with --no-text) are paired by order: requests with different prompts make no pair.
     """
     left, right = dict(enumerate(a.requests)), dict(enumerate(b.requests))
-    found: list[tuple[int, int, PairedBy]] = []
+    pairs: list[tuple[int, int, PairedBy]] = []
     for kind, key in _KEYS:
         theirs: dict[Hashable, list[int]] = defaultdict(list)
-        for at, request in right.items():
+        for place, request in right.items():
             if (mark := key(request)) is not None:
-                theirs[mark].append(at)
-        for at, request in list(left.items()):
+                theirs[mark].append(place)
+        for place, request in list(left.items()):
             mark = key(request)
             if mark is not None and theirs[mark]:
                 other = theirs[mark].pop(0)
-                found.append((at, other, kind))
-                del left[at], right[other]
-    for at in list(left):
-        other_at = next((o for o in right if _prompt(left[at]) is None or _prompt(right[o]) is None), None)
-        if other_at is not None:
-            found.append((at, other_at, PairedBy.ORDER))
-            del left[at], right[other_at]
-    return sorted(found)
+                pairs.append((place, other, kind))
+                del left[place], right[other]
+    for place in list(left):
+        other_place = next((o for o in right if _prompt(left[place]) is None or _prompt(right[o]) is None), None)
+        if other_place is not None:
+            pairs.append((place, other_place, PairedBy.ORDER))
+            del left[place], right[other_place]
+    return sorted(pairs)
 
 
 def _prompt(request: SideRequest) -> Hashable | None:
@@ -91,10 +92,10 @@ def compare(a: Side, b: Side, limits: Sequence[FailLimit] = ()) -> Comparison:
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
     aligned = align(a, b, matched)
     counts = clustered(a, b, matched)
-    pairs, told, grouped = _pairs(a, b, matched), tuple(figures(*counts)), groups(*counts)
+    pairs, estimates, grouped = _pairs(a, b, matched), tuple(figures(*counts)), groups(*counts)
     other = tuple(differences(a, b, matched))
     evidence = tuple(explained(fields(aligned), other, alike=aligned.some_alike))
-    judged = verdict(pairs, evidence, told, grouped, other)
+    judged = verdict(pairs, evidence, estimates, grouped, other)
     return Comparison(
         a=_facts(a, len(matched)),
         b=_facts(b, len(matched)),
@@ -108,20 +109,20 @@ def compare(a: Side, b: Side, limits: Sequence[FailLimit] = ()) -> Comparison:
         nodes=len(aligned.given.places[0]),
         steps=len(aligned.steps[0]),
         fields=evidence,
-        figures=told,
+        figures=estimates,
         groups=grouped,
         calibration=tuple(calibration(a, b)),
-        conditions=tuple(judge(limits, told, grouped)),
+        conditions=tuple(judge(limits, estimates, grouped)),
     )
 
 
 def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> tuple[Pair, ...]:
     finder = Partings(a, b)
-    found = []
+    pairs = []
     for first, second, kind in matched:
         mine, theirs = a.requests[first], b.requests[second]
         parting, earlier = finder.of(mine, theirs, kind)
-        found.append(
+        pairs.append(
             Pair(
                 a=first,
                 b=second,
@@ -136,7 +137,7 @@ def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> tu
                 first=earlier,
             )
         )
-    return tuple(found)
+    return tuple(pairs)
 
 
 def _title(request: SideRequest) -> str:

@@ -20,7 +20,7 @@ from specscope.trace.record.vocabulary import printable
 
 NONE = "–"
 SHOWN = 4  # values of a side
-# Another drafter has none, and a capture of before tells none, which is no news
+# Other drafters have none of these and older captures do not record them: a side that lacks one is not a difference
 _OF_HEADS = ("aux layers", "draft vocabulary", "draft tokens", "draft revision")
 # Of a run: (name, value, what it leads to)
 _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
@@ -47,47 +47,49 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
 
 
 def _digest(run: RunInfo) -> str:
-    """Short for which tokens a reduced vocabulary holds; "" where it is not reduced, or not told."""
+    """A digest of the tokens of a reduced draft vocabulary; "" where it is not reduced, or not recorded."""
     known = draft_tokens(run)
     return "" if known is None else f"{zlib.crc32(known.tobytes()):08x}"
 
 
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
-    """All of them."""
+    """All differences in the configuration and in what was observed to run, those that explain most first."""
     runs = [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
-    found: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
+    lines: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
     if all(runs):
-        found += [
+        lines += [
             _unlike(name, [value(run) for run in runs[0]], [value(run) for run in runs[1]], note)
             for name, value, note in _RUN
         ]
-        if all(run.target_digest for side in runs for run in side):  # what a revision guesses, a digest knows
-            found = [one for one in found if one is None or one.name != "revision"]
+        if all(run.target_digest for side in runs for run in side):  # a digest is exact, a revision only a name
+            lines = [line for line in lines if line is None or line.name != "revision"]
             first, second = ([run.target_digest for run in side] for side in runs)
-            found.insert(1, _unlike("revision", first, second, "the weights or the configuration of the model differ"))
+            lines.insert(1, _unlike("revision", first, second, "the weights or the configuration of the model differ"))
     lacking = _OF_HEADS if a.tells_tokens and b.tells_tokens else (*_OF_HEADS, "EOS tokens")
-    found = [one for one in found if one is None or one.name not in lacking or NONE not in (one.a, one.b)]
+    lines = [line for line in lines if line is None or line.name not in lacking or NONE not in (line.a, line.b)]
     params = _params(a, b, pairs)
-    if any(one.name == "seed" for one in params):  # the run's seed says the same
-        found = [one for one in found if one is None or one.name != "seed"]
-    found += [_rule(a, b), *params, *_load(a, b)]
+    if any(line.name == "seed" for line in params):  # the run's seed says the same
+        lines = [line for line in lines if line is None or line.name != "seed"]
+    lines += [_rule(a, b), *params, *_load(a, b)]
     if all(runs):
-        found += _speculation(runs)
+        lines += _speculation(runs)
         names = dict.fromkeys(chain.from_iterable(run.versions for side in runs for run in side))
-        told = [[run.versions for run in side] for side in runs]
-        found += [_unlike(f"version of {name}", _each(told[0], name), _each(told[1], name)) for name in names]
-    return [one for one in found if one is not None]
+        versions = [[run.versions for run in side] for side in runs]
+        lines += [_unlike(f"version of {name}", _each(versions[0], name), _each(versions[1], name)) for name in names]
+    return [line for line in lines if line is not None]
 
 
 def _speculation(runs: Sequence[Sequence[RunInfo]]) -> list[Difference | None]:
-    """What another engine was told of speculation, where both sides are of such an engine."""
-    told = [[run.speculation for run in side] for side in runs]
-    if not all(any(side) for side in told):
+    """Differences in another engine's speculative config, where both sides come from such an engine."""
+    configs = [[run.speculation for run in side] for side in runs]
+    if not all(any(side) for side in configs):
         return []
-    names = dict.fromkeys(chain.from_iterable(one for side in told for one in side))
-    first, second = told
+    names = dict.fromkeys(chain.from_iterable(config for side in configs for config in side))
+    first, second = configs
     return [
-        _unlike(f"speculative config: {name}", [one.get(name, "") for one in first], [o.get(name, "") for o in second])
+        _unlike(
+            f"speculative config: {name}", [config.get(name, "") for config in first], [o.get(name, "") for o in second]
+        )
         for name in names
     ]
 
@@ -98,7 +100,7 @@ def _unlike(name: str, a: Iterable[object], b: Iterable[object], note: str = "")
 
 
 def _each(versions: Sequence[Mapping[str, str]], name: str) -> list[str]:
-    return [one.get(name, "") for one in versions]
+    return [packages.get(name, "") for packages in versions]
 
 
 def _some(values: Sequence[str]) -> str:
@@ -132,7 +134,7 @@ def _how_drawn(side: Side) -> str:
 
 
 def _rule(a: Side, b: Side) -> Difference | None:
-    rules = [[side.names[at] for at in np.unique(side.steps["rule"])] for side in (a, b)]
+    rules = [[side.names[place] for place in np.unique(side.steps["rule"])] for side in (a, b)]
     return _unlike("rule", rules[0], rules[1], "of verification")
 
 
@@ -147,17 +149,17 @@ def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> lis
             mine, theirs = (getattr(info.params, name) for info in infos if info is not None)
             if mine != theirs:
                 seen.setdefault(name, Counter())[str(mine), str(theirs)] += 1
-    found = []
+    lines = []
     for name, counts in seen.items():
-        values = [list(dict.fromkeys(pair[at] for pair in counts)) for at in (0, 1)]
+        values = [list(dict.fromkeys(pair[side] for pair in counts)) for side in (0, 1)]
         note = f"in {plural(counts.total(), 'pair')}"
         note += "; sampled outputs part, so only distributions can be compared" if name == "seed" else ""
-        found.append(Difference(name, _some(values[0]), _some(values[1]), note))
-    return sorted(found, key=lambda one: (one.name == "seed", one.name))
+        lines.append(Difference(name, _some(values[0]), _some(values[1]), note))
+    return sorted(lines, key=lambda line: (line.name == "seed", line.name))
 
 
 def _load(a: Side, b: Side) -> list[Difference | None]:
-    """What the schedule was seen to do."""
+    """What the scheduler was observed to do."""
     preempted = [sum(request.preempted for request in side.requests) for side in (a, b)]
     judged = [side.steps[side.steps["judged"]] for side in (a, b)]
     batch = [f"{float(np.mean(steps['batch'])):.1f}" for steps in judged]

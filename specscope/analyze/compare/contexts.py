@@ -1,7 +1,7 @@
 """Two sides aligned by context: the same request, the same output so far, the same path in the tree.
 
-Steps do not line up where acceptance differs; contexts do. At a context both sides asked the same thing, so p, q, coin
-and verdict can be compared one by one, and what differs can be laid out by depth and by what came before.
+Steps do not line up where acceptance differs; contexts do. At an equal context both sides asked the same question, so
+p, q, coin and verdict can be compared one by one, and differences can be listed by depth and by what came before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class Aligned:
-    """Rows of both sides that stand at equal contexts."""
+    """Rows of both sides that are at equal contexts."""
 
     a: Side
     b: Side
@@ -46,13 +46,13 @@ class Given:
     A token that one side drafted the other may have drawn.
     """
 
-    places: tuple[Longs, Longs]  # in the nodes of a side, its `drawn` after them
+    places: tuple[Longs, Longs]  # in the nodes of a side followed by its `drawn`
     drawn: list[Longs]  # rows of `steps`
     parents: tuple[Longs, Longs]  # rows of Side.parents at the same context
 
 
 def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> Aligned:
-    """By hashes of (pair, output so far, path)."""
+    """Match rows of both sides by hashes of (pair, output so far, path)."""
     keys = _keys(a, [first for first, _, _ in pairs]), _keys(b, [second for _, second, _ in pairs])
     drawn = [np.flatnonzero(_whole_p(side)) for side in (a, b)]
     finals = [_final_keys(side, *mine[:2], rows) for side, mine, rows in zip((a, b), keys, drawn, strict=True)]
@@ -73,7 +73,7 @@ def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> Align
 
 
 def _alike(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> Bools:
-    """[requests of A] whether the same parameters shape p in its pair: what they shape is compared there alone."""
+    """[requests of A] whether the same parameters shape p on both sides of its pair; only there is p compared."""
     alike = np.zeros(len(a.requests), np.bool_)
     for first, second, kind in pairs:
         alike[first] = kind is not PairedBy.PROMPT or not other_rules(a.requests[first], b.requests[second])
@@ -81,11 +81,11 @@ def _alike(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> Bool
 
 
 def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes, Hashes]:
-    """Of steps, of nodes and of rows that fed a head; 0 where there is none."""
+    """The keys of steps, of nodes and of rows that fed a head; 0 where there is none."""
     root = np.zeros(len(side.steps), np.uint64)
     fed = np.zeros(len(side.fed_step), np.uint64)
-    for number, at in enumerate(requests):
-        request = side.requests[at]
+    for number, place in enumerate(requests):
+        request = side.requests[place]
         if not request.count:
             continue
         state = _scramble(number + 1)
@@ -97,18 +97,21 @@ def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes, Hashes]:
         root[rows] = np.array(chain, np.uint64)[side.place[rows]]
         _fed_keys(side, rows, np.array(chain, np.uint64), fed)
     root[~side.steps["judged"]] = 0
-    own = np.zeros(len(side.node_step), np.uint64)
+    node_keys = np.zeros(len(side.node_step), np.uint64)
     token = mix(side.nodes["token"].astype(np.int64) + 2)
     for depth in range(1, int(side.depth.max(initial=0)) + 1):
         level = np.flatnonzero(side.depth == depth)
-        above = root[side.node_step[level]] if depth == 1 else own[side.above[level]]
-        own[level] = above * np.uint64(FACTOR) + token[level]
-    own[root[side.node_step] == 0] = 0
-    return root, own, fed
+        above = root[side.node_step[level]] if depth == 1 else node_keys[side.above[level]]
+        node_keys[level] = above * np.uint64(FACTOR) + token[level]
+    node_keys[root[side.node_step] == 0] = 0
+    return root, node_keys, fed
 
 
 def _fed_keys(side: Side, rows: slice, chain: Hashes, keys: Hashes) -> None:
-    """Of the rows that fed a head in these steps: by the text up to the row's token. The prompt is the same anyway."""
+    """Fill in the keys of the rows that fed a head in these steps: by the output up to the row's token.
+
+    Paired requests have the same prompt, so it is left out.
+    """
     first, end = side.steps["first_fed"][rows], side.steps["first_fed"][rows] + side.steps["fed"][rows]
     mine = slice(int(first[0]), int(end[-1]))
     step, position = side.fed_step[mine], side.fed["position"][mine].astype(np.int64)
@@ -123,23 +126,23 @@ def _whole_p(side: Side) -> Bools:
     return known
 
 
-def _final_keys(side: Side, root: Hashes, own: Hashes, rows: Longs) -> Hashes:
-    """Of the final tokens of these steps."""
+def _final_keys(side: Side, root: Hashes, node_keys: Hashes, rows: Longs) -> Hashes:
+    """The keys of the final tokens of these steps."""
     steps = side.steps[rows]
     above = root[rows]
     deep = np.flatnonzero(steps["accepted"])
     last = side.path[steps["first_path"][deep] + steps["accepted"][deep] - 1] + steps["first_node"][deep]
-    above[deep] = own[last]
+    above[deep] = node_keys[last]
     keys = above * np.uint64(FACTOR) + mix(steps["token"].astype(np.int64) + 2)
     keys[above == 0] = 0
     return keys
 
 
-def _parent_keys(side: Side, root: Hashes, own: Hashes) -> Hashes:
-    """Of the contexts at which target and drafter were asked."""
+def _parent_keys(side: Side, root: Hashes, node_keys: Hashes) -> Hashes:
+    """The keys of the contexts at which target and drafter were asked."""
     node = side.parents["node"].astype(np.int64)
     first = side.steps["first_node"][side.parent_step]
-    padded = np.append(own, np.uint64(0))
+    padded = np.append(node_keys, np.uint64(0))
     return np.where(node == ROOT, root[side.parent_step], padded[np.where(node == ROOT, -1, node + first)])
 
 
@@ -158,6 +161,6 @@ def _join(a: Hashes, b: Hashes) -> tuple[Longs, Longs]:
     first, at_first = np.unique(a, return_index=True)
     second, at_second = np.unique(b, return_index=True)
     _, x, y = np.intersect1d(first[first != 0], second[second != 0], assume_unique=True, return_indices=True)
-    found = at_first[first != 0][x], at_second[second != 0][y]
-    order = np.argsort(found[0])  # as A has them: the first example is the first in time
-    return found[0][order], found[1][order]
+    places = at_first[first != 0][x], at_second[second != 0][y]
+    order = np.argsort(places[0])  # as A has them: the first example is the first in time
+    return places[0][order], places[1][order]

@@ -49,10 +49,10 @@ class CountsComparison:
             ("draft acceptance rate", percent(a.rate), percent(b.rate), _signed(a.rate, b.rate, share=True)),
         ]
         rates_a, rates_b = a.per_position, b.per_position
-        for at in range(max(len(rates_a), len(rates_b))):
-            one, other = (rates[at] if at < len(rates) else None for rates in (rates_a, rates_b))
-            both = share(one, a.drafts), share(other, b.drafts)
-            rows.append((f"accepted at depth {at + 1}, of the drafts", *both, _signed(one, other, share=True)))
+        for index in range(max(len(rates_a), len(rates_b))):
+            rate_a, rate_b = (rates[index] if index < len(rates) else None for rates in (rates_a, rates_b))
+            both = share(rate_a, a.drafts), share(rate_b, b.drafts)
+            rows.append((f"accepted at depth {index + 1}, of the drafts", *both, _signed(rate_a, rate_b, share=True)))
         rows += [(name, told(a.told(name)), told(b.told(name)), "") for name in ("drafts", "drafted", "accepted")]
         return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
 
@@ -62,7 +62,9 @@ class CountsComparison:
             name: {"source": list(side.sources), "acceptance": side.acceptance.to_dict()}
             for name, side in (("a", self.a), ("b", self.b))
         }
-        met = {"conditions": [dataclasses.asdict(one) for one in self.conditions]} if self.conditions else {}
+        met = (
+            {"conditions": [dataclasses.asdict(condition) for condition in self.conditions]} if self.conditions else {}
+        )
         return {"counts_only": True, "note": NOTE, **sides, **met}
 
 
@@ -77,8 +79,12 @@ def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[FailLimi
 
 def figures(a: Acceptance, b: Acceptance) -> list[Estimate]:
     """What a --fail-if can ask for, with intervals as far as the counts of both sides have a spread."""
-    one, other = spreads(a), spreads(b)
-    return [_estimate(name, one[name], other[name], min(a.drafts, b.drafts)) for name in one if name in other]
+    spreads_a, spreads_b = spreads(a), spreads(b)
+    return [
+        _estimate(name, spreads_a[name], spreads_b[name], min(a.drafts, b.drafts))
+        for name in spreads_a
+        if name in spreads_b
+    ]
 
 
 def spreads(counts: Acceptance) -> dict[str, tuple[float | None, float | None]]:
@@ -92,22 +98,22 @@ def spreads(counts: Acceptance) -> dict[str, tuple[float | None, float | None]]:
         square = sum((2 * depth - 1) * rate for depth, rate in enumerate(rates, 1))
         error = math.sqrt(max(square - (tau - 1) ** 2, 0) / counts.drafts)
     length = counts.drafted / counts.drafts if counts.drafts else 0.0  # of a draft
-    found = {TAU: (tau, error), RATE: (counts.rate, error / length if error is not None and length else None)}
+    known = {TAU: (tau, error), RATE: (counts.rate, error / length if error is not None and length else None)}
     for depth, rate in enumerate(rates, 1):
-        found[depth_rate(depth)] = rate, math.sqrt(rate * (1 - rate) / counts.drafts)
-    return found
+        known[depth_rate(depth)] = rate, math.sqrt(rate * (1 - rate) / counts.drafts)
+    return known
 
 
 def _estimate(
-    name: str, one: tuple[float | None, float | None], other: tuple[float | None, float | None], drafts: int
+    name: str, first: tuple[float | None, float | None], second: tuple[float | None, float | None], drafts: int
 ) -> Estimate:
-    (a, a_error), (b, b_error) = one, other
+    (a, a_error), (b, b_error) = first, second
     difference = None if a is None or b is None else b - a
-    told = Estimate(name, a, b, difference, clusters=drafts, unit="draft", significant=True, percent=name != TAU)
+    estimate = Estimate(name, a, b, difference, clusters=drafts, unit="draft", significant=True, percent=name != TAU)
     if difference is None or a_error is None or b_error is None or drafts < FEWEST_DRAFTS:
-        return told
+        return estimate
     half = SIGMAS * math.hypot(a_error, b_error)
-    return replace(told, low=difference - half, high=difference + half)
+    return replace(estimate, low=difference - half, high=difference + half)
 
 
 def _side(paths: Sequence[str]) -> CountsSide:

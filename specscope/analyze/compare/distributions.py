@@ -1,4 +1,4 @@
-"""Both sides as distributions: acceptance, by depth and by group, and how well q tells what is accepted."""
+"""Both sides as distributions: acceptance, by depth and by group, and how well q predicts acceptance."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ FEWEST_DRAFTS = 30  # on each side: a figure by depth or group with fewer is lef
 DEEPEST = 16
 MOST_VALUES = 20  # a label with more is an identifier, not a group
 BINS = 10
-# tau is the primary figure: it is judged by the interval that is shown, a false alarm in 1 of 20 runs. So that the
-# others add little to that, all other figures together are given 1 in 100, and all groups together likewise.
+# tau is the primary figure: it is judged by the interval that is shown, which gives a false alarm in 1 of 20 runs. So
+# that the others add little to that, all other figures together are allowed 1 in 100, and all groups together as well.
 ALPHA = 0.01
 POSITIONS = (0, 16, 64, 256, 1024, 4096)  # lower ends of ranges of output tokens
 CONTEXTS = (0, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # of tokens in the cache
@@ -66,17 +66,17 @@ class Counts:
 
 def clustered(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> tuple[Counts, Counts]:
     """A cluster is a pair, or a request that has none."""
-    found = []
-    owned = [{pair[at]: number for number, pair in enumerate(pairs)} for at in (0, 1)]
+    counts = []
+    cluster_of = [{pair[index]: number for number, pair in enumerate(pairs)} for index in (0, 1)]
     total = len(pairs)
-    for side, mine in zip((a, b), owned, strict=True):
-        for at in range(len(side.requests)):
-            if at not in mine:
-                mine[at], total = total, total + 1
-    for side, mine in zip((a, b), owned, strict=True):
-        of = np.array([mine[at] for at in range(len(side.requests))], np.int64)
-        found.append(Counts(side, of[side.steps["request"]], total))
-    return found[0], found[1]
+    for side, mine in zip((a, b), cluster_of, strict=True):
+        for request in range(len(side.requests)):
+            if request not in mine:
+                mine[request], total = total, total + 1
+    for side, mine in zip((a, b), cluster_of, strict=True):
+        of = np.array([mine[request] for request in range(len(side.requests))], np.int64)
+        counts.append(Counts(side, of[side.steps["request"]], total))
+    return counts[0], counts[1]
 
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
@@ -92,7 +92,7 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     deepest = min(int(c.side.tree_depth.max(initial=0)) for c in both)
     for depth in range(1, min(deepest, DEEPEST) + 1):
         here = [c.drafts & (c.side.tree_depth >= depth) for c in both]
-        if min(int(one.sum()) for one in here) < FEWEST_DRAFTS:
+        if min(int(side.sum()) for side in here) < FEWEST_DRAFTS:
             break
         got = [c.side.steps["accepted"] >= depth for c in both]
         ratios.append(
@@ -106,20 +106,24 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     ratios += _by_source(both)
     ratios += _calibrated(both)
     known = measured([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters)
-    tau = [replace(one, significant=one.nonzero) for one in known if one.name == TAU]
-    unjudged = [one for one in known if one.name in (LOOPS, WITHOUT_LOOPS)]
-    return [*tau, *unjudged, *marked([one for one in known if one.name not in (TAU, LOOPS, WITHOUT_LOOPS)], ALPHA)]
+    tau = [replace(estimate, significant=estimate.nonzero) for estimate in known if estimate.name == TAU]
+    unjudged = [estimate for estimate in known if estimate.name in (LOOPS, WITHOUT_LOOPS)]
+    return [
+        *tau,
+        *unjudged,
+        *marked([estimate for estimate in known if estimate.name not in (TAU, LOOPS, WITHOUT_LOOPS)], ALPHA),
+    ]
 
 
 def _looped(both: tuple[Counts, Counts]) -> list[Ratio]:
     """How much of the output lies in loops, and the acceptance length of the other steps; nothing without loops.
 
-    They are named beside a difference in tau, and not judged: text may come to loop by rounding.
+    They are named beside a difference in tau, and not judged: rounding alone can make a text loop.
     """
     emitted, looped = [c.side.steps["emitted"] for c in both], [c.side.looped for c in both]
-    if not any(one.any() for one in looped) or not all(c.side.tells_tokens for c in both):
+    if not any(tokens.any() for tokens in looped) or not all(c.side.tells_tokens for c in both):
         return []
-    left = [c.drafts & ~((own == size) & (size > 0)) for c, own, size in zip(both, looped, emitted, strict=True)]
+    left = [c.drafts & ~((inside == size) & (size > 0)) for c, inside, size in zip(both, looped, emitted, strict=True)]
     return [
         _ratio(LOOPS, both, looped, emitted, percent=True),
         _ratio(WITHOUT_LOOPS, both, [c.side.steps["accepted"] for c in both], left, 1.0),
@@ -127,8 +131,8 @@ def _looped(both: tuple[Counts, Counts]) -> list[Ratio]:
 
 
 def _by_source(both: tuple[Counts, Counts]) -> list[Ratio]:
-    """Where a text drafts beside a model: how much of what each of them drafted was accepted."""
-    found = []
+    """Where text lookup drafts beside a model: the share of what each of them drafted that was accepted."""
+    ratios = []
     for number, name in enumerate(SOURCES):
         drafted = [c.side.nodes["source"] == number for c in both]
         accepted = [d & (c.side.nodes["outcome"] == Outcome.ACCEPTED) for c, d in zip(both, drafted, strict=True)]
@@ -136,8 +140,8 @@ def _by_source(both: tuple[Counts, Counts]) -> list[Ratio]:
             (c.total(top, c.side.node_step), c.total(bottom, c.side.node_step))
             for c, top, bottom in zip(both, accepted, drafted, strict=True)
         )
-        found.append(Ratio(RATES_FROM[name], (a[0], b[0]), (a[1], b[1]), True, 0.0))
-    return found
+        ratios.append(Ratio(RATES_FROM[name], (a[0], b[0]), (a[1], b[1]), True, 0.0))
+    return ratios
 
 
 def _ratio(
@@ -149,8 +153,8 @@ def _ratio(
     *,
     percent: bool = False,
 ) -> Ratio:
-    above = [c.total(np.where(bottom[at] > 0, top[at], 0)) for at, c in enumerate(both)]
-    below = [c.total(bottom[at]) for at, c in enumerate(both)]
+    above = [c.total(np.where(bottom[index] > 0, top[index], 0)) for index, c in enumerate(both)]
+    below = [c.total(bottom[index]) for index, c in enumerate(both)]
     return Ratio(name, (above[0], above[1]), (below[0], below[1]), percent, offset)
 
 
@@ -161,7 +165,7 @@ def believed(side: Side) -> NDArray[np.float32]:
 
 
 def _calibrated(both: tuple[Counts, Counts]) -> list[Ratio]:
-    """Whether q is too high, and how far it is from what happened; over first siblings, which are tried as drawn."""
+    """How far q exceeds acceptance, and its squared error; over first siblings, whose q is as drawn when tried."""
     tops: list[list[Doubles]] = [[], []]
     belows: list[Doubles] = []
     for c in both:
@@ -183,24 +187,24 @@ def calibration(a: Side, b: Side) -> list[CalibrationBin]:
     for side in (a, b):
         q = believed(side)
         known = side.tried & ~np.isnan(q) & (side.sibling == 0)
-        at = np.minimum((q[known] * BINS).astype(np.int64), BINS - 1)
-        count = np.bincount(at, minlength=BINS)
+        bins = np.minimum((q[known] * BINS).astype(np.int64), BINS - 1)
+        count = np.bincount(bins, minlength=BINS)
         with np.errstate(invalid="ignore"):
-            mean = np.bincount(at, weights=q[known].astype(np.float64), minlength=BINS) / count
+            mean = np.bincount(bins, weights=q[known].astype(np.float64), minlength=BINS) / count
             accepted = side.nodes["outcome"][known] == Outcome.ACCEPTED
-            got = np.bincount(at, weights=accepted.astype(np.float64), minlength=BINS) / count
+            got = np.bincount(bins, weights=accepted.astype(np.float64), minlength=BINS) / count
         columns.append((count, mean, got))
     (count_a, mean_a, got_a), (count_b, mean_b, got_b) = columns
     return [
         CalibrationBin(
-            float(edges[at]),
-            float(edges[at + 1]),
-            (int(count_a[at]), int(count_b[at])),
-            (_known(mean_a[at]), _known(mean_b[at])),
-            (_known(got_a[at]), _known(got_b[at])),
+            float(edges[index]),
+            float(edges[index + 1]),
+            (int(count_a[index]), int(count_b[index])),
+            (_known(mean_a[index]), _known(mean_b[index])),
+            (_known(got_a[index]), _known(got_b[index])),
         )
-        for at in range(BINS)
-        if count_a[at] or count_b[at]
+        for index in range(BINS)
+        if count_a[index] or count_b[index]
     ]
 
 
@@ -214,28 +218,30 @@ def groups(a: Counts, b: Counts) -> dict[str, tuple[Estimate, ...]]:
     ratios: list[tuple[str, Ratio]] = []
     for title, names, of in _groupings(both):
         rows = [[c.drafts & (mine == value) for c, mine in zip(both, of, strict=True)] for value in range(len(names))]
-        enough = [at for at, here in enumerate(rows) if min(int(one.sum()) for one in here) >= FEWEST_DRAFTS]
-        for at in enough if len(enough) > 1 else ():  # one value alone is what the figures say already
+        enough = [value for value, here in enumerate(rows) if min(int(side.sum()) for side in here) >= FEWEST_DRAFTS]
+        for value in enough if len(enough) > 1 else ():  # a single value repeats the overall figures
             accepted = [c.side.steps["accepted"] for c in both]
-            ratios.append((title, _ratio(names[at], both, accepted, rows[at], 1.0)))
-    told = estimates([ratio for _, ratio in ratios], a.clusters, ALPHA)
-    found: dict[str, list[Estimate]] = {}
-    for (title, _), estimate in zip(ratios, told, strict=True):
-        found.setdefault(title, []).append(estimate)
-    return {title: tuple(each) for title, each in found.items()}
+            ratios.append((title, _ratio(names[value], both, accepted, rows[value], 1.0)))
+    group_estimates = estimates([ratio for _, ratio in ratios], a.clusters, ALPHA)
+    by_title: dict[str, list[Estimate]] = {}
+    for (title, _), estimate in zip(ratios, group_estimates, strict=True):
+        by_title.setdefault(title, []).append(estimate)
+    return {title: tuple(each) for title, each in by_title.items()}
 
 
 Grouping = tuple[str, list[str], list[NDArray[np.int64]]]  # title, names of the values, the value of each step by side
 
 
 def _groupings(both: tuple[Counts, Counts]) -> list[Grouping]:
-    found = _labels(both)
+    groupings = _labels(both)
     places = [c.side.place for c in both]
-    found.append(_ranges("output position", POSITIONS, places))
-    found.append(_ranges("context length", CONTEXTS, [c.side.steps["context"] for c in both]))
-    found.append(_ranges("requests in the step", BATCHES, [c.side.steps["batch"] for c in both]))
-    found.append(("after", [str(one) for one in PRECEDED], [c.side.steps["preceded"].astype(np.int64) for c in both]))
-    return found
+    groupings.append(_ranges("output position", POSITIONS, places))
+    groupings.append(_ranges("context length", CONTEXTS, [c.side.steps["context"] for c in both]))
+    groupings.append(_ranges("requests in the step", BATCHES, [c.side.steps["batch"] for c in both]))
+    groupings.append(
+        ("after", [str(preceded) for preceded in PRECEDED], [c.side.steps["preceded"].astype(np.int64) for c in both])
+    )
+    return groupings
 
 
 def _ranges(title: str, edges: Sequence[int], values: Sequence[NDArray[np.integer]]) -> Grouping:
@@ -251,15 +257,15 @@ def _ranges(title: str, edges: Sequence[int], values: Sequence[NDArray[np.intege
 
 
 def _labels(both: tuple[Counts, Counts]) -> list[Grouping]:
-    infos = [[one.info for one in c.side.requests] for c in both]
+    infos = [[request.info for request in c.side.requests] for c in both]
     names = sorted({name for side in infos for info in side if info is not None for name in info.labels})
-    found: list[Grouping] = []
+    groupings: list[Grouping] = []
     for name in names:
         of = [["" if info is None else str(info.labels.get(name, "")) for info in side] for side in infos]
         values = sorted(set(of[0]) & set(of[1]) - {""})
         if 0 < len(values) <= MOST_VALUES:
-            number = {value: at for at, value in enumerate(values)}
+            number = {value: index for index, value in enumerate(values)}
             by_request = [np.array([number.get(value, -1) for value in side], np.int64) for side in of]
             steps = [mine[c.side.steps["request"]] for mine, c in zip(by_request, both, strict=True)]
-            found.append((f"{LABEL}{name}", values, steps))
-    return found
+            groupings.append((f"{LABEL}{name}", values, steps))
+    return groupings

@@ -11,13 +11,13 @@ from specscope.analyze.compare.result import Difference, Field, PartingCause
 from specscope.analyze.compare.trees import TREE
 from specscope.trace.record.params import PARAM_NAMES
 
-# A version, a device or a load explains nothing: that these change no evidence is what is to be found out. A dtype
-# does by its rounding, which is allowed for.
+# A version, a device or the load explains nothing: whether these change the evidence is the question asked. A dtype
+# explains differences by its rounding, which the tolerances allow for.
 _MODEL = ("model", "revision")
 _SHAPE = tuple(sorted(PARAM_NAMES - LENGTH))  # parameters that shape p, and q with it
 _DRAFTER = ("drafts", "drafter", "draft model", "aux layers", "draft vocabulary", "draft tokens")
 _PLAN = ("tree", "step costs", "rule")
-OTHER_ENGINE = "speculative config: "  # what begins so is what another engine was told of speculation
+OTHER_ENGINE = "speculative config: "  # begins the name of a setting of another engine's speculation
 _OTHER_PLAN = f"{OTHER_ENGINE}num_speculative_tokens"
 
 _FIELDS = {
@@ -49,13 +49,14 @@ _CAUSES = {
 def of_field(name: str, differences: Iterable[Difference], *, alike: bool) -> tuple[str, ...]:
     """What explains a field. `alike`: whether it was compared only where the same parameters shape p."""
     left_out = set(_SHAPE) if alike else set()
-    names = [one.name for one in differences if one.name not in left_out]
+    names = [difference.name for difference in differences if difference.name not in left_out]
     allowed = _FIELDS.get(name, ())
     drafting = "drafter" in allowed
     return tuple(
-        one
-        for one in names
-        if one in allowed or (drafting and one.startswith(OTHER_ENGINE) and (name == TREE or one != _OTHER_PLAN))
+        setting
+        for setting in names
+        if setting in allowed
+        or (drafting and setting.startswith(OTHER_ENGINE) and (name == TREE or setting != _OTHER_PLAN))
     )
 
 
@@ -64,14 +65,16 @@ def of_cause(cause: PartingCause, differences: Iterable[Difference]) -> tuple[st
     allowed = _CAUSES.get(cause, ())
     drafting = cause is PartingCause.DRAFTER
     return tuple(
-        one.name for one in differences if one.name in allowed or (drafting and one.name.startswith(OTHER_ENGINE))
+        difference.name
+        for difference in differences
+        if difference.name in allowed or (drafting and difference.name.startswith(OTHER_ENGINE))
     )
 
 
 def explained(fields: Sequence[Field], differences: Sequence[Difference], *, alike: bool) -> list[Field]:
     """The fields; those that the configuration explains are no longer suspect."""
-    found = []
+    checked = []
     for field in fields:
         names = of_field(field.name, differences, alike=alike) if field.suspect or field.unsure else ()
-        found.append(replace(field, suspect=False, unsure=False, explained=names) if names else field)
-    return found
+        checked.append(replace(field, suspect=False, unsure=False, explained=names) if names else field)
+    return checked

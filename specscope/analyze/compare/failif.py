@@ -4,8 +4,8 @@ FIGURE (drops|rises|differs) > X[%], several joined by `or`. FIGURE is a row of 
 (tau, rate, depth N rate, tokens per step, ...), or a row `GROUP: VALUE` of the table by group, as `tau where GROUP is
 VALUE` (`tau where label kind is code`; `label ` may be left out). X% is of A's figure, X alone is in the figure's own
 unit (tokens for tau, a share from 0 to 1 for rates). It is hit where the 95 % interval in that row lies wholly beyond
-X: noise alone hits it in at most one of forty builds. A change that may or may not be larger is said to be so, and
-does not fail.
+X: noise alone hits it in at most one of forty builds. Where the interval reaches both sides of X, the report says so,
+and the build does not fail.
 """
 
 from __future__ import annotations
@@ -63,42 +63,42 @@ def parse(text: str) -> list[FailLimit]:
 
 
 def _parse_one(part: str, text: str) -> FailLimit:
-    found = _CONDITION.fullmatch(part) if len(part) < LONGEST else None
-    if found is None:
+    parsed = _CONDITION.fullmatch(part) if len(part) < LONGEST else None
+    if parsed is None:
         raise UserError(f"--fail-if {short(text)}: {FORM}")
-    figure = " ".join(found["figure"].split())
+    figure = " ".join(parsed["figure"].split())
     if match := re.fullmatch(r"depth ([1-9][0-9]{0,2})( rate)?", figure, re.ASCII):
         figure = depth_rate(int(match[1]))
     elif figure not in FIGURES and not re.fullmatch(rf"{GROUPED}.+ is .+", figure):
         raise UserError(f"--fail-if {short(text)}: there is no figure {short(figure)}; use {KNOWN}")
-    size = float(found["size"])
+    size = float(parsed["size"])
     if size > LARGEST:
-        raise UserError(f"--fail-if {short(text)}: {found['size'][:40]} is too large")
-    return FailLimit(figure, Way(found["way"]), size / 100 if found["percent"] else size, bool(found["percent"]))
+        raise UserError(f"--fail-if {short(text)}: {parsed['size'][:40]} is too large")
+    return FailLimit(figure, Way(parsed["way"]), size / 100 if parsed["percent"] else size, bool(parsed["percent"]))
 
 
-def named(title: str, one: Estimate) -> str:
+def named(title: str, figure: Estimate) -> str:
     """What a row of the table by group is called in a condition and in a sentence."""
-    return f"{GROUPED}{title} is {one.name}"
+    return f"{GROUPED}{title} is {figure.name}"
 
 
 def judge(
     limits: Sequence[FailLimit], figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]] | None = None
 ) -> list[FailCondition]:
-    """What became of each. Raises UserError where a figure is not known on both sides."""
-    known = {one.name: one for one in figures}
+    """The outcome of each limit. Raises UserError where a figure is not known on both sides."""
+    known = {figure.name: figure for figure in figures}
     for title, each in (groups or {}).items():
-        mine = {one.name: one for one in each}
-        known |= {named(title, one): one for one in each}
+        mine = {figure.name: figure for figure in each}
+        known |= {named(title, figure): figure for figure in each}
         if title.startswith(LABEL):
-            short_ones = {named(title.removeprefix(LABEL), one): one for one in mine.values()}
-            known = short_ones | known  # a group of ours goes before a label of its name
+            short_ones = {named(title.removeprefix(LABEL), figure): figure for figure in mine.values()}
+            known = short_ones | known  # a built-in group takes precedence over a label of its name
     return [_judge(limit, known, groups or {}) for limit in limits]
 
 
 def _judge(limit: FailLimit, known: Mapping[str, Estimate], groups: Mapping[str, Sequence[Estimate]]) -> FailCondition:
     # As the table shows it: with the spaces of a label's value made single.
-    figure = next((one for name, one in known.items() if " ".join(name.split()) == limit.figure), None)
+    figure = next((estimate for name, estimate in known.items() if " ".join(name.split()) == limit.figure), None)
     if figure is None or figure.a is None or figure.b is None or figure.difference is None:
         there = _there(limit.figure, groups) if limit.figure.startswith(GROUPED) else ""
         raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure on both sides{there}")
@@ -111,10 +111,10 @@ def _judge(limit: FailLimit, known: Mapping[str, Estimate], groups: Mapping[str,
     drop, rise = -high > least, low > least
     hit = {Way.DROPS: drop, Way.RISES: rise, Way.DIFFERS: drop or rise}[limit.way]
     beyond = {Way.DROPS: -low, Way.RISES: high, Way.DIFFERS: max(-low, high)}[limit.way] > least
-    said = "hit" if hit else "not shown: the interval reaches beyond it" if beyond else "not hit"
+    outcome = "hit" if hit else "not shown: the interval reaches beyond it" if beyond else "not hit"
     alone = " (by its own interval: among all figures of the table it is not starred)"
-    said += alone if hit and not figure.significant else ""
-    return FailCondition(str(limit), hit, f"{said}; {change(figure)}")
+    outcome += alone if hit and not figure.significant else ""
+    return FailCondition(str(limit), hit, f"{outcome}; {change(figure)}")
 
 
 def _there(figure: str, groups: Mapping[str, Sequence[Estimate]]) -> str:
@@ -122,7 +122,7 @@ def _there(figure: str, groups: Mapping[str, Sequence[Estimate]]) -> str:
     title = figure.removeprefix(GROUPED).split(" is ")[0]
     each = groups.get(title) or groups.get(f"{LABEL}{title}")
     if each:
-        return f"; {title} is one of {', '.join(short(one.name) for one in each)}"
+        return f"; {title} is one of {', '.join(short(estimate.name) for estimate in each)}"
     return f"; groups: {', '.join(map(short, groups))}" if groups else ""
 
 

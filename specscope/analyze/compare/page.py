@@ -40,7 +40,7 @@ def headline(comparison: Comparison) -> list[tuple[str, str]]:
     """The few figures that people look for first: (name, value) pairs."""
     tau = comparison.tau
     parted = sum(comparison.partings.values())
-    differ = sum(one.suspect for one in comparison.fields)
+    differ = sum(field.suspect for field in comparison.fields)
     return [
         ("acceptance length, B − A", "–" if tau is None else tables.change_text(tau.difference, tau)),
         ("95 % of B − A", "–" if tau is None else tables.interval_text(tau)),

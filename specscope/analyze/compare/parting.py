@@ -15,20 +15,20 @@ from specscope.trace.record.records import ROUNDING, Outcome
 from specscope.trace.record.rules import looks_ahead
 from specscope.trace.record.tree import ROOT, Drawn
 
-BEYOND = 3.0  # rounding has no sharp bound: what is further apart than so many times it is not rounding
-ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once
+BEYOND = 3.0  # rounding has no sharp bound: a difference of more than this many tolerances is not rounding
+ENTROPY = 20.0  # an entropy moves by so many times a p's change: -log p of a token near 0, many tokens at once
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
 LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def rounding(*dtypes: str) -> float:
-    """How far the probabilities of these may be apart by rounding alone."""
+    """How far apart probabilities computed in these dtypes may be by rounding alone."""
     return max(ROUNDING.get(dtype, WIDEST) for dtype in dtypes)
 
 
 def mix(values: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """Numbers to well spread 64-bit ones (splitmix64)."""
+    """Numbers hashed to well spread 64-bit ones (splitmix64)."""
     x = values.astype(np.uint64) + _ODD[0]
     x = (x ^ (x >> np.uint64(30))) * _ODD[1]
     x = (x ^ (x >> np.uint64(27))) * _ODD[2]
@@ -53,7 +53,7 @@ def decided(side: Side) -> NDArray[np.uint64]:
 
 
 def first_difference(a: NDArray[np.generic], b: NDArray[np.generic]) -> int | None:
-    """The first place at which they differ, the end of the shorter one where it has no other; None if nowhere."""
+    """The first place at which they differ, or the end of the shorter one where it begins the other; None if equal."""
     shared = min(len(a), len(b))
     unlike = np.flatnonzero(a[:shared] != b[:shared])
     if len(unlike):
@@ -62,7 +62,7 @@ def first_difference(a: NDArray[np.generic], b: NDArray[np.generic]) -> int | No
 
 
 class Partings:
-    """Finds them for the pairs of two sides."""
+    """Finds where the outputs of pairs of two sides part."""
 
     def __init__(self, a: Side, b: Side) -> None:
         self.sides = (a, b)
@@ -71,22 +71,24 @@ class Partings:
 
     def of(self, a: SideRequest, b: SideRequest, match: PairedBy) -> tuple[Parting | None, Parting | None]:
         """(where the outputs part, the first decision before that which differs)."""
-        outputs = [side.tokens(one) for side, one in zip(self.sides, (a, b), strict=True)]
-        at = first_difference(*outputs)
+        outputs = [side.tokens(request) for side, request in zip(self.sides, (a, b), strict=True)]
+        place = first_difference(*outputs)
         hashes = []
-        for side, one, every, output in zip(self.sides, (a, b), self._decided, outputs, strict=True):
-            begin = int(side.steps["first_output"][one.first]) if one.count else 0
+        for side, request, every, output in zip(self.sides, (a, b), self._decided, outputs, strict=True):
+            begin = int(side.steps["first_output"][request.first]) if request.count else 0
             hashes.append(every[begin : begin + len(output)])
         before = first_difference(*hashes)
-        parting = None if at is None else self._parting(a, b, at, match)
-        earlier = before is not None and before < min(map(len, outputs)) and (at is None or before < at)
+        parting = None if place is None else self._parting(a, b, place, match)
+        earlier = before is not None and before < min(map(len, outputs)) and (place is None or before < place)
         return parting, self._parting(a, b, before, match) if earlier and before is not None else None
 
-    def _parting(self, a: SideRequest, b: SideRequest, at: int, match: PairedBy) -> Parting:
-        tolerance = rounding(*(side.dtype(one) for side, one in zip(self.sides, (a, b), strict=True)))
+    def _parting(self, a: SideRequest, b: SideRequest, place: int, match: PairedBy) -> Parting:
+        tolerance = rounding(*(side.dtype(request) for side, request in zip(self.sides, (a, b), strict=True)))
         tolerance *= max(heat(a), heat(b))
-        first, second = (half(side, one, at, tolerance) for side, one in zip(self.sides, (a, b), strict=True))
-        return Parting(at, self._cause(a, b, first, second, match, tolerance), first, second)
+        first, second = (
+            half(side, request, place, tolerance) for side, request in zip(self.sides, (a, b), strict=True)
+        )
+        return Parting(place, self._cause(a, b, first, second, match, tolerance), first, second)
 
     def _cause(
         self, a: SideRequest, b: SideRequest, x: Half, y: Half, match: PairedBy, tolerance: float
@@ -95,7 +97,7 @@ class Partings:
             return PartingCause.PARAMETERS
         if x.token is None or y.token is None:
             return PartingCause.END
-        greedy = all(one.info is None or one.info.params.greedy for one in (a, b))
+        greedy = all(request.info is None or request.info.params.greedy for request in (a, b))
         if not greedy and _seed(a) != _seed(b):
             return PartingCause.SEED
         coins = all(side.has_coins for side in self.sides)
@@ -105,27 +107,31 @@ class Partings:
         asked = None if greedy else self._asked(x, y)  # a greedy output hangs neither on the drafts nor on the rule
         if asked is not None:
             return asked
-        if any(one.near_tie for one in (*x.decisions, *y.decisions)):
+        if any(decision.near_tie for decision in (*x.decisions, *y.decisions)):
             return PartingCause.ROUNDING
-        if greedy and x.token != y.token and not any(one.gap is not None for one in (*x.decisions, *y.decisions)):
+        if (
+            greedy
+            and x.token != y.token
+            and not any(decision.gap is not None for decision in (*x.decisions, *y.decisions))
+        ):
             return PartingCause.CHOICE
-        given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
+        given = [known_p(side, part) for side, part in zip(self.sides, (x, y), strict=True)]
         raw, p = (_unlike(given[0], given[1], kinds, BEYOND * tolerance) for kinds in (("raw",), ("p", "H")))
         if raw or (greedy and x.token != y.token):
             return PartingCause.TARGET
         if p:
-            return PartingCause.CUT if any(is_cut(one) for one in (a, b)) else PartingCause.TARGET
-        return _mechanical(x, y, tolerance, coins=coins, cut=any(is_cut(one) for one in (a, b)))
+            return PartingCause.CUT if any(is_cut(request) for request in (a, b)) else PartingCause.TARGET
+        return _mechanical(x, y, tolerance, coins=coins, cut=any(is_cut(request) for request in (a, b)))
 
     def _asked(self, x: Half, y: Half) -> PartingCause | None:
-        """What was configured otherwise and decides which coins are used: it explains more than rounding does."""
+        """What is configured differently and decides which coins are used: it takes precedence over rounding."""
         if x.rule != y.rule:
             return PartingCause.RULE
-        tried = [[one.token for one in half.decisions if one.node is not None] for half in (x, y)]
+        tried = [[decision.token for decision in half.decisions if decision.node is not None] for half in (x, y)]
         other = x.position != y.position or tried[0] != tried[1]
         if not self._other_drafts or other:
             return PartingCause.DRAFTS if self._other_drafts else None
-        qs = [[one.q for one in half.decisions if one.node is not None] for half in (x, y)]
+        qs = [[decision.q for decision in half.decisions if decision.node is not None] for half in (x, y)]
         return PartingCause.DRAFTER if qs[0] != qs[1] else None
 
 
@@ -140,28 +146,36 @@ def _seed(request: SideRequest) -> int | None:
 
 
 def _certain(x: Half, y: Half) -> PartingCause | None:
-    """What no rounding explains: other coins at the same place, or the same numbers and another outcome."""
+    """What rounding cannot explain: another coin at the same place, or another outcome from the same p, q and coin."""
     if x.position != y.position or x.rule != y.rule or (looks_ahead(x.rule) and x.drafted != y.drafted):
         return None
-    for one, two in zip(x.decisions, y.decisions, strict=False):
-        if one.node is None or (one.node, one.token) != (two.node, two.token):
+    for first, second in zip(x.decisions, y.decisions, strict=False):
+        if first.node is None or (first.node, first.token) != (second.node, second.token):
             return None
-        if one.coin != two.coin:
+        if first.coin != second.coin:
             return PartingCause.COIN
-        if one.what != two.what:
-            return PartingCause.VERDICT if (one.accept_prob, one.p, one.q) == (two.accept_prob, two.p, two.q) else None
+        if first.what != second.what:
+            return (
+                PartingCause.VERDICT
+                if (first.accept_prob, first.p, first.q) == (second.accept_prob, second.p, second.q)
+                else None
+            )
     return None
 
 
 def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool, cut: bool) -> PartingCause:
     """The target agrees: drafter, drafts, coins or verdict. `cut`: whether top-k, top-p or min-p cut p."""
     shared = list(zip(x.decisions, y.decisions, strict=False))
-    qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
+    qs = [
+        (first.q, second.q)
+        for first, second in shared
+        if first.token == second.token and None not in (first.node, second.node)
+    ]
     if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > BEYOND * tolerance for q, r in qs):
         return PartingCause.DRAFTER
-    tried = [[one for one in half.decisions if one.node is not None] for half in (x, y)]
+    tried = [[decision for decision in half.decisions if decision.node is not None] for half in (x, y)]
     other = next((pair for pair in zip(*tried, strict=False) if pair[0].token != pair[1].token), ())
-    if any(one.near_draw for one in other):
+    if any(decision.near_draw for decision in other):
         return PartingCause.ROUNDING
     if other or x.position != y.position or not shared:
         return PartingCause.DRAFTS
@@ -169,14 +183,14 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool, cut: bool) -
         return PartingCause.RULE
     if looks_ahead(x.rule) and x.drafted != y.drafted:  # what lies below decides as well
         return PartingCause.DRAFTS
-    for one, two in shared if coins else ():
-        if one.node != two.node:
+    for first, second in shared if coins else ():
+        if first.node != second.node:
             return PartingCause.DRAFTS
-        if one.coin != two.coin:
+        if first.coin != second.coin:
             return PartingCause.COIN
-        if one.node is None and one.what == two.what and one.token != two.token and cut:
+        if first.node is None and first.what == second.what and first.token != second.token and cut:
             return PartingCause.CUT  # one more token at the edge moves the borders of all that are drawn from
-        if one.what != two.what or one.token != two.token:
+        if first.what != second.what or first.token != second.token:
             return PartingCause.VERDICT
     return PartingCause.UNKNOWN
 
@@ -233,15 +247,15 @@ def _given(side: Side, row: int, above: int) -> Known:
     step = side.steps[row]
     first, count = int(step["first_parent"]), int(step["parents"])
     node = above - int(step["first_node"]) if above >= 0 else ROOT
-    at = first + np.flatnonzero(side.parents["node"][first : first + count] == node)
-    if not len(at):
+    rows = first + np.flatnonzero(side.parents["node"][first : first + count] == node)
+    if not len(rows):
         return {}
-    told = {name: values[at[0]] for name, values in side.parents.items()}
-    choice, top = int(told["choice"]), int(told["top"])
+    given = {name: values[rows[0]] for name, values in side.parents.items()}
+    choice, top = int(given["choice"]), int(given["top"])
     return {
-        ("p", choice): float(told["choice_p"]),
-        ("raw", top): float(told["top_p"]),
-        ("H", 0): float(told["entropy"]),
+        ("p", choice): float(given["choice_p"]),
+        ("raw", top): float(given["top_p"]),
+        ("H", 0): float(given["entropy"]),
     }
 
 
@@ -257,17 +271,17 @@ def _children(side: Side, row: int, above: int) -> NDArray[np.int64]:
     return first + np.flatnonzero(side.above[first : first + count] == above)
 
 
-def half(side: Side, request: SideRequest, at: int, tolerance: float) -> Half:
-    """The step of a request in which its output token number `at` came, and what was decided there."""
+def half(side: Side, request: SideRequest, index: int, tolerance: float) -> Half:
+    """The step of a request that committed its output token number `index`, and what was decided there."""
     output = side.tokens(request)
-    if at >= len(output):
+    if index >= len(output):
         return Half(None, len(output), (), None)
     rows = side.rows(request)
-    row = rows.start + int(np.searchsorted(side.place[rows], at, "right")) - 1
-    while not side.steps["emitted"][row]:  # prefill chunks stand at the same place
+    row = rows.start + int(np.searchsorted(side.place[rows], index, "right")) - 1
+    while not side.steps["emitted"][row]:  # prefill chunks have the same place
         row -= 1
     step, place = side.steps[row], int(side.place[row])
-    deep = at - place
+    deep = index - place
     above = int(side.path[step["first_path"] + deep - 1] + step["first_node"]) if deep else -1
     decisions = [_trial(side, row, int(node), tolerance) for node in _children(side, row, above) if side.tried[node]]
     if deep == step["accepted"]:
@@ -275,7 +289,7 @@ def half(side: Side, request: SideRequest, at: int, tolerance: float) -> Half:
     where = Reference(request.id, int(step["index"]), int(step["step"]))
     tree = side.part(row).tree
     drafted = tuple(zip(tree.token.tolist(), tree.parent.tolist(), strict=True))
-    return Half(where, place, tuple(decisions), int(output[at]), row, deep, side.names[step["rule"]], drafted)
+    return Half(where, place, tuple(decisions), int(output[index]), row, deep, side.names[step["rule"]], drafted)
 
 
 def _gap(value: float) -> float | None:
@@ -332,7 +346,7 @@ def _final(side: Side, row: int, tolerance: float) -> Decision:
 
 
 def _near(side: Side, row: int, margin: float, gap: float | None, tolerance: float) -> bool:
-    """Whether rounding could flip it. A greedy p is 0 or 1: there the raw probabilities tell, both of which move."""
+    """Whether rounding could flip it. A greedy p is 0 or 1, so the raw probabilities decide, both of which move."""
     info = side.requests[side.steps["request"][row]].info
     greedy = info is None or info.params.greedy
     return margin < tolerance or (greedy and gap is not None and gap < 2 * tolerance)

@@ -1,4 +1,4 @@
-"""Where compared values stand, and a field made of them: how many differ, how far, and where."""
+"""Where compared values are, and a field made of them: how many differ, how far, and where."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ Pair = tuple[NDArray[np.float64], NDArray[np.float64]]  # of A and B
 
 @dataclass(frozen=True)
 class Place:
-    """Where compared values stand on one side: nodes, final tokens, or, without nodes, whole steps."""
+    """Where compared values are on one side: nodes, final tokens, or, without nodes, whole steps."""
 
     side: Side
-    drawn: Longs  # rows whose final tokens stand behind the nodes
-    at: Longs  # nodes, and behind them places in `drawn`; else rows of what `of` says
+    drawn: Longs  # rows whose final tokens follow the nodes
+    indices: Longs  # of nodes, then of `drawn` behind them; for other values of `of`, its rows
     of: Literal["nodes", "steps", "parents"] = "nodes"
 
     @cached_property
     def rows(self) -> Longs:
         """The row in `steps` of each."""
         if self.of == "parents":
-            return self.side.parent_step[self.at]
-        return self.at if self.of == "steps" else np.concatenate([self.side.node_step, self.drawn])[self.at]
+            return self.side.parent_step[self.indices]
+        return self.indices if self.of == "steps" else np.concatenate([self.side.node_step, self.drawn])[self.indices]
 
     @cached_property
     def depth(self) -> Longs:
         """Of the token in its tree; of a parent, 0 for the root."""
         if self.of == "parents":
-            node, first = self.side.parents["node"][self.at], self.side.steps["first_node"][self.rows]
+            node, first = self.side.parents["node"][self.indices], self.side.steps["first_node"][self.rows]
             return np.where(node == ROOT, 0, np.append(self.side.depth, 0)[np.where(node == ROOT, -1, first + node)])
         final = self.side.steps["accepted"][self.drawn] + 1
-        return np.concatenate([self.side.depth, final])[self.at]
+        return np.concatenate([self.side.depth, final])[self.indices]
 
     @cached_property
     def sibling(self) -> Longs:
         """Its rank among its siblings, from 1; 0 for a final token."""
-        return np.concatenate([self.side.sibling + 1, np.zeros(len(self.drawn), np.int32)])[self.at]
+        return np.concatenate([self.side.sibling + 1, np.zeros(len(self.drawn), np.int32)])[self.indices]
 
-    def reference(self, at: int) -> Reference:
-        """One of them."""
-        step, place = self.side.steps[self.rows[at]], int(self.at[at])
+    def reference(self, index: int) -> Reference:
+        """The compared value with this index, as a reference."""
+        step, place = self.side.steps[self.rows[index]], int(self.indices[index])
         node = place - int(step["first_node"]) if self.of == "nodes" and place < len(self.side.node_step) else None
         return Reference(self.side.requests[step["request"]].id, int(step["index"]), int(step["step"]), node)
 
@@ -69,7 +69,7 @@ Places = tuple[Place, Place]
 
 def column(aligned: Aligned, name: str) -> Pair:
     """A column of the nodes at equal contexts."""
-    x, y = (side.nodes[name][at] for side, at in zip((aligned.a, aligned.b), aligned.nodes, strict=True))
+    x, y = (side.nodes[name][nodes] for side, nodes in zip((aligned.a, aligned.b), aligned.nodes, strict=True))
     return x.astype(np.float64), y.astype(np.float64)
 
 
@@ -87,11 +87,13 @@ def of_steps(aligned: Aligned) -> Places:
 
 def of_requests(places: Sequence[Place], *values: NDArray[Any]) -> list[NDArray[Any]]:
     """Values by request, one array a side, at the compared places."""
-    return [own[place.side.steps["request"][place.rows]] for own, place in zip(values, places, strict=True)]
+    return [
+        by_request[place.side.steps["request"][place.rows]] for by_request, place in zip(values, places, strict=True)
+    ]
 
 
 def per_request(places: Places, value: Callable[[SideRequest], float]) -> NDArray[np.float64]:
-    """The larger one of both sides of a value of their requests, at the compared places."""
+    """The larger of both sides' values of their requests, at the compared places."""
     each = [np.array([float(value(request)) for request in place.side.requests]) for place in places]
     return np.asarray(np.maximum(*of_requests(places, *each)), np.float64)
 
@@ -107,7 +109,7 @@ def number(
     note: str = "",
     rare: float | None = None,
 ) -> Field:
-    """Of a number. `rare`: the share that may lie beyond rounding; with more the side is suspect. None: it never is."""
+    """The field of a number. `rare`: the share that may lie beyond rounding; with more it is suspect. None: never."""
     # A value that is no number on one side alone is as far from the other as can be.
     apart = np.where(np.isnan(a) | np.isnan(b), np.where(np.isnan(a) & np.isnan(b), 0.0, np.inf), np.abs(a - b))
     apart = np.where(where, apart, 0.0)
@@ -137,24 +139,26 @@ def other(
     far: Bools | None = None,
     worst: int | None = None,
 ) -> Field:
-    """Of whatever is equal or not. `far`: where no rounding explains that it is not; everywhere, where none is given.
-    `rare`: as of a number."""
+    """The field of values that are equal or not. `far`: where rounding does not explain a difference; None: everywhere.
+
+    `rare`: as in `number`.
+    """
     differ = differ & where
     count, compared = int(differ.sum()), int(where.sum())
     example = None
     if count:
-        at = int(np.argmax(differ)) if worst is None else worst
-        example = (places[0].reference(at), places[1].reference(at))
+        index = int(np.argmax(differ)) if worst is None else worst
+        example = (places[0].reference(index), places[1].reference(index))
     by = _where(places[1], differ, where) if count > 0 else ()
-    told = _condition(places, differ[where], np.flatnonzero(where)) if 0 < count < compared else ""
+    condition = _condition(places, differ[where], np.flatnonzero(where)) if 0 < count < compared else ""
     suspect = rare is not None and many(int((differ if far is None else differ & far).sum()), compared, rare)
     return Field(
-        name, compared, count, None, None, example, by, suspect, judged=rare is not None, note=note, condition=told
+        name, compared, count, None, None, example, by, suspect, judged=rare is not None, note=note, condition=condition
     )
 
 
 def _condition(places: Places, differ: Bools, chosen: Longs) -> str:
-    """The shortest condition that tells where it differs, with its figures; "" where chance would find one as good."""
+    """The shortest condition that says where it differs, with its counts; "" where chance would find one as good."""
     a, b = places
     rows, steps = b.rows[chosen], b.side.steps[b.rows[chosen]]
     other = a.side.steps[a.rows[chosen]]
@@ -174,11 +178,11 @@ def _condition(places: Places, differ: Bools, chosen: Longs) -> str:
         facts["depth"] = b.depth[chosen]
     if b.of == "nodes":
         facts["sibling"] = b.sibling[chosen]
-    found = find(facts, differ, rows)
-    if found is None:
+    best = find(facts, differ, rows)
+    if best is None:
         return ""
-    inside, outside = f"{found.hits_in:,} of {found.total_in:,}", f"{found.hits_out:,} of {found.total_out:,}"
-    return f"{found.text}: {inside}; elsewhere {outside}"
+    inside, outside = f"{best.hits_in:,} of {best.total_in:,}", f"{best.hits_out:,} of {best.total_out:,}"
+    return f"{best.text}: {inside}; elsewhere {outside}"
 
 
 def _where(place: Place, differ: Bools, where: Bools) -> tuple[Where, ...]:
@@ -191,10 +195,10 @@ def _where(place: Place, differ: Bools, where: Bools) -> tuple[Where, ...]:
         groups.append(("sibling", place.sibling, None))
     groups += [("after", steps["preceded"][place.rows], PRECEDED)]
     groups += [("requests in the step", steps["batch"][place.rows], None)]
-    found = []
+    lines = []
     for group, values, names in groups:
         for value in np.unique(values[where]).tolist():
             mine = where & (values == value)
             text = str(value) if names is None else str(names[value]) if value >= 0 else "prefill"
-            found.append(Where(group, text, int(mine.sum()), int((differ & mine).sum())))
-    return tuple(found)
+            lines.append(Where(group, text, int(mine.sum()), int((differ & mine).sum())))
+    return tuple(lines)

@@ -19,7 +19,11 @@ def plots(comparison: Comparison) -> list[tuple[str, str]]:
     """(title, SVG) of each plot that there are figures for."""
     wanted = [
         ("Acceptance by depth", _by_depth, bool(_depths(comparison))),
-        ("Difference of the acceptance length, with its 95 % interval", _differences, bool(_told(comparison))),
+        (
+            "Difference of the acceptance length, with its 95 % interval",
+            _differences,
+            bool(_with_intervals(comparison)),
+        ),
         ("Acceptance length by request", _by_request, any(None not in pair.tau for pair in comparison.pairs)),
         ("Calibration of q", _calibration, bool(comparison.calibration)),
         ("Output tokens before a pair parts", _lengths, bool(comparison.partings)),
@@ -28,38 +32,43 @@ def plots(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _depths(comparison: Comparison) -> list[Estimate]:
-    return [one for one in comparison.figures if is_depth(one)]
+    return [figure for figure in comparison.figures if is_depth(figure)]
 
 
-def _told(comparison: Comparison) -> list[tuple[str, Estimate]]:
-    tau = [("all", one) for one in comparison.figures if one.name == "tau" and one.low is not None]
-    groups = [(f"{t}: {one.name}", one) for t, each in comparison.groups.items() for one in each if one.low is not None]
+def _with_intervals(comparison: Comparison) -> list[tuple[str, Estimate]]:
+    tau = [("all", figure) for figure in comparison.figures if figure.name == "tau" and figure.low is not None]
+    groups = [
+        (f"{t}: {figure.name}", figure)
+        for t, each in comparison.groups.items()
+        for figure in each
+        if figure.low is not None
+    ]
     return [*tau, *groups][:MOST]
 
 
 def _by_depth(axes: Axes, comparison: Comparison) -> None:
     depths = _depths(comparison)
     places = range(1, len(depths) + 1)
-    axes.bar([at - 0.2 for at in places], [one.a or 0.0 for one in depths], 0.36, label="A", color=BLUE)
-    reach = [0.0 if one.low is None else (one.difference or 0.0) - one.low for one in depths]
+    axes.bar([place - 0.2 for place in places], [figure.a or 0.0 for figure in depths], 0.36, label="A", color=BLUE)
+    reach = [0.0 if figure.low is None else (figure.difference or 0.0) - figure.low for figure in depths]
     style = {"elinewidth": 1, "ecolor": GREY}
-    heights = [one.b or 0.0 for one in depths]
-    axes.bar([at + 0.2 for at in places], heights, 0.36, yerr=reach, label="B", color=ORANGE, error_kw=style)
+    heights = [figure.b or 0.0 for figure in depths]
+    axes.bar([place + 0.2 for place in places], heights, 0.36, yerr=reach, label="B", color=ORANGE, error_kw=style)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_xticks(
-        places, [f"{at}\n{depths[at - 1].weight[0]:,.0f}\n{depths[at - 1].weight[1]:,.0f}" for at in places]
+        places, [f"{place}\n{depths[place - 1].weight[0]:,.0f}\n{depths[place - 1].weight[1]:,.0f}" for place in places]
     )
     axes.set_xlabel("depth; drafts of A, of B that proposed it (the line on B: 95 % of B − A)")
     legend(axes)
 
 
 def _differences(axes: Axes, comparison: Comparison) -> None:
-    told = _told(comparison)
-    names = [one_line(name, 40) for name, _ in told]
-    middles = [one.difference or 0.0 for _, one in told]
-    reach = [(one.difference or 0.0) - (one.low or 0.0) for _, one in told]
-    places = list(range(len(told)))
+    listed = _with_intervals(comparison)
+    names = [one_line(name, 40) for name, _ in listed]
+    middles = [figure.difference or 0.0 for _, figure in listed]
+    reach = [(figure.difference or 0.0) - (figure.low or 0.0) for _, figure in listed]
+    places = list(range(len(listed)))
     axes.errorbar(middles, places, xerr=reach, fmt="o", markersize=4, color=BLUE, ecolor=BLUE, elinewidth=1.2)
     axes.set_yticks(places, names, fontsize=8)
     axes.invert_yaxis()
@@ -80,7 +89,9 @@ def _by_request(axes: Axes, comparison: Comparison) -> None:
 def _calibration(axes: Axes, comparison: Comparison) -> None:
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1)
     for side, (name, colour) in enumerate((("A", BLUE), ("B", ORANGE))):
-        known = [(q, got) for one in comparison.calibration for q, got in [(one.q[side], one.accepted[side])]]
+        known = [
+            (q, got) for interval in comparison.calibration for q, got in [(interval.q[side], interval.accepted[side])]
+        ]
         points = [(q, got) for q, got in known if q is not None and got is not None]
         axes.plot(
             [q for q, _ in points], [got for _, got in points], color=colour, marker="o", markersize=4, label=name
@@ -94,7 +105,7 @@ def _calibration(axes: Axes, comparison: Comparison) -> None:
 
 def _lengths(axes: Axes, comparison: Comparison) -> None:
     lengths = sorted(pair.parting.position for pair in comparison.pairs if pair.parting is not None)
-    share = [(at + 1) / len(comparison.pairs) for at in range(len(lengths))]
+    share = [(index + 1) / len(comparison.pairs) for index in range(len(lengths))]
     axes.step(lengths, share, where="post", color=BLUE)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

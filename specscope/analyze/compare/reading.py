@@ -15,7 +15,7 @@ from specscope.interrupt import ignore_terminal
 from specscope.lifetime import end_with_parent
 from specscope.trace.wire.reading import CaptureReader, read_capture, without_gc
 
-LARGE = 16 * 2**20  # bytes: a smaller file is read before a process has started
+LARGE = 16 * 2**20  # bytes: a smaller file is read sooner than a process starts
 Progress = Callable[[float], None]
 
 
@@ -62,11 +62,11 @@ def _size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
-        return 0  # reading it says what is wrong
+        return 0  # reading it reports what is wrong
 
 
 def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -> list[Side]:
-    """Each in a process of its own, so many at a time."""
+    """Each in a process of its own, `workers` at a time."""
     context = multiprocessing.get_context("spawn")
     done: dict[int, Side] = {}
     shares = [0.0] * len(paths)
@@ -75,38 +75,38 @@ def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -
     try:
         while waiting or going:
             while waiting and len(going) < workers:
-                at = waiting.pop(0)
+                index = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_send, args=(paths[at], theirs), daemon=True)
+                process = context.Process(target=_send, args=(paths[index], theirs), daemon=True)
                 with ignore_terminal():
                     process.start()
                 theirs.close()
-                going[ours] = (at, process)
+                going[ours] = (index, process)
             for ready in wait(list(going)):
                 assert isinstance(ready, Connection)
-                at, process = going[ready]
+                index, process = going[ready]
                 try:
-                    heard = ready.recv()
+                    message = ready.recv()
                 except EOFError:
-                    raise UserError(f"reading {paths[at]} failed: its process ended (out of memory?)") from None
-                if isinstance(heard, UserError):
-                    raise heard
-                if isinstance(heard, float):
-                    shares[at] = heard
+                    raise UserError(f"reading {paths[index]} failed: its process ended (out of memory?)") from None
+                if isinstance(message, UserError):
+                    raise message
+                if isinstance(message, float):
+                    shares[index] = message
                     if progress:
                         progress(sum(shares) / len(shares))
                     continue
-                done[at], shares[at] = heard, 1.0
+                done[index], shares[index] = message, 1.0
                 process.join()
                 del going[ready]
     finally:
         for _, process in going.values():
             process.terminate()
-    return [done[at] for at in range(len(paths))]
+    return [done[index] for index in range(len(paths))]
 
 
 def _send(path: str, to: Connection) -> None:
-    """In the process: the side, or why it cannot be read; before it how much has been read."""
+    """In the process: send how much has been read, then the side, or why it cannot be read."""
     end_with_parent()
     try:
         to.send(read_side(path, to.send))

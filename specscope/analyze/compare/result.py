@@ -39,7 +39,7 @@ class PairedBy(StrEnum):
 
     EXACT = "prompt, parameters and seed"
     SEED = "prompt and parameters"  # the seed differs
-    PROMPT = "prompt"  # parameters differ
+    PROMPT = "prompt"  # the parameters differ
     ORDER = "order"  # the prompt of one of them is not known
 
 
@@ -194,13 +194,13 @@ class Field:
     suspect: bool = False  # whether no rounding and nothing in the configuration explains it
     explained: tuple[str, ...] = ()  # what in the configuration does, where no rounding can
     unsure: bool = False  # whether it is not recorded if rounding explains it
-    judged: bool = False  # whether it may be one of these; else it follows from others, or from the load
+    judged: bool = False  # whether it may be suspect or unsure; else it follows from other fields, or from the load
     note: str = ""
-    condition: str = ""  # the one condition that tells best where it differs, with its counts
+    condition: str = ""  # the condition that best says where it differs, with its counts
 
     @property
     def share(self) -> float:
-        """Of those compared, how many differ."""
+        """The share of those compared that differ."""
         return self.differ / self.compared if self.compared else 0.0
 
 
@@ -217,7 +217,7 @@ class Estimate:
     p_value: float | None = None
     significant: bool = False  # tau: by its interval; any other: after Holm's correction over its table
     visible: float | None = None  # the least difference that would be seen with 95 % power
-    clusters: int = 0  # behind it: requests, or pairs of them; of counts, drafts
+    clusters: int = 0  # that it is computed from: requests, or pairs of these; for counts, drafts
     weight: tuple[float, float] = (0.0, 0.0)  # drafts, steps or nodes under the figure
     standard_error: float | None = None
     percent: bool = False  # whether it is a share
@@ -242,7 +242,7 @@ class CalibrationBin:
 
 @dataclass(frozen=True)
 class FailCondition:
-    """A --fail-if, and what became of it."""
+    """A --fail-if condition and its outcome."""
 
     text: str
     hit: bool
@@ -251,7 +251,7 @@ class FailCondition:
 
 @dataclass(frozen=True)
 class SideFacts:
-    """What stands behind one side."""
+    """The sources, models and counts of one side."""
 
     sources: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -272,13 +272,13 @@ class Comparison:
     b: SideFacts
     answer: Sameness
     summary: str  # the verdict in a sentence
-    headline: str  # the acceptance length of both sides, its change and what is known of it
+    headline: str  # the acceptance length of both sides, its change and interval
     reasons: tuple[str, ...]  # what speaks for it, the strongest first
     differences: tuple[Difference, ...]
     missing: tuple[str, ...]  # what a side lacks, and what was therefore not compared
     pairs: tuple[Pair, ...]
     nodes: int  # at equal contexts
-    steps: int  # likewise
+    steps: int  # at equal contexts
     fields: tuple[Field, ...]
     figures: tuple[Estimate, ...]
     groups: dict[str, tuple[Estimate, ...]] = field(default_factory=dict)  # acceptance length by group
@@ -288,11 +288,11 @@ class Comparison:
     @property
     def tau(self) -> Estimate | None:
         """The primary figure; None where it is not known on both sides."""
-        return next((one for one in self.figures if one.name == TAU), None)
+        return next((figure for figure in self.figures if figure.name == TAU), None)
 
     @property
     def partings(self) -> dict[PartingCause, int]:
-        """Pairs by what they part at."""
+        """How many pairs part, by cause, the most frequent first."""
         counts: dict[PartingCause, int] = {}
         for pair in self.pairs:
             if pair.parting is not None:

@@ -36,25 +36,25 @@ VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whol
 
 def header(comparison: Comparison) -> list[tuple[str, str]]:
     """What was compared: (name, value) pairs."""
-    found = []
+    rows = []
     for name, side in (("A", comparison.a), ("B", comparison.b)):
-        found.append((name, f"{', '.join(side.sources)}: {side.target}, drafter {side.drafter}"))
+        rows.append((name, f"{', '.join(side.sources)}: {side.target}, drafter {side.drafter}"))
         counts = f"{plural(side.requests, 'request')}, {plural(side.decode_steps, 'decode step')}"
-        found.append(("", f"{counts}, {plural(side.tokens, 'output token')}"))
-    found.append(("pairs", matches(comparison)))
-    return found
+        rows.append(("", f"{counts}, {plural(side.tokens, 'output token')}"))
+    rows.append(("pairs", matches(comparison)))
+    return rows
 
 
 def matches(comparison: Comparison) -> str:
     """How the requests were matched."""
     kinds = Counter(pair.match for pair in comparison.pairs)
-    said = [f"{count(kinds[kind])} by {kind.value}" for kind in PairedBy if kinds[kind]]
+    matched = [f"{count(kinds[kind])} by {kind.value}" for kind in PairedBy if kinds[kind]]
     left = [f"{count(side.unmatched)} only in {name}" for name, side in (("A", comparison.a), ("B", comparison.b))]
-    return ", ".join([*said, *(text for text in left if not text.startswith("0 "))]) or "none"
+    return ", ".join([*matched, *(text for text in left if not text.startswith("0 "))]) or "none"
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All of them, in the order of reading; those with nothing in them left out."""
+    """All tables, in the order of reading, without empty ones."""
     every = [
         configuration(comparison),
         partings(comparison),
@@ -73,8 +73,8 @@ def tables(comparison: Comparison) -> list[Table]:
 def configuration(comparison: Comparison) -> Table:
     """What is not the same before anything ran."""
     rows = [
-        (one.name, one_line(one.a, VALUE_SHOWN), one_line(one.b, VALUE_SHOWN), one.note)
-        for one in comparison.differences
+        (difference.name, one_line(difference.a, VALUE_SHOWN), one_line(difference.b, VALUE_SHOWN), difference.note)
+        for difference in comparison.differences
     ]
     note = "" if rows else "Nothing differs in the configuration."
     words = ("A", "B", "leads to")
@@ -82,7 +82,7 @@ def configuration(comparison: Comparison) -> Table:
 
 
 def partings(comparison: Comparison) -> Table:
-    """Pairs whose outputs part, and those that only decide otherwise."""
+    """Pairs whose outputs part, and those with the same output from other decisions."""
     parted = [pair for pair in comparison.pairs if pair.parting is not None]
     alike = [pair for pair in comparison.pairs if pair.parting is None]
     marked = accused(comparison.pairs, comparison.differences)
@@ -103,7 +103,7 @@ def partings(comparison: Comparison) -> Table:
 
 
 def _is_accused(pair: Pair, marked: Container[PartingCause]) -> bool:
-    return any(one is not None and one.cause in marked for one in (pair.first, pair.parting))
+    return any(parting is not None and parting.cause in marked for parting in (pair.first, pair.parting))
 
 
 def _parting_row(pair: Pair, marked: Container[PartingCause]) -> tuple[str, ...]:
@@ -124,12 +124,12 @@ def came_out(half: Half) -> str:
     """The token that came out at a parting."""
     if half.token is None:
         return "the end"
-    text = next((one.text for one in half.decisions if one.token == half.token), f"#{half.token}")
+    text = next((decision.text for decision in half.decisions if decision.token == half.token), f"#{half.token}")
     return one_line(text, 20)
 
 
 def details(comparison: Comparison) -> list[Table]:
-    """The first partings, decision by decision; those that nothing harmless explains before the others."""
+    """The first partings, decision by decision; those without a harmless explanation come first."""
     chosen = [(pair, pair.parting) for pair in comparison.pairs if pair.parting is not None]
     chosen.sort(key=lambda item: item[1].cause in HARMLESS)
     return [_detail(pair, parting) for pair, parting in chosen[:DETAILED]]
@@ -138,7 +138,7 @@ def details(comparison: Comparison) -> list[Table]:
 def _detail(pair: Pair, parting: Parting) -> Table:
     rows = []
     for name, half in (("A", parting.a), ("B", parting.b)):
-        rows += [(name if not at else "", *_decision_row(one)) for at, one in enumerate(half.decisions)]
+        rows += [(name if not index else "", *_decision_row(decision)) for index, decision in enumerate(half.decisions)]
     columns = ("", "token", "node", "what", "raw p", "draft p", "p", "q", "coin", "a", "margin")
     where = ", ".join(f"{name} {half.at}" for name, half in (("A", parting.a), ("B", parting.b)) if half.at is not None)
     title = f"{one_line(pair.id_a, MOST_SHOWN)} parts at output token {parting.position:,}"
@@ -146,38 +146,38 @@ def _detail(pair: Pair, parting: Parting) -> Table:
     return Table(title, columns, rows, note, frozenset(["token", "what"]))
 
 
-def _decision_row(one: Decision) -> tuple[str, ...]:
-    margin = NONE if one.margin >= 1 else f"{one.margin:.2g}"
-    if one.gap is not None and margin == NONE:
-        margin = f"{one.gap:.2g} raw"
+def _decision_row(decision: Decision) -> tuple[str, ...]:
+    margin = NONE if decision.margin >= 1 else f"{decision.margin:.2g}"
+    if decision.gap is not None and margin == NONE:
+        margin = f"{decision.gap:.2g} raw"
     return (
-        one_line(one.text, 20),
-        NONE if one.node is None else str(one.node),
-        one.what,
-        number(one.raw_p, 4),
-        number(one.draft_p, 4),
-        NONE if one.greedy else number(one.p, 4),
-        number(one.q, 4) + (" ≈" if one.near_draw else ""),
-        NONE if one.greedy else number(one.coin, 4),
-        NONE if one.greedy else number(one.accept_prob, 4),
-        margin + (" ≈" if one.near_tie else ""),
+        one_line(decision.text, 20),
+        NONE if decision.node is None else str(decision.node),
+        decision.what,
+        number(decision.raw_p, 4),
+        number(decision.draft_p, 4),
+        NONE if decision.greedy else number(decision.p, 4),
+        number(decision.q, 4) + (" ≈" if decision.near_draw else ""),
+        NONE if decision.greedy else number(decision.coin, 4),
+        NONE if decision.greedy else number(decision.accept_prob, 4),
+        margin + (" ≈" if decision.near_tie else ""),
     )
 
 
 def contexts(comparison: Comparison) -> Table:
-    """What is the same where both sides stood at the same context."""
+    """How far the evidence agrees where both sides are at the same context."""
     rows = [
         (
-            one.name,
-            count(one.compared),
-            count(one.differ),
-            percent(one.share) if one.compared else NONE,
-            NONE if one.largest is None else f"{one.largest:.2g}",
-            NONE if one.example is None else f"{one.example[0]} / {one.example[1]}",
-            _mark(one) + (one.condition or one.note),
+            field.name,
+            count(field.compared),
+            count(field.differ),
+            percent(field.share) if field.compared else NONE,
+            NONE if field.largest is None else f"{field.largest:.2g}",
+            NONE if field.example is None else f"{field.example[0]} / {field.example[1]}",
+            _mark(field) + (field.condition or field.note),
         )
-        for one in comparison.fields
-        if one.compared
+        for field in comparison.fields
+        if field.compared
     ]
     note = (
         f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides stand at the same "
@@ -189,19 +189,19 @@ def contexts(comparison: Comparison) -> Table:
     return Table("At equal contexts", columns, rows, note, words)
 
 
-def _mark(one: Field) -> str:
-    if one.explained:
-        return f"as configured ({', '.join(one.explained)}): "
-    return "! " if one.suspect else "? " if one.unsure else ""
+def _mark(field: Field) -> str:
+    if field.explained:
+        return f"as configured ({', '.join(field.explained)}): "
+    return "! " if field.suspect else "? " if field.unsure else ""
 
 
 def where(comparison: Comparison) -> list[Table]:
-    """At which depths and after what the evidence differs."""
-    return [table for one in comparison.fields if one.suspect for table in [_where(one)] if table.rows]
+    """At which depths and after what kind of step the evidence differs."""
+    return [table for field in comparison.fields if field.suspect for table in [_where(field)] if table.rows]
 
 
-def _where(one: Field) -> Table:
-    lines = [(at.group, at.value, at.compared, at.differ) for at in one.where]
+def _where(field: Field) -> Table:
+    lines = [(place.group, place.value, place.compared, place.differ) for place in field.where]
     varied = {group for group, *_ in lines if sum(line[0] == group for line in lines) > 1}
     rows = [
         (group, value, count(compared), count(differ), percent(differ / compared if compared else None))
@@ -209,7 +209,7 @@ def _where(one: Field) -> Table:
         if group in varied
     ]
     return Table(
-        f"{one.name}: where it differs",
+        f"{field.name}: where it differs",
         ("by", "value", "compared", "differ", "share"),
         rows[: WHERE_SHOWN * 2],
         "",
@@ -219,7 +219,7 @@ def _where(one: Field) -> Table:
 
 def figures(comparison: Comparison) -> Table:
     """Both sides as distributions."""
-    rows = [_estimate(one) for one in comparison.figures]
+    rows = [_estimate(figure) for figure in comparison.figures]
     note = (
         "95 %: of the difference, by a cluster bootstrap over requests. would see: the least change that this many "
         "requests show with 95 % power. n: requests, or pairs of them. *: differs; tau, the primary figure, where its "
@@ -234,50 +234,56 @@ def figures(comparison: Comparison) -> Table:
 
 def _drafts_by_depth(comparison: Comparison) -> str:
     """The n of the rates by depth."""
-    weights = [one.weight for one in comparison.figures if is_depth(one)]
+    weights = [figure.weight for figure in comparison.figures if is_depth(figure)]
     sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
     return f" ({sides[0]} of A; {sides[1]} of B)" if weights else ""
 
 
-def _estimate(one: Estimate) -> tuple[str, ...]:
+def _estimate(figure: Estimate) -> tuple[str, ...]:
     return (
-        one.name,
-        value_text(one.a, one),
-        value_text(one.b, one),
-        change_text(one.difference, one),
-        interval_text(one),
-        value_text(one.visible, one),
-        count(one.clusters),
-        "*" if one.significant else "",
+        figure.name,
+        value_text(figure.a, figure),
+        value_text(figure.b, figure),
+        change_text(figure.difference, figure),
+        interval_text(figure),
+        value_text(figure.visible, figure),
+        count(figure.clusters),
+        "*" if figure.significant else "",
     )
 
 
-def interval_text(one: Estimate) -> str:
+def interval_text(figure: Estimate) -> str:
     """The 95 % interval of the difference."""
-    return NONE if one.low is None else f"{change_text(one.low, one)} to {change_text(one.high, one)}"
+    return NONE if figure.low is None else f"{change_text(figure.low, figure)} to {change_text(figure.high, figure)}"
 
 
-def value_text(value: float | None, one: Estimate) -> str:
+def value_text(value: float | None, figure: Estimate) -> str:
     """A figure in its own unit."""
-    return percent(value) if one.percent else number(value, 3)
+    return percent(value) if figure.percent else number(value, 3)
 
 
-def change_text(value: float | None, one: Estimate) -> str:
-    """A difference of it, with its sign."""
+def change_text(value: float | None, figure: Estimate) -> str:
+    """A difference in the figure's unit, with its sign."""
     if value is None:
         return NONE
-    return f"{value * 100:+.1f}%" if one.percent else f"{value:+.3f}"
+    return f"{value * 100:+.1f}%" if figure.percent else f"{value:+.3f}"
 
 
 def changes(comparison: Comparison) -> Table:
     """The requests, labels and depths that changed most."""
     rows = []
-    for one in changed(comparison):
-        interval = NONE if one.low is None else f"{_signed(one.low, one)} to {_signed(one.high, one)}"
-        values = _value(one.a, one), _value(one.b, one), _signed(one.difference, one)
-        drafts = " / ".join(dict.fromkeys(map(count, one.drafts)))
+    for change in changed(comparison):
+        interval = NONE if change.low is None else f"{_signed(change.low, change)} to {_signed(change.high, change)}"
+        values = _value(change.a, change), _value(change.b, change), _signed(change.difference, change)
+        drafts = " / ".join(dict.fromkeys(map(count, change.drafts)))
         rows.append(
-            (f"{one.kind} {one_line(one.name, MOST_SHOWN)}", *values, interval, drafts, "*" if one.significant else "")
+            (
+                f"{change.kind} {one_line(change.name, MOST_SHOWN)}",
+                *values,
+                interval,
+                drafts,
+                "*" if change.significant else "",
+            )
         )
     note = (
         "Requests and labels by acceptance length in tokens a draft, depths by what was accepted of the drafts that "
@@ -288,22 +294,22 @@ def changes(comparison: Comparison) -> Table:
     return Table("What changed most", columns, rows, note if rows else "", frozenset([""]))
 
 
-def _value(value: float, one: Change) -> str:
-    return percent(value) if one.percent else number(value, 2)
+def _value(value: float, change: Change) -> str:
+    return percent(value) if change.percent else number(value, 2)
 
 
-def _signed(value: float | None, one: Change) -> str:
+def _signed(value: float | None, change: Change) -> str:
     if value is None:
         return NONE
-    return f"{value * 100:+.1f}%" if one.percent else f"{value:+.2f}"
+    return f"{value * 100:+.1f}%" if change.percent else f"{value:+.2f}"
 
 
 def groups(comparison: Comparison) -> Table:
     """The acceptance length by group."""
     rows = [
-        (one_line(f"{title}: {one.name}", MOST_SHOWN), *_estimate(one)[1:])
+        (one_line(f"{title}: {figure.name}", MOST_SHOWN), *_estimate(figure)[1:])
         for title, each in comparison.groups.items()
-        for one in each
+        for figure in each
     ]
     columns = ("acceptance length by", "A", "B", "B − A", "95 %", "would see", "n", "")
     starred = [row for row in rows if row[-1]]
@@ -314,15 +320,15 @@ def groups(comparison: Comparison) -> Table:
 
 
 def calibration(comparison: Comparison) -> Table:
-    """How often what the drafter believed was accepted."""
+    """How often drafts were accepted, by the drafter's own probability."""
     rows = [
         (
-            f"{one.low:.1f} to {one.high:.1f}",
-            *(count(n) for n in one.nodes),
-            *(percent(q) for q in one.q),
-            *(percent(got) for got in one.accepted),
+            f"{interval.low:.1f} to {interval.high:.1f}",
+            *(count(n) for n in interval.nodes),
+            *(percent(q) for q in interval.q),
+            *(percent(got) for got in interval.accepted),
         )
-        for one in comparison.calibration
+        for interval in comparison.calibration
     ]
     columns = ("q", "tried A", "B", "mean q A", "B", "accepted A", "B")
     note = "q: the drafter's probability of the first token tried at a place." if rows else ""
@@ -330,6 +336,6 @@ def calibration(comparison: Comparison) -> Table:
 
 
 def conditions(asked: Sequence[FailCondition], note: str = "") -> Table:
-    """What --fail-if asked."""
-    rows = [(printable(one.text), "FAIL" if one.hit else "ok", one.detail) for one in asked]
+    """The outcome of each --fail-if condition."""
+    rows = [(printable(condition.text), "FAIL" if condition.hit else "ok", condition.detail) for condition in asked]
     return Table("--fail-if", ("condition", "", "change"), rows, note, frozenset(["", "change"]))

@@ -24,7 +24,7 @@ from specscope.trace.record.tree import ROOT, Bools, Drawn
 COLUMNS = ("token", "parent", "drawn", "draw_margin", "score", "prob")
 TREE, FREE = "draft tree", "draft tree, not judged"
 UNTOLD = "whether at near ties is not recorded"
-# d log p = dp / p: what moves a p of 1/4 by the tolerance moves its logarithm by so many times that
+# d log p = dp / p: what moves a p of 1/4 by the tolerance moves its logarithm by four times that
 OF_LOG = 4.0
 NARROW = ROUNDING["float32"]  # with a wider rounding a near tie at one level may change the levels below it
 
@@ -34,20 +34,20 @@ class Why(IntEnum):
 
     ROUNDING = 0
     FAR = 1  # no rounding explains it
-    UNKNOWN = 2  # what would tell is not recorded
+    UNKNOWN = 2  # what would decide it is not recorded
 
 
 def trees(aligned: Aligned) -> list[Field]:
-    """Those that must be the same, and those of which that cannot be said."""
+    """Trees that must be the same, and those that need not be."""
     here = of_steps(aligned)
     hashes = [tree_hash(side)[rows] for side, rows in zip((aligned.a, aligned.b), aligned.steps, strict=True)]
     differ: Bools = np.asarray(hashes[0] != hashes[1], np.bool_)
     judged = _judged(aligned)
     why = np.zeros(len(differ), np.int8)
     hot = per_request(here, heat)
-    for at in np.flatnonzero(differ & judged).tolist():
-        rows = int(aligned.steps[0][at]), int(aligned.steps[1][at])
-        why[at] = _why((aligned.a, aligned.b), rows, aligned.tolerance * float(hot[at]))
+    for index in np.flatnonzero(differ & judged).tolist():
+        rows = int(aligned.steps[0][index]), int(aligned.steps[1][index])
+        why[index] = _why((aligned.a, aligned.b), rows, aligned.tolerance * float(hot[index]))
     made = other(here, TREE, differ, judged, note="its tokens or its shape; near ties among them")
     rare = RARE if aligned.tolerance <= NARROW else COMMON
     far, unknown = (int((why == kind).sum()) for kind in (Why.FAR, Why.UNKNOWN))
@@ -59,7 +59,7 @@ def trees(aligned: Aligned) -> list[Field]:
 
 
 def _judged(aligned: Aligned) -> Bools:
-    """[steps] whether the context alone decides what is drafted: by the same coins, where it is drawn."""
+    """[steps] whether the context alone decides what is drafted; where drafts are sampled, with the same coins."""
     fixed = np.ones(len(aligned.steps[0]), np.bool_)
     drawn = np.zeros(len(fixed), np.bool_)
     for side, rows in zip((aligned.a, aligned.b), aligned.steps, strict=True):
@@ -73,7 +73,7 @@ def _judged(aligned: Aligned) -> Bools:
 
 
 def _varying(side: Side) -> Bools:
-    """[S] a shared suffix tree may matter to steps in which nothing of others was found as well."""
+    """[S] steps whose drafts vary; where a suffix tree is shared, all steps that use it."""
     varies: Bools = side.steps["varies"].copy()
     suffix = np.array([text_part(name) == "suffix" for name in side.names] or [False])[side.steps["drafter"]]
     if (varies & suffix).any():
@@ -82,7 +82,7 @@ def _varying(side: Side) -> Bools:
 
 
 def tree_hash(side: Side) -> Hashes:
-    """[S] of the tokens and the shape of each step's tree, in draw order."""
+    """[S] a hash of the tokens and the shape of each step's tree, in draw order."""
     place = np.arange(len(side.node_step)) - side.steps["first_node"][side.node_step]
     token, parent = side.nodes["token"].astype(np.int64), side.nodes["parent"].astype(np.int64)
     each = mix((token << 20) ^ ((parent + 1) << 9) ^ place)
@@ -125,10 +125,10 @@ class _Tree:
     @cached_property
     def paths(self) -> list[Path]:
         """Of each node."""
-        found: list[Path] = []
+        paths: list[Path] = []
         for token, parent in zip(self.columns["token"].tolist(), self.columns["parent"].tolist(), strict=True):
-            found.append((*(() if parent == ROOT else found[parent]), token))
-        return found
+            paths.append((*(() if parent == ROOT else paths[parent]), token))
+        return paths
 
     def by_path(self, name: str) -> dict[Path, float]:
         """A column."""
@@ -138,43 +138,47 @@ class _Tree:
 def _why(sides: tuple[Side, Side], rows: tuple[int, int], tolerance: float) -> Why:
     """Of a step of each side."""
     a, b = (_Tree.of(side, row) for side, row in zip(sides, rows, strict=True))
-    first = next((at for at, (x, y) in enumerate(zip(a.paths, b.paths, strict=False)) if x != y), min(len(a), len(b)))
+    first = next(
+        (index for index, (x, y) in enumerate(zip(a.paths, b.paths, strict=False)) if x != y), min(len(a), len(b))
+    )
     if a.drawn or b.drawn:
         return _of_draws(a, b, first, tolerance)
     if a.looked_up and b.looked_up:
         return Why.FAR
-    if any(np.isnan(one.columns[name]).any() for one in (a, b) for name in ("score", "prob")):
+    if any(np.isnan(tree.columns[name]).any() for tree in (a, b) for name in ("score", "prob")):
         return Why.UNKNOWN
     return _of_ranks(a, b, first, BEYOND * tolerance)
 
 
 def _of_draws(a: _Tree, b: _Tree, first: int, tolerance: float) -> Why:
-    """The first draw that differs: whether its coin lay at a border on either side."""
+    """Why the first draw that differs does: whether its coin was at the border of another token on either side."""
     if first == min(len(a), len(b)):
         return Why.FAR  # one has nodes that the other does not
-    margin = min(float(one.columns["draw_margin"][first]) for one in (a, b))
+    margin = min(float(tree.columns["draw_margin"][first]) for tree in (a, b))
     if np.isnan(margin):
         return Why.UNKNOWN
     return Why.ROUNDING if margin < BEYOND * tolerance * int(a.columns["depth"][first]) else Why.FAR
 
 
 def _of_ranks(a: _Tree, b: _Tree, first: int, rounding: float) -> Why:
-    """The best nodes that one side has alone: whether they are as good as equal.
+    """Whether the best nodes that only one side has have nearly equal scores.
 
     What is in a tree ranks above what is left out, so rounding swaps two nodes only where their scores are nearly the
-    same; what hangs below them follows. And they are children of one distribution: their probabilities, each from the
-    side that has it, cannot come to more than 1.
+    same; the nodes below them follow. Children of one parent are of one distribution: their probabilities, each from
+    the side that has it, cannot sum to more than 1.
     """
-    deepest = max(int(one.columns["depth"].max(initial=1)) for one in (a, b))
+    deepest = max(int(tree.columns["depth"].max(initial=1)) for tree in (a, b))
     masses: dict[Path, float] = defaultdict(float)
     for path, prob in (b.by_path("prob") | a.by_path("prob")).items():
         masses[path[:-1]] += prob
     if any(mass > 1 + rounding * deepest for mass in masses.values()):
         return Why.FAR
-    own, other = a.by_path("score"), b.by_path("score")
-    alone = [[score for path, score in x.items() if path not in y] for x, y in ((own, other), (other, own))]
+    scores_a, scores_b = a.by_path("score"), b.by_path("score")
+    alone = [
+        [score for path, score in x.items() if path not in y] for x, y in ((scores_a, scores_b), (scores_b, scores_a))
+    ]
     if not alone[0] and not alone[1]:  # the same nodes in another order
-        alone = [[float(one.columns["score"][first])] for one in (a, b)]
+        alone = [[float(tree.columns["score"][first])] for tree in (a, b)]
     if not alone[0] or not alone[1]:
         return Why.FAR  # with the same plan one has fewer nodes
     return Why.ROUNDING if abs(max(alone[0]) - max(alone[1])) <= OF_LOG * rounding * deepest else Why.FAR

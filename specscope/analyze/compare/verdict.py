@@ -1,7 +1,6 @@
-"""The plain verdict: same, different or not to be told, what speaks for it, and the size that would have been seen.
+"""The verdict in plain words: same, different or not known, the reasons, and the change that would have been seen.
 
-Everything that a table marks is a reason here, and what no table marks is none: `! ` before a field or a cause, `*`
-behind a figure.
+The reasons are exactly what the tables mark: `! ` before a field or a cause, `*` after a figure.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from specscope.analyze.compare.result import (
 )
 from specscope.trace.history.wording import plural
 
-RARE = 0.01  # of the pairs: rounding has no sharp bound
-ENOUGH = 0.05  # of A's acceptance length: where a smaller change would have been seen, no difference means the same
+RARE = 0.01  # of the pairs; up to that share may be rounding, which has no sharp bound
+ENOUGH = 0.05  # of A's acceptance length: where so small a change would have been seen, no difference means the same
 LOOPS_DIFFER = 0.05  # of the output: from there on a difference in loops is named
 NAMED = 6  # kinds of evidence that a verdict names
 
 
 @dataclass(frozen=True)
 class ComparisonVerdict:
-    """The answer, in a sentence, what speaks for it, and the acceptance length."""
+    """The answer, a sentence that states it, the reasons for it, and the acceptance length."""
 
     answer: Sameness
     summary: str
@@ -51,14 +50,14 @@ def verdict(
     groups: Mapping[str, Sequence[Estimate]],
     differences: Sequence[Difference],
 ) -> ComparisonVerdict:
-    """All of it."""
-    tau = next((one for one in figures if one.name == TAU), None)
+    """The verdict on a comparison's pairs, fields, figures and groups."""
+    tau = next((figure for figure in figures if figure.name == TAU), None)
     reasons = [*_evidence(fields), *_partings(pairs, differences), *_figures(figures, groups)]
     loops = _loops(figures)  # before anything else is blamed
     if reasons:
         return ComparisonVerdict(Sameness.DIFFERENT, _different(tau), (*loops, *reasons), headline(tau))
-    answer, summary, told = _without_reasons(pairs, fields, differences, tau)
-    return ComparisonVerdict(answer, summary, (*loops, *told), headline(tau))
+    answer, summary, grounds = _without_reasons(pairs, fields, differences, tau)
+    return ComparisonVerdict(answer, summary, (*loops, *grounds), headline(tau))
 
 
 def _without_reasons(
@@ -82,38 +81,40 @@ def _without_reasons(
 
 
 def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[PartingCause, list[Pair]]:
-    """Pairs by a cause that nothing harmless explains, where there are more of them than rounding makes."""
-    told = tuple(differences)
-    found = {}
+    """Pairs by each cause that nothing harmless explains, where there are more of them than rounding makes."""
+    listed = tuple(differences)
+    suspects = {}
     for cause in SUSPECT:
         mine = [pair for pair in pairs if cause in _causes(pair)]
-        if mine and not of_cause(cause, told) and (cause in EXACT or len(mine) > RARE * len(pairs)):
-            found[cause] = mine
-    return found
+        if mine and not of_cause(cause, listed) and (cause in EXACT or len(mine) > RARE * len(pairs)):
+            suspects[cause] = mine
+    return suspects
 
 
 def _causes(pair: Pair) -> list[PartingCause]:
-    """Of its first other decision, and of where its outputs part."""
+    """The causes of its first differing decision and of where its outputs part."""
     return [parting.cause for parting in (pair.first, pair.parting) if parting is not None]
 
 
 def _evidence(fields: Iterable[Field]) -> list[str]:
-    found = sorted((one for one in fields if one.suspect), key=lambda one: -one.share)
+    suspects = sorted((field for field in fields if field.suspect), key=lambda field: -field.share)
     return [
-        f"{one.name} differs at {one.differ:,} of {one.compared:,} equal contexts"
-        + ("" if one.largest is None else f", by up to {one.largest:.3g}")
-        + (f" ({one.condition})" if one.condition else "")
-        for one in found
+        f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts"
+        + ("" if field.largest is None else f", by up to {field.largest:.3g}")
+        + (f" ({field.condition})" if field.condition else "")
+        for field in suspects
     ]
 
 
 def _partings(pairs: Sequence[Pair], differences: Iterable[Difference]) -> list[str]:
-    found = []
+    lines = []
     for cause, mine in accused(pairs, differences).items():
-        first = next(one for one in (mine[0].first, mine[0].parting) if one is not None and one.cause is cause)
-        at = f"first {mine[0].id_a} at output token {first.position:,}"
-        found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}; {at}")
-    return found
+        first = next(
+            parting for parting in (mine[0].first, mine[0].parting) if parting is not None and parting.cause is cause
+        )
+        example = f"first {mine[0].id_a} at output token {first.position:,}"
+        lines.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}; {example}")
+    return lines
 
 
 def _parted(count: int, of: int) -> str:
@@ -121,8 +122,8 @@ def _parted(count: int, of: int) -> str:
 
 
 def _loops(figures: Sequence[Estimate]) -> list[str]:
-    """A difference in how much of the output lies in loops, with the acceptance length that is left without."""
-    known = {one.name: one for one in figures}
+    """A difference in how much of the output lies in loops, with the acceptance length without these."""
+    known = {figure.name: figure for figure in figures}
     loops, without = known.get(LOOPS), known.get(WITHOUT_LOOPS)
     if loops is None or abs(loops.difference or 0.0) < LOOPS_DIFFER:
         return []
@@ -131,53 +132,53 @@ def _loops(figures: Sequence[Estimate]) -> list[str]:
 
 
 def _figures(figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]]) -> list[str]:
-    found = [f"{one.name} {change(one)}" for one in figures if one.significant]
-    tau = any(one.significant for one in figures if one.name == TAU)
+    lines = [f"{figure.name} {change(figure)}" for figure in figures if figure.significant]
+    tau = any(figure.significant for figure in figures if figure.name == TAU)
     for title, each in () if tau else groups.items():  # then every group differs
-        found += [f"{named(title, one)} {change(one)}" for one in each if one.significant]
-    return found
+        lines += [f"{named(title, figure)} {change(figure)}" for figure in each if figure.significant]
+    return lines
 
 
 def _configured(fields: Iterable[Field]) -> list[str]:
     return [
-        f"{one.name} differs at {one.differ:,} of {one.compared:,} equal contexts, "
-        f"as configured: {', '.join(one.explained)}"
-        for one in fields
-        if one.explained
+        f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts, "
+        f"as configured: {', '.join(field.explained)}"
+        for field in fields
+        if field.explained
     ]
 
 
 def _asked(pairs: Sequence[Pair], differences: Sequence[Difference]) -> list[str]:
     """Partings that the configuration explains."""
-    found = []
+    lines = []
     for cause in (*SUSPECT, PartingCause.PARAMETERS, PartingCause.RULE):
         mine = [pair for pair in pairs if cause in _causes(pair)]
         names = of_cause(cause, differences)
         if mine and names:
-            found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}, as configured: {', '.join(names)}")
-    return found
+            lines.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}, as configured: {', '.join(names)}")
+    return lines
 
 
 def _untold(pairs: Sequence[Pair]) -> list[str]:
-    found = []
+    lines = []
     for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN):
         mine = [pair for pair in pairs if cause in _causes(pair)]
-        found += [f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}"] if mine else []
-    return found
+        lines += [f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}"] if mine else []
+    return lines
 
 
 def _unsure(fields: Iterable[Field]) -> list[str]:
     return [
-        f"{one.name} differs at {one.differ:,} of {one.compared:,} equal contexts, {one.note}"
-        for one in fields
-        if one.unsure
+        f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts, {field.note}"
+        for field in fields
+        if field.unsure
     ]
 
 
 def _covered(fields: Iterable[Field], tau: Estimate | None) -> str:
     """What was judged and does not differ, with its n and unit."""
-    judged = [one for one in fields if one.judged and one.compared and not one.explained]
-    names = [f"{one.name} at {one.compared:,}" for one in judged[:NAMED]]
+    judged = [field for field in fields if field.judged and field.compared and not field.explained]
+    names = [f"{field.name} at {field.compared:,}" for field in judged[:NAMED]]
     names += [f"{len(judged) - NAMED} more"] if len(judged) > NAMED else []
     acceptance = [] if tau is None else [f"acceptance over {plural(tau.clusters, 'request')}"]
     contexts = f"{', '.join(names)} equal contexts" if names else "nothing at equal contexts"
@@ -191,15 +192,15 @@ def _different(tau: Estimate | None) -> str:
 
 
 def headline(tau: Estimate | None) -> str:
-    """`tau 2.42 → 2.32, -4.3 % (95 %: -6.9 to -1.6 %) over 24 requests`, and what is known of it."""
+    """`tau 2.42 → 2.32, -4.3 % (95 %: -6.9 to -1.6 %) over 24 requests`, and whether a change is shown."""
     if tau is None or tau.a is None or tau.b is None or tau.difference is None:
         return "tau is not known on both sides"
     both = f"{TAU} {tau.a:.2f} → {tau.b:.2f}, {100 * tau.difference / tau.a:+.1f} %"
     if tau.low is None or tau.high is None or tau.visible is None:
         return f"{both}; {_too_little(tau)}"
     low, high, seen = (100 * value / tau.a for value in (tau.low, tau.high, tau.visible))
-    told = f"{both} (95 %: {low:+.1f} to {high:+.1f} %) over {plural(tau.clusters, 'request')}"
-    return told if tau.significant else f"{told}: no change is shown, {seen:.1f} % or more would have been seen"
+    text = f"{both} (95 %: {low:+.1f} to {high:+.1f} %) over {plural(tau.clusters, 'request')}"
+    return text if tau.significant else f"{text}: no change is shown, {seen:.1f} % or more would have been seen"
 
 
 def _too_little(tau: Estimate | None) -> str:

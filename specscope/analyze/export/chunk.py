@@ -16,7 +16,7 @@ from specscope.trace.history.undrafted import why_undrafted
 from specscope.trace.record.records import RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
 
-MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records
+MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records before they are written
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 DEPTH_AT = SCHEMAS["steps"].get_field_index("depth") - SCHEMAS["steps"].get_field_index("start_ns")
 
@@ -32,7 +32,7 @@ def some(text: str) -> str | None:
 
 
 def repeated(text: str, rows: int) -> pa.Array:
-    """A column that holds the same text everywhere."""
+    """A column with the same text in every row."""
     return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([text], pa.string()))
 
 
@@ -44,7 +44,7 @@ class Sink(Protocol):
 
 
 class StepRows:
-    """Takes engine steps of one run; `flush` writes their rows."""
+    """Collects engine steps of one run; `flush` writes their rows."""
 
     def __init__(
         self, run: RunInfo, capture: str, vocabulary: Vocabulary, prompt_length: Callable[[str], int | None]
@@ -65,11 +65,11 @@ class StepRows:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be flushed."""
+        """Whether enough is held to be flushed."""
         return len(self._keys) >= MOST_STEPS or self._nodes >= MOST_NODES
 
     def add(self, record: StepRecord, current: bool) -> None:
-        """One engine step. `current`: it is on the way to the end of the run."""
+        """One engine step. `current`: it is on the path to the end of the run."""
         engine = _engine_columns(record)
         for part in record.requests:
             self._keys.append((record.step, record.branch, current, clean(part.request), part.index))
@@ -81,7 +81,7 @@ class StepRows:
                 self._finals.append(self._final_columns(part, part.verdict))
 
     def _step_columns(self, record: StepRecord, part: RequestStep) -> tuple[Any, ...]:
-        """From `context_len` on, in the order of schema.STEPS."""
+        """The columns from `context_len` on, in the order of schema.STEPS."""
         verdict, notes, method = part.verdict, part.notes, part.method
         length = None if verdict is None else self._prompt_length(part.request)
         return (
@@ -115,7 +115,7 @@ class StepRows:
         )
 
     def _final_columns(self, part: RequestStep, verdict: Verdict) -> tuple[Any, ...]:
-        """From `token` on, in the order of schema.FINALS; `piece` comes later."""
+        """The columns from `token` on, in the order of schema.FINALS; `flush` adds `piece`."""
         parents, nodes = part.parents, len(part.tree)
         return (
             verdict.token,
@@ -131,7 +131,7 @@ class StepRows:
         )
 
     def flush(self, tables: Sink) -> None:
-        """Write the rows that were added, and begin again."""
+        """Write the rows that were added, and start over."""
         if self._keys:
             c, judged = Columns(self._parts), np.array(self._judged, np.int64)
             keys = self._key_columns()
@@ -174,13 +174,13 @@ def _columns(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 
 def _engine_columns(record: StepRecord) -> tuple[Any, ...]:
-    """From `start_ns` to `budget`, in the order of schema.STEPS."""
+    """The columns from `start_ns` to `budget`, in the order of schema.STEPS."""
     took = {phase.name: phase.end_ns - phase.start_ns for phase in record.phases}
     return (
         record.start_ns,
         record.end_ns - record.start_ns,
         *(took.get(name) for name in PHASES),
-        [one.end_ns - one.start_ns for one in record.passes],
+        [drafter_pass.end_ns - drafter_pass.start_ns for drafter_pass in record.passes],
         list(record.device_ns),
         record.batch,
         record.running,

@@ -23,7 +23,7 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
 from specscope.trace.wire.reading import CaptureReader, without_gc
 
-# A capture record by record: nothing is kept but which steps its last branch goes through.
+# A capture is read record by record: all that is kept is which steps its last branch goes through.
 
 BEGINS = b"specscope.after"  # the attribute of an engine's step that begins a branch
 NOBODY = RequestInfo("", 0, 0, "", np.zeros(0, np.int32), SamplingParams())
@@ -32,7 +32,7 @@ Progress = Callable[[float], None]
 
 
 class Streamed(History):
-    """A history that hands each record on and keeps none. What CaptureReader asks at the end is counted."""
+    """A history that passes each record on and keeps none, except the counts that CaptureReader needs at the end."""
 
     def __init__(self, each: Callable[[StepRecord], None]) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class Streamed(History):
 
 
 class Path:
-    """Which steps lie on the way to the last one, as History goes: back to where a branch begins, and on from there."""
+    """Which steps are on the path to the last one, as in History: back to where a branch begins, and on from there."""
 
     def __init__(self) -> None:
-        self._steps = array("q")  # all of them, rising
+        self._steps = array("q")  # all of them, ascending
         self._jumps: list[int] = []  # steps that do not follow the one before them in the capture
         self._after: list[int] = []  # what each of those follows; -1 for none
         self._spans: list[tuple[int, int]] | None = None
@@ -68,11 +68,11 @@ class Path:
         self._steps.append(record.step)
 
     def _knows(self, step: int) -> bool:
-        at = bisect_left(self._steps, step)
-        return at < len(self._steps) and self._steps[at] == step
+        place = bisect_left(self._steps, step)
+        return place < len(self._steps) and self._steps[place] == step
 
     def holds(self, step: int) -> bool:
-        """Whether it lies on the way. Ask when all records were added."""
+        """Whether a step is on the path. To be called when all records have been added."""
         if self._spans is None:
             self._spans = self._find()
         return any(first <= step <= last for first, last in self._spans)
@@ -81,14 +81,14 @@ class Path:
         spans = []
         last = self._steps[-1] if self._steps else -1
         while last >= 0:
-            at = bisect_right(self._jumps, last) - 1
-            spans.append((self._jumps[at] if at >= 0 else 0, last))
-            last = self._after[at] if at >= 0 else -1
+            jump = bisect_right(self._jumps, last) - 1
+            spans.append((self._jumps[jump] if jump >= 0 else 0, last))
+            last = self._after[jump] if jump >= 0 else -1
         return spans
 
 
 def find_path(name: str, progress: Progress) -> Path | None:
-    """Which steps of a capture are on the way to its end; None where all are. It is read only if it has branches."""
+    """Which steps of a capture are on the path to its end; None where all are. It is read only if it has branches."""
     if not _has_branches(name):
         return None
     path = Path()
@@ -116,7 +116,7 @@ def size(name: str) -> int:
     try:
         return max(os.stat(name).st_size, 1)
     except OSError:
-        return 1  # reading it says what is wrong
+        return 1  # reading it reports what is wrong
 
 
 COUNTS = ("drafts", "drafted", "accepted", "emitted", "running", "waiting")
@@ -135,17 +135,17 @@ def export(captures: Sequence[str], folder: str, progress: Progress | None = Non
     progress = progress or (lambda share: None)
     check_folder(folder)
     real = [os.path.realpath(name) for name in captures]
-    for at, name in enumerate(captures):
-        if real[at] in real[:at]:
+    for index, name in enumerate(captures):
+        if real[index] in real[:index]:
             raise UserError(f"{name} is given twice")
-        CaptureReader(name)  # one that is none is refused before anything is done
+        CaptureReader(name)  # a file that is no capture is refused before anything is written
     sizes = [size(name) for name in captures]
     warnings: list[str] = []
     with open_tables(folder) as tables:
-        for at, name in enumerate(captures):
-            before = sum(sizes[:at])
-            one = _Export(name, tables, _part_of(progress, before / sum(sizes), sizes[at] / sum(sizes)))
-            warnings += one.warnings
+        for index, name in enumerate(captures):
+            before = sum(sizes[:index])
+            written = _Export(name, tables, _part_of(progress, before / sum(sizes), sizes[index] / sum(sizes)))
+            warnings += written.warnings
     return Exported(tables.rows, warnings)
 
 
@@ -155,7 +155,7 @@ def _part_of(progress: Progress, start: float, share: float) -> Progress:
 
 
 class _Export:
-    """One capture. Made, it has written its rows."""
+    """The export of one capture; the constructor writes its rows."""
 
     def __init__(self, name: str, tables: Tables, progress: Progress) -> None:
         self._tables = tables
@@ -172,9 +172,9 @@ class _Export:
         self._finish()
 
     def _parts(self) -> tuple[RunInfo, StepRows, Requests]:
-        """The run, and what takes its records; made with the first of them, when the run is known."""
+        """The run, and what collects its records; made on the first call, when the run is known."""
         run = self._history.run
-        assert run is not None  # CaptureReader sees to it
+        assert run is not None  # CaptureReader ensures it
         if self._begun is None:
             vocabulary = self._history.vocabulary
             requests = Requests(run.run_id, self._name, vocabulary, self._path is not None)
@@ -211,12 +211,12 @@ class _Export:
                 for token in sorted(vocabulary.pieces)
             ],
         )
-        told = (self._steps, self._history.lost, [clean(text) for text in self.warnings])
-        self._tables.add_rows("runs", [(*of, *_run(run), *told)])
+        counts = (self._steps, self._history.lost, [clean(text) for text in self.warnings])
+        self._tables.add_rows("runs", [(*of, *_run(run), *counts)])
 
 
 def _run(run: RunInfo) -> tuple[Any, ...]:
-    """From `target` to `text`, in the order of schema.RUNS."""
+    """The columns from `target` to `tokens`, in the order of schema.RUNS."""
     return (
         *(clean(text) for text in (run.target, run.revision, run.drafter)),
         some(run.draft_model),
@@ -239,20 +239,20 @@ def _run(run: RunInfo) -> tuple[Any, ...]:
     )
 
 
-def _interval(record: StepRecord, told: Aggregate) -> tuple[Any, ...]:
-    """From `step` on, in the order of schema.INTERVALS."""
+def _interval(record: StepRecord, aggregate: Aggregate) -> tuple[Any, ...]:
+    """The columns from `step` on, in the order of schema.INTERVALS."""
     return (
         record.step,
         record.start_ns,
         record.end_ns,
-        clean(told.source),
-        some(told.engine),
-        some(told.request),
-        *(getattr(told, name) for name in COUNTS),
-        told.accepted_at,
-        told.proposed_at,
-        told.kv_usage,
-        [(clean(name), value) for name, value in told.averages.items()],
-        told.reset,
-        told.rounded,
+        clean(aggregate.source),
+        some(aggregate.engine),
+        some(aggregate.request),
+        *(getattr(aggregate, name) for name in COUNTS),
+        aggregate.accepted_at,
+        aggregate.proposed_at,
+        aggregate.kv_usage,
+        [(clean(name), value) for name, value in aggregate.averages.items()],
+        aggregate.reset,
+        aggregate.rounded,
     )

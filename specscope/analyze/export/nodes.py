@@ -1,4 +1,4 @@
-"""The columns of nodes and of parents: those of the evidence as Arrow's, null where the capture does not tell."""
+"""The columns of nodes and of parents: those of the evidence as Arrow arrays, null where the capture has no value."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DRAWN = [drawn.name.lower() for drawn in Drawn]
 
 
 def node_columns(c: Columns, pieces: Pieces) -> list[pa.Array]:
-    """[N] each, those of schema.NODES behind the keys."""
+    """[N] each: the columns of schema.NODES after the keys."""
     has_p, deterministic = c.tells_p[c.step], ~c.sampled
     judged = has_p & c.tried
-    has_margin = (c.coin != 0) | (c.margin == 1)  # without a coin, only where nothing could change it
+    has_margin = (c.coin != 0) | (c.margin == 1)  # without a coin, only where nothing could change the outcome
     noted = np.array([part.notes is not None for part in c.parts], np.bool_)[c.step]
     return [
         _ints(c.node),
@@ -57,10 +57,10 @@ def node_columns(c: Columns, pieces: Pieces) -> list[pa.Array]:
 def _parent_columns(c: Columns) -> list[pa.Array]:
     """[N] each: what target and drafter gave at each node's parent."""
     e = c.parents
-    at = e.at_node
-    given, drawn = at >= 0, c.sampled
-    row = np.where(given, at, 0)
-    # Whether the drafter is a model that looked there: beside a text it may not have
+    places = e.at_node
+    given, drawn = places >= 0, c.sampled
+    row = np.where(given, places, 0)
+    # Whether the drafter is a model that ran at the parent: beside text lookup it may not have
     of_model = given & _of(np.any(e.draft_top_p > 0, axis=1), row) if len(e) else given
     return [
         _floats(e.raw_p, given),
@@ -76,7 +76,7 @@ def _parent_columns(c: Columns) -> list[pa.Array]:
 
 
 def parent_columns(c: Columns) -> list[pa.Array]:
-    """[K] each, those of schema.PARENTS behind the keys."""
+    """[K] each: the columns of schema.PARENTS after the keys."""
     e, row = c.parents, np.arange(len(c.parents))
     depth = np.concatenate([[0], c.depth])[np.where(e.node < 0, 0, c.start[e.step] + e.node + 1)]
     looked = np.any(e.draft_top_p > 0, axis=1) if len(e) else np.zeros(0, np.bool_)
@@ -98,22 +98,24 @@ def _of(values: Array, rows: Array) -> Array:
 
 
 def _lists(tokens: Array, shares: Array, widths: Array, row: Array, given: Bools) -> tuple[pa.Array, pa.Array]:
-    """[N] lists of the nodes' parents: the likeliest tokens, where they are told, and their probabilities."""
+    """[N] lists of the nodes' parents: the likeliest tokens, where they are recorded, and their probabilities."""
     listed = np.arange(tokens.shape[1]) < widths[:, None]
     ends = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(widths)]).astype(np.int32))
-    told = given & ~np.any(tokens[listed] == NO_TOKEN)
+    with_ids = given & ~np.any(tokens[listed] == NO_TOKEN)
     return tuple(
         pa.ListArray.from_arrays(ends, pa.array(values[listed].astype(kind))).take(pa.array(row, mask=~known))
-        for values, kind, known in ((tokens, np.int32, told), (shares, np.float32, given))
+        for values, kind, known in ((tokens, np.int32, with_ids), (shares, np.float32, given))
     )
 
 
 def _tells(c: Columns, name: str) -> Bools:
-    """[N] whether the step's method tells this of its nodes."""
+    """[N] whether the step's method notes have a value of this name for each node."""
     sizes = np.diff(c.start).tolist()
     methods = [part.method for part in c.parts]
-    told = [method is not None and len(getattr(method, name)) == n for method, n in zip(methods, sizes, strict=True)]
-    return np.array(told, np.bool_)[c.step]
+    has_values = [
+        method is not None and len(getattr(method, name)) == n for method, n in zip(methods, sizes, strict=True)
+    ]
+    return np.array(has_values, np.bool_)[c.step]
 
 
 def ids(tokens: Array) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Rows of the table `requests`: one for each time that a request ended, and one for each that did not."""
+"""Rows of the table `requests`: one for each time that a request ended, and one for each request that did not."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class _Known:
 
     info: RequestInfo | None = None
     branch: int = 0  # of its last step
-    current: bool = False  # whether some of it is on the way to the run's end
+    current: bool = False  # whether some of it is on the path to the run's end
     ended: bool = False
-    ended_there: bool = False  # on the way to the run's end
+    ended_there: bool = False  # whether it ended on the path to the run's end
 
 
 class Requests:
-    """Takes a run's records in order; `flush` writes the rows of those that ended, `finish` the others' too."""
+    """Collects a run's records in order; `flush` writes the rows of those that ended, `finish` the others' too."""
 
     def __init__(self, run: str, capture: str, vocabulary: Vocabulary, branched: bool) -> None:
-        """`branched`: the run was taken back, so that a request may run and end again."""
+        """`branched`: the run was rewound, so that a request may run and end again."""
         self._of = (run, capture)
         self._vocabulary = vocabulary
         self._branched = branched
@@ -43,7 +43,7 @@ class Requests:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be flushed."""
+        """Whether enough is held to be flushed."""
         return len(self._rows) >= MOST
 
     def prompt_length(self, request: str) -> int | None:
@@ -51,7 +51,7 @@ class Requests:
         return self._lengths.get(request) or None
 
     def add(self, record: StepRecord, current: bool) -> None:
-        """One engine step. `current`: it is on the way to the end of the run."""
+        """One engine step. `current`: it is on the path to the end of the run."""
         for info in record.admitted:
             self._seen(info.id, record.branch, current).info = info
             self._lengths[info.id] = len(info.prompt_tokens)
@@ -72,12 +72,12 @@ class Requests:
         return known
 
     def flush(self, tables: Tables) -> None:
-        """Write the rows that there are."""
+        """Write the rows held so far."""
         tables.add_rows("requests", self._rows)
         self._rows.clear()
 
     def finish(self, tables: Tables) -> None:
-        """Those that did not end as well; of those that ended on a branch that was left, only what goes on."""
+        """Write the rest, and requests that did not end; those that ended on an abandoned branch alone are open."""
         for name, known in self._known.items():
             if not known.ended or (known.current and not known.ended_there):
                 self._rows.append(self._row(name, known.branch, known.current, known.info, None))
@@ -86,7 +86,7 @@ class Requests:
     def _row(
         self, name: str, branch: int, current: bool, info: RequestInfo | None, end: RequestEnd | None
     ) -> tuple[Any, ...]:
-        """In the order of schema.REQUESTS."""
+        """A row in the order of schema.REQUESTS."""
         return (
             *self._of,
             clean(name),

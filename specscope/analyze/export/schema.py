@@ -17,7 +17,7 @@ from specscope.trace.history.undrafted import Undrafted
 
 MARK = b"specscope.table"  # in each file's metadata, with the table's name: such a file may be replaced
 
-NAME = pa.dictionary(pa.int32(), pa.string())  # text that comes again and again
+NAME = pa.dictionary(pa.int32(), pa.string())  # text that repeats
 TEXT, BOOL, INT, LONG = pa.string(), pa.bool_(), pa.int32(), pa.int64()
 FLOAT, DOUBLE = pa.float32(), pa.float64()
 LONGS, INTS, TEXTS = pa.list_(pa.int64()), pa.list_(pa.int32()), pa.list_(pa.string())
@@ -25,7 +25,7 @@ FLOATS = pa.list_(pa.float32())
 
 
 def _column(name: str, kind: pa.DataType, about: str, null: str = "") -> pa.Field:
-    """`null`: when it is null; never, where that is empty."""
+    """`null`: when the column is null; "" where it never is."""
     description = f"{about}; null {null}" if null else about
     return pa.field(name, kind, nullable=bool(null), metadata={"description": description})
 

@@ -1,4 +1,4 @@
-"""Writing the tables: in row groups, under other names until all of them are whole."""
+"""Writing the tables: in row groups, under temporary names until all of them are complete."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from specscope.errors import UserError, first_line
 from specscope.trace.files import PRIVATE
 
 GROUP = 100_000  # rows of a row group
-HELD = 64 * 2**20  # bytes of rows that wait for theirs: prompts may be long
-PART = ".part"  # of the name of a table that is not whole
+HELD = 64 * 2**20  # bytes of rows that wait for their row group: prompts may be long
+PART = ".part"  # ends the name of a table that is not complete
 
 
 class Tables:
@@ -44,7 +44,7 @@ class Tables:
             self._write(name)
 
     def add_rows(self, name: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """The same, row by row."""
+        """The same with rows instead of columns."""
         self.add(name, zip(*rows, strict=True), len(rows))
 
     def _write(self, name: str) -> None:
@@ -54,7 +54,7 @@ class Tables:
             waiting.clear()
 
     def finish(self) -> None:
-        """Write what waits."""
+        """Write the rows that still wait, and close the files."""
         for name, writer in self._writers.items():
             self._write(name)
             writer.close()
@@ -68,7 +68,7 @@ class Tables:
 
 @contextmanager
 def open_tables(name: str) -> Iterator[Tables]:
-    """The tables of a folder, which is made where there is none. Where this ends early nothing is left of them.
+    """The tables of a folder, which is created if need be. After an error nothing is left of them.
 
     Raises UserError where they cannot be written.
     """
@@ -94,7 +94,7 @@ def open_tables(name: str) -> Iterator[Tables]:
 
 
 def _remove(folder: Path, made: bool) -> None:
-    """The parts of tables, and the folder where it was not there before."""
+    """Remove the parts of tables, and the folder where it did not exist before."""
     with suppress(OSError):
         for table in SCHEMAS:
             (folder / f"{table}.parquet{PART}").unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""`specscope tune`: what other trees would have accepted, judged from the records of one run. No torch."""
+"""`specscope tune`: what other trees would have accepted, estimated from the records of one run. No torch."""

@@ -1,8 +1,8 @@
-"""Which trees are looked at: those that people asked for, the best static tree and the best dynamic one of each size.
+"""Which trees are considered: those that the user named, the best static tree and the best dynamic one of each size.
 
-With costs, the best of a size is the fastest: a deeper tree accepts more and drafts longer. This is what EAGLE-4's
-cost-aware trees weigh while they draft (Hong, Tan and Hu 2025, arXiv 2510.26577: acceptance against looked-up costs by
-batch and rows); here it is weighed afterwards, over all of a run.
+With costs, the best of a size is the fastest: a deeper tree accepts more and takes longer to draft. EAGLE-4's
+cost-aware trees make this trade-off while drafting (Hong, Tan and Hu 2025, arXiv 2510.26577: acceptance against
+looked-up costs by batch and rows); here it is made afterwards, over a whole run.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from specscope.trace.record.tree import Doubles, TreeShape, parse_tree
 # The best static tree of every size, by dynamic programming over positions (Sequoia, Chen et al. 2024, section 3.1).
 #
 # A position is a path of child ranks. The accepted tokens of a tree are the sum of rho over its positions, rho being
-# the mean reach. Of all trees with n nodes, closed under parents and elder siblings, the one of the largest sum is
-# wanted. With "first child" and "next sibling" as the two arms of each position the closure is one under parents in a
-# binary tree, and
+# the mean reach. Of all trees with n nodes, closed under parents and elder siblings, the one with the largest sum is
+# wanted. With "first child" and "next sibling" as the two children of each position in a binary tree, these are the
+# binary trees closed under parents, and
 #
 # best(v, n) = rho(v) + max over a + b = n - 1 of best(first child of v, a) + best(next sibling of v, b).
 #
-# Sequoia's rho is a product of one rate per rank. Here it is measured at each position that the record holds, and only
-# beyond them a product of rates (judged.Rates).
+# Sequoia's rho is a product of one rate per rank. Here it is measured at each position that the record holds; only
+# beyond these is it a product of rates (judged.Rates).
 
-LEAST = 1e-4  # rho of a position below which nothing is looked for
+LEAST = 1e-4  # rho: a position below it is not extended
 
 
 def positions(judge: Judge, count: int, max_depth: int, max_rank: int) -> dict[Path, float]:
-    """rho of about the best `count` positions: from each that was taken, its first child and its next sibling."""
-    found: dict[Path, float] = {}
+    """rho of about the best `count` positions: after each that is taken, its first child and next sibling are tried."""
+    taken: dict[Path, float] = {}
     waiting: list[tuple[float, Path]] = []
 
     def look(path: Path) -> None:
@@ -46,16 +46,16 @@ def positions(judge: Judge, count: int, max_depth: int, max_rank: int) -> dict[P
                 heapq.heappush(waiting, (-rho, path))
 
     look((0,))
-    while waiting and len(found) < count:
+    while waiting and len(taken) < count:
         rho, path = heapq.heappop(waiting)
-        found[path] = -rho
+        taken[path] = -rho
         look((*path, 0))
         look((*path[:-1], path[-1] + 1))
-    return found
+    return taken
 
 
 def best_shapes(rho: Mapping[Path, float], sizes: Collection[int], max_depth: int) -> list[tuple[TreeShape, float]]:
-    """The best tree of each size at most `max_depth` deep, with its sum; none of a size for which positions run out."""
+    """The best tree of each size, at most `max_depth` deep, with its sum; none where there are too few positions."""
     known = {path: value for path, value in rho.items() if len(path) <= max_depth}
     best: dict[Path, Doubles] = {}
     nothing = np.array([0.0])
@@ -67,14 +67,14 @@ def best_shapes(rho: Mapping[Path, float], sizes: Collection[int], max_depth: in
     return [(_shape(best, known, n), float(whole[n])) for n in sorted(sizes) if n < len(whole)]
 
 
-def _both(a: Doubles, b: Doubles, most: int) -> Doubles:
-    """[n] the largest a[i] + b[n - i], for n up to `most`."""
-    size = min(len(a) + len(b) - 1, most + 1)
-    found = np.full(size, -np.inf)
+def _both(a: Doubles, b: Doubles, limit: int) -> Doubles:
+    """[n] the largest a[i] + b[n - i], for n up to `limit`."""
+    size = min(len(a) + len(b) - 1, limit + 1)
+    sums = np.full(size, -np.inf)
     for i, value in enumerate(a[:size]):
         part = b[: size - i]
-        found[i : i + len(part)] = np.maximum(found[i : i + len(part)], value + part)
-    return found
+        sums[i : i + len(part)] = np.maximum(sums[i : i + len(part)], value + part)
+    return sums
 
 
 def _shape(best: Mapping[Path, Doubles], rho: Mapping[Path, float], nodes: int) -> TreeShape:
@@ -97,7 +97,7 @@ def _shape(best: Mapping[Path, Doubles], rho: Mapping[Path, float], nodes: int) 
 
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 TOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, MAX_TOP)
-BEYOND = 2  # levels below the record that positions are looked for
+BEYOND = 2  # levels beyond the record's depth at which positions are considered
 
 
 @dataclass(frozen=True)
@@ -117,34 +117,34 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What the run's rule, drafter and engine let a tree be."""
+    """Which trees the run's rule, drafter and engine allow."""
 
-    most: int  # nodes
-    top: bool  # static trees are written top:
-    chains: bool = False  # nothing else
+    max_nodes: int
+    top: bool  # whether static trees are written `top:`
+    chains: bool = False  # whether only chains are allowed
     deepest: int | None = None  # levels, where no deeper tree could be run
     recorded: TreePlan | None = None  # the run's own
 
     def static(self, shape: TreeShape) -> StaticPlan:
-        """A static tree as the run would have to be told."""
+        """A static tree as it would be given to the run."""
         return StaticPlan(shape, top=self.top)
 
 
 def candidates(judge: Judge, space: Space, costs: StepCosts | None) -> list[Candidate]:
-    """The best of each size."""
+    """The best trees of each size."""
     evidence = judge.evidence
     if evidence.whole:
         return []
     if evidence.lookup:
         return _best_of_sizes(_lookups(judge, space), costs)
-    found = _best_of_sizes(_statics(judge, space), costs)
+    best = _best_of_sizes(_statics(judge, space), costs)
     if evidence.ranked and not space.chains:
-        found += _best_of_sizes(_dynamics(judge, space), costs)
-    return found
+        best += _best_of_sizes(_dynamics(judge, space), costs)
+    return best
 
 
 def asked(judge: Judge, plan: TreePlan, space: Space) -> Candidate:
-    """One that somebody named. Raises UserError where the capture cannot tell of it."""
+    """A tree that the user named. Raises UserError where it cannot be judged from the capture."""
     evidence = judge.evidence
     if isinstance(plan, DynamicPlan):
         if not evidence.ranked:
@@ -161,28 +161,28 @@ def asked(judge: Judge, plan: TreePlan, space: Space) -> Candidate:
 
 def _looks_further(plan: StaticPlan, other: StaticPlan) -> bool:
     """Whether prompt lookup would look for more, or longer, continuations."""
-    width, other_width = (sum(above < 0 for above in one.shape.parent) for one in (plan, other))
+    width, other_width = (sum(above < 0 for above in tree_plan.shape.parent) for tree_plan in (plan, other))
     return plan.max_depth > other.max_depth or width > other_width
 
 
 def rate(candidate: Candidate, costs: StepCosts | None) -> float:
-    """Tokens by second, about, or by step: what sizes are compared by."""
+    """Approximate tokens per second, or per step without costs, to compare trees by."""
     tokens = 1 + float(candidate.judged.accepted.mean())
     return tokens if costs is None else tokens / costs.seconds(candidate.plan, candidate.nodes)
 
 
 def _best_of_sizes(all_of_them: Iterable[Candidate], costs: StepCosts | None) -> list[Candidate]:
-    """Of each budget the best; of equal ones the first."""
+    """The best candidate of each budget; of equal ones the first."""
     best: dict[int, tuple[float, Candidate]] = {}
-    for one in all_of_them:
-        value = rate(one, costs)
-        if one.budget not in best or value > best[one.budget][0] + 1e-12:
-            best[one.budget] = (value, one)
+    for candidate in all_of_them:
+        value = rate(candidate, costs)
+        if candidate.budget not in best or value > best[candidate.budget][0] + 1e-12:
+            best[candidate.budget] = (value, candidate)
     return [best[budget][1] for budget in sorted(best)]
 
 
 def _budgets(space: Space) -> list[int]:
-    return sorted({budget for budget in BUDGETS if budget < space.most} | {space.most})
+    return sorted({budget for budget in BUDGETS if budget < space.max_nodes} | {space.max_nodes})
 
 
 def _statics(judge: Judge, space: Space) -> Iterable[Candidate]:
@@ -190,10 +190,10 @@ def _statics(judge: Judge, space: Space) -> Iterable[Candidate]:
     deepest = judge.evidence.max_depth + BEYOND if space.deepest is None else space.deepest
     width = 1 if space.chains else judge.evidence.max_rank
     if space.chains:
-        for depth in range(1, min(deepest, space.most) + 1):
+        for depth in range(1, min(deepest, space.max_nodes) + 1):
             yield _static(judge, space, TreeShape.chain(depth))
         return
-    rho = positions(judge, max(4 * space.most, 64), deepest, width)
+    rho = positions(judge, max(4 * space.max_nodes, 64), deepest, width)
     budgets = _budgets(space)
     for depth in range(1, deepest + 1):
         for shape, _ in best_shapes(rho, budgets, depth):
@@ -209,7 +209,7 @@ def _lookups(judge: Judge, space: Space) -> Iterable[Candidate]:
     depth = judge.evidence.max_depth
     for width in range(1, judge.evidence.max_leaves + 1):
         for level in range(1, depth + 1):
-            if width * level <= space.most:
+            if width * level <= space.max_nodes:
                 shape = TreeShape.fan(width, level)
                 yield Candidate(StaticPlan(shape), "static", len(shape), judge.lookup(shape))
 

@@ -1,23 +1,26 @@
-"""What a capture tells of trees that were not drafted: each step's candidates with the chance that they are reached.
+"""What a capture says about trees that were not drafted: each step's candidates and the probability of reaching them.
 
-A candidate is a node that the drafter looked at: a node of the tree, or one that re-ranking left out. Its *reach* is
-the chance that a tree that holds its path accepts it. If the drafts are deterministic, that is the product of p down
-the path, whatever stands beside it: siblings x1, x2, .. are tried one after the other, a rejected one is zeroed out of
-p, and so xi is accepted with probability (1 - p(x1) - .. - p(xi-1)) * p(xi) / (1 - p(x1) - .. - p(xi-1)) = p(xi). Hence
+A candidate is a node that the drafter considered: a node of the tree, or one that re-ranking left out. Its *reach* is
+the probability that a tree containing its path accepts it. If the drafts are deterministic, that is the product of p
+along the path, whatever its siblings are: siblings x1, x2, .. are tried one after the other, a rejected one is zeroed
+out of p, and so xi is accepted with probability
+(1 - p(x1) - .. - p(xi-1)) * p(xi) / (1 - p(x1) - .. - p(xi-1)) = p(xi). Hence
 
     E[tokens accepted of a tree] = sum of reach over its nodes,
 
 for every tree within the candidates at once, and with less noise than the outcomes have (a Rao-Blackwell estimate: the
 coins are averaged out). Block and traversal verification accept as many from deterministic drafts: no lossless rule can
-accept a path more often than the target writes it, and the standard rule already does. Token matching accepts a child
-with p(child) however it was drawn.
+accept a path more often than the target generates it, and the standard rule already does. Token matching accepts a
+child with probability p(child) however it was drawn.
 
-For sampled drafts the standard rule's chances depend on q, and the reach is the outcome, 0 or 1: a smaller tree that
-is closed under parents and elder siblings is walked alike, with the same coins, as far as it goes. Block and traversal
-look ahead, so that a tree that is cut short is judged otherwise: there only the whole tree can be told.
+For sampled drafts the standard rule's probabilities depend on q, and the reach is the outcome, 0 or 1: a smaller tree
+that is closed under parents and elder siblings is verified alike, with the same coins, as far as it goes. Block and
+traversal verification look ahead, so a tree that is cut short is verified differently: only the whole tree can be
+judged then.
 
-For greedy requests the reach is 0 or 1, and known of left-out candidates too: the path is what the target wrote, or
-it is not. The target's rank in the drafter (ParentNotes.choice_rank) tells of ranks that were not even looked at.
+For greedy requests the reach is 0 or 1, and known for left-out candidates too: the path is what the target generated,
+or it is not. The rank of the target's choice in the drafter's distribution (ParentNotes.choice_rank) covers even ranks
+that the drafter did not consider.
 """
 
 from __future__ import annotations
@@ -37,40 +40,40 @@ from specscope.trace.record.tree import ROOT, Bools, Doubles, Ints
 from specscope.trace.wire.unfinite import ROUNDING, sound
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
-MOST_CANDIDATES = 1_000_000  # of them all: with huge trees fewer steps are judged
-MOST_RANK = 32  # children of a node that are told apart
-ALL_RANKS = 10**6  # of a node whose children of every rank are known
+MOST_CANDIDATES = 1_000_000  # over all steps: with huge trees fewer steps are judged
+MOST_RANK = 32  # ranks of children that are distinguished
+ALL_RANKS = 10**6  # known ranks of a node whose children of every rank are known
 
 
 @dataclass(frozen=True)
 class RecordedCandidates:
-    """The candidates of S steps, padded to C, in the drafter's order: best first, parents before children.
+    """The candidates of S steps, padded to C per step, in the drafter's order: best first, parents before children.
 
     `parent` is C for the root's children and for padding, whose depth is 0. `known`: how many ranks of children are
-    known of each candidate, and in column C of the root; a child of a known rank that is not there cannot be accepted.
+    known for each candidate, and in column C for the root; a child of a known rank that is absent cannot be accepted.
     """
 
     parent: Ints  # [S, C]
     depth: Ints  # [S, C]
     rank: Ints  # [S, C] among its siblings, likeliest first
-    reach: Doubles  # [S, C] nan where it cannot be told
+    reach: Doubles  # [S, C] nan where it is not known
     q: Doubles  # [S, C] the drafter's probability at the parent; nan where it is not known
-    kept: Bools  # [S, C] nodes of the recorded tree
+    in_tree: Bools  # [S, C] nodes of the recorded tree
     known: Ints  # [S, C + 1]
-    looked: Bools  # [S, C] what the drafter looked at; else the target's rank told of it
-    request: Ints  # [S] which of the requests
+    looked: Bools  # [S, C] what the drafter considered; other candidates are known from the target's rank alone
+    request: Ints  # [S] number of the request
     tokens: Ints  # [S] that the step committed
     undrafted: Ints  # [R] steps of each request in which nothing was drafted
     drafts: int  # steps with drafts in the capture, of which S are judged
     committed: int  # tokens of those steps
-    ranked: bool  # whether candidates have scores, so that dynamic trees can be told
+    ranked: bool  # whether candidates have scores, so that dynamic trees can be judged
     lookup: bool  # the drafter is prompt lookup: what is not drafted does not exist
-    whole: bool  # only the whole tree can be told
+    whole: bool  # only the whole tree can be judged
     sampled: bool  # some drafts were sampled: static trees only
 
     @property
     def requests(self) -> int:
-        """How many."""
+        """How many requests there are."""
         return len(self.undrafted)
 
     @property
@@ -80,12 +83,12 @@ class RecordedCandidates:
 
     @property
     def max_depth(self) -> int:
-        """Levels that some step looked at."""
+        """The largest depth of a candidate in any step."""
         return int(self.depth.max(initial=0))
 
     @property
     def max_rank(self) -> int:
-        """Children of a node that are told of, at most."""
+        """The largest number of ranks known below a node."""
         return int(self.rank.max(initial=0)) + 1
 
     @property
@@ -97,12 +100,12 @@ class RecordedCandidates:
 
     @property
     def max_looked(self) -> int:
-        """Children of a node that the drafter looked at, at most."""
+        """The largest number of children of a node that the drafter considered."""
         return int(self.rank[self.looked].max(initial=0)) + 1
 
 
 def evidence(histories: Sequence[History]) -> RecordedCandidates:
-    """All that captures of one run configuration tell. Raises UserError where they tell nothing."""
+    """The candidates in captures of one run configuration. Raises UserError where there are none to judge."""
     steps: list[tuple[RequestHistory, int, int]] = []
     undrafted: list[int] = []
     for history in histories:
@@ -118,8 +121,8 @@ def evidence(histories: Sequence[History]) -> RecordedCandidates:
             "what others would have held. Record with one drafter, such as --drafter eagle --tree dynamic:32"
         )
     widest = max(_looked_at(request.steps[place]) for request, place, _ in steps)
-    most = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
-    chosen = [steps[i * len(steps) // most] for i in range(most)]
+    count = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
+    chosen = [steps[i * len(steps) // count] for i in range(count)]
     parts = [request.steps[place] for request, place, _ in chosen]
     sampled = [part.tree.is_sampled for part in parts]
     texts = _Texts()
@@ -143,7 +146,7 @@ def _usable(step: RequestStep) -> bool:
         return False
     scores = [] if step.notes is None else [*step.notes.score.tolist(), *step.notes.dropped_score.tolist()]
     wrong = np.isnan(sound(verdict.p)).any() or any(not score <= ROUNDING for score in scores)
-    return not wrong  # what is no probability tells nothing of other trees
+    return not wrong  # values that are no probabilities say nothing about other trees
 
 
 def _looked_at(step: RequestStep) -> int:
@@ -152,7 +155,7 @@ def _looked_at(step: RequestStep) -> int:
 
 
 def _why_nothing(histories: Sequence[History]) -> str:
-    steps = [step for history in histories for one in history.requests.values() for step in one.steps]
+    steps = [step for history in histories for request in history.requests.values() for step in request.steps]
     if not any(len(step.tree) for step in steps):
         return "the capture has no drafts: record with a drafter, such as --drafter eagle --tree dynamic:32"
     return (
@@ -163,7 +166,7 @@ def _why_nothing(histories: Sequence[History]) -> str:
 
 @dataclass
 class _Candidates:
-    """One step's candidates as lists: the tree's nodes, what re-ranking left out, then what the target's rank tells."""
+    """One step's candidates as lists: nodes of the tree, those that re-ranking left out, those known by rank alone."""
 
     parent: list[int]
     rank: list[int]
@@ -172,12 +175,12 @@ class _Candidates:
     score: list[float]  # log probability of the path
     q: list[float]
     reach: list[float]
-    known: list[int]  # ranks of children that are known; of the root last
+    known: list[int]  # ranks of children that are known; the root's last
     nodes: int  # of the tree
-    looked: int  # and what re-ranking left out
+    looked: int  # `nodes` and what re-ranking left out
 
     def add(self, above: int, rank: int, q: float) -> None:
-        """A child that was not looked at, and that the target chose."""
+        """Add a child that the drafter did not consider and the target chose."""
         self.parent.append(above)
         self.rank.append(rank)
         self.depth.append(1 if above == ROOT else self.depth[above] + 1)
@@ -189,7 +192,7 @@ class _Candidates:
 
 
 def _candidates(part: RequestStep, future: Sequence[int] | None) -> _Candidates:
-    """Of one step. `future`: what a greedy target wrote after the root; None where it is not greedy."""
+    """The candidates of one step. `future`: what a greedy target generated after the root; None if not greedy."""
     notes, tree = part.notes, part.tree
     parent, token = tree.parent.tolist(), tree.token.tolist()
     score = [0.0] * len(parent)
@@ -202,19 +205,19 @@ def _candidates(part: RequestStep, future: Sequence[int] | None) -> _Candidates:
     rank, depth, made = _as_made(parent)
     q = _q(score, parent) if notes is not None else [float("nan")] * len(parent)
     reach = _reach(part, parent, token, depth, made, future)
-    found = _Candidates(parent, rank, depth, made, score, q, reach, known, len(tree), len(parent))
+    candidates = _Candidates(parent, rank, depth, made, score, q, reach, known, len(tree), len(parent))
     if part.drafter == "ngram":
-        found.known = [ALL_RANKS] * len(known)
+        candidates.known = [ALL_RANKS] * len(known)
     elif future is not None:
-        _beyond(part, found)
-    return found
+        _beyond(part, candidates)
+    return candidates
 
 
 def _as_made(parent: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Each candidate's rank among its siblings and depth, and its place in the order in which the drafter made them.
 
-    Level by level, parents in their order, children as they stand: what re-ranking left out comes after what it kept
-    of the same parent, for a parent's likelier children have the higher score.
+    Level by level, parents in their order, children as listed: what re-ranking left out comes after what it kept under
+    the same parent, because a parent's likelier children have the higher score.
     """
     children: dict[int, list[int]] = {}
     for node, above in enumerate(parent):
@@ -225,8 +228,8 @@ def _as_made(parent: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         deep += 1
         below: list[int] = []
         for above in level:
-            for at, node in enumerate(children.get(above, ())):
-                rank[node], depth[node], made[node], count = at, deep, count, count + 1
+            for place, node in enumerate(children.get(above, ())):
+                rank[node], depth[node], made[node], count = place, deep, count, count + 1
                 below.append(node)
         level = below
     return rank, depth, made
@@ -235,8 +238,8 @@ def _as_made(parent: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
 def _q(score: Sequence[float], parent: Sequence[int]) -> list[float]:
     """The drafter's probability of each candidate at its parent, from the log probabilities of their paths."""
     above = np.array([0.0 if up == ROOT else score[up] for up in parent])
-    found: list[float] = np.exp(np.minimum(np.array(score) - above, 0)).tolist()
-    return found
+    q: list[float] = np.exp(np.minimum(np.array(score) - above, 0)).tolist()
+    return q
 
 
 def _reach(
@@ -247,16 +250,16 @@ def _reach(
     made: Sequence[int],
     future: Sequence[int] | None,
 ) -> list[float]:
-    """Of every candidate; see the head of this file."""
+    """The reach of every candidate; see the head of this file."""
     verdict, n = part.verdict, len(part.tree)
     assert verdict is not None
     by_outcome = part.rule != MATCH and part.tree.is_sampled
-    own = (verdict.outcome == Outcome.ACCEPTED if by_outcome else verdict.p).astype(float).tolist()
+    chances = (verdict.outcome == Outcome.ACCEPTED if by_outcome else verdict.p).astype(float).tolist()
     reach = [0.0] * len(parent)
     for node in sorted(range(len(parent)), key=made.__getitem__):
         above = 1.0 if parent[node] == ROOT else reach[parent[node]]
         if node < n:
-            reach[node] = above * own[node]
+            reach[node] = above * chances[node]
         elif above and (future is None or depth[node] > len(future)):
             reach[node] = float("nan")
         else:
@@ -264,22 +267,22 @@ def _reach(
     return reach
 
 
-def _beyond(part: RequestStep, found: _Candidates) -> None:
-    """A greedy request's choices outside what was looked at: of the parents that were tried, the rank is recorded."""
+def _beyond(part: RequestStep, candidates: _Candidates) -> None:
+    """Add a greedy request's choices that the drafter did not consider; tried parents record their rank."""
     notes = part.parents
     if notes is None:
         return
     for row, node in enumerate(notes.node.tolist()):
         if int(notes.choice[row]) != int(notes.top[row, 0]):
             continue  # penalties or a bias decided, and the ranks are of raw logits
-        looked_at, choice = found.known[node], int(notes.choice_rank[row])
-        found.known[node] = ALL_RANKS
+        looked_at, choice = candidates.known[node], int(notes.choice_rank[row])
+        candidates.known[node] = ALL_RANKS
         if looked_at < choice <= MOST_RANK:
-            found.add(node, choice - 1, float(notes.choice_q[row]))
+            candidates.add(node, choice - 1, float(notes.choice_q[row]))
 
 
 class _Texts:
-    """What greedy targets wrote; keeps the text of the request that was asked for last."""
+    """What greedy targets generated; caches the text of the request that was last asked for."""
 
     def __init__(self) -> None:
         self._of: RequestHistory | None = None
@@ -287,7 +290,7 @@ class _Texts:
         self._starts: list[int] = []
 
     def after(self, request: RequestHistory, place: int) -> list[int] | None:
-        """After the root of a step; None where the request is not greedy."""
+        """The text after the root of a step; None where the request is not greedy."""
         if request.info is None or not request.info.params.greedy:
             return None
         if self._of is not request:
@@ -299,23 +302,23 @@ class _Texts:
 
 
 def _pad(steps: Sequence[_Candidates], **rest: Any) -> RecordedCandidates:  # noqa: ANN401
-    """Steps as arrays, each in the drafter's order: by score, of equal ones the one that was made first."""
+    """Steps as arrays, each in the drafter's order: by score, equal scores in the order in which they were made."""
     rows, width = len(steps), max(len(step.parent) for step in steps)
     parent = np.full((rows, width), width, np.int32)
     depth, rank = np.zeros((2, rows, width), np.int32)
     reach, q = np.zeros((2, rows, width))
-    kept, looked = np.zeros((2, rows, width), np.bool_)
+    in_tree, looked = np.zeros((2, rows, width), np.bool_)
     known = np.zeros((rows, width + 1), np.int32)
     for row, step in enumerate(steps):
         order = sorted(range(len(step.parent)), key=lambda i: (-step.score[i], step.made[i]))
-        place = {node: at for at, node in enumerate(order)} | {ROOT: width}
+        place = {node: index for index, node in enumerate(order)} | {ROOT: width}
         count = len(order)
         parent[row, :count] = [place[step.parent[i]] for i in order]
         for array, values in ((depth, step.depth), (rank, step.rank), (reach, step.reach), (q, step.q)):
             array[row, :count] = [values[i] for i in order]
-        kept[row, :count] = [i < step.nodes for i in order]
+        in_tree[row, :count] = [i < step.nodes for i in order]
         looked[row, :count] = [i < step.looked for i in order]
         known[row, :count], known[row, width] = [step.known[i] for i in order], step.known[-1]
     return RecordedCandidates(
-        parent=parent, depth=depth, rank=rank, reach=reach, q=q, kept=kept, known=known, looked=looked, **rest
+        parent=parent, depth=depth, rank=rank, reach=reach, q=q, in_tree=in_tree, known=known, looked=looked, **rest
     )

@@ -1,9 +1,9 @@
-"""Judging a tree that was not drafted: of each recorded step, the nodes that it would have had, and their reach.
+"""Judging a tree that was not drafted: for each recorded step, the nodes that it would have had, and their reach.
 
-A static tree is the candidates at its paths of ranks. A dynamic tree is grown again from the recorded scores, as
-speculate/drafters/tree_builder.py grows it: at each depth the `top` best new nodes are expanded by their `top`
-likeliest children, and of all the best `nodes` are kept. Where it would have looked at what the record does not hold,
-an assumption takes its place (Rates), and how much of the result rests on assumptions is counted.
+A static tree consists of the candidates at its paths of ranks. A dynamic tree is grown again from the recorded scores,
+as speculate/drafters/tree_builder.py grows it: at each depth the `top` best new nodes are expanded by their `top`
+likeliest children, and the best `nodes` of all are kept. Where it would have considered nodes that the record does not
+hold, an assumption takes their place (Rates), and the share of the result that rests on assumptions is reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.record.tree import Bools, Doubles, Ints, TreeShape
 
 Path = tuple[int, ...]  # of child ranks from the root
-FEWEST = 20.0  # parents reached, below which a rate by depth says too little
+FEWEST = 20.0  # parents reached; with fewer, a rate by depth is too uncertain
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class TreeOutcome:
     """What a tree would have done in each of S steps."""
 
     accepted: Doubles  # [S] tokens, in expectation
-    untold: Doubles  # [S] of them, on assumptions
+    untold: Doubles  # [S] the part of them that rests on assumptions
     nodes: Doubles  # [S] that would have been verified
-    complete: Bools  # [S] whether the record holds all that the drafter would have looked at
+    complete: Bools  # [S] whether the record holds everything that the drafter would have considered
 
     @property
     def untold_share(self) -> float:
-        """Of what is accepted."""
+        """The share of accepted tokens that rests on assumptions."""
         total = float(self.accepted.sum())
         return float(self.untold.sum()) / total if total else 0.0
 
@@ -40,8 +40,8 @@ class TreeOutcome:
 class Rates:
     """How often a child is accepted, given that its parent is, by depth and rank (Sequoia's acceptance vector).
 
-    Chen et al. 2024 (arXiv 2402.12374, section 3.1) assume that it depends on the rank alone. Here it is taken by
-    depth as well where enough is recorded; deeper than the record it is the deepest level's.
+    Chen et al. 2024 (arXiv 2402.12374, section 3.1) assume that it depends on the rank alone. Here it is taken by depth
+    as well where enough is recorded; beyond the recorded depth, the deepest level's rate is used.
     """
 
     def __init__(self, evidence: RecordedCandidates) -> None:
@@ -57,8 +57,8 @@ class Rates:
                 tried[level, rank] = above[(depth == level - 1) & (evidence.known > rank)].sum()
         self._got, self._tried, self._pooled = got, tried, (got.sum(0), tried.sum(0))
 
-    def at(self, depth: int, rank: int) -> float:
-        """Of a child of this rank at this depth; 0 where no such child was ever seen."""
+    def rate(self, depth: int, rank: int) -> float:
+        """The rate of a child of this rank at this depth; 0 where no such child was ever recorded."""
         if rank >= self._got.shape[1]:
             return 0.0
         for level in range(min(depth, len(self._got) - 1), 0, -1):
@@ -78,7 +78,7 @@ class Judge:
         self._child = self._children()
 
     def _fill(self) -> tuple[Doubles, Doubles]:
-        """Reach of all candidates; where it is not known, what the drafter thinks of it, and how much of it that is."""
+        """The reach of all candidates, with the drafter's q for what is not known, and the part that rests on q."""
         evidence = self.evidence
         reach, unknown = evidence.reach.copy(), np.isnan(evidence.reach)
         if unknown.any():
@@ -90,7 +90,7 @@ class Judge:
         return reach, np.where(unknown, reach, 0.0)
 
     def _children(self) -> Ints:
-        """[S, C + 1, ranks] the place of each candidate's children, C + 1 where there is none; the root is C."""
+        """[S, C + 2, ranks + 1] the place of each candidate's children, C + 1 where there is none; the root is C."""
         evidence = self.evidence
         rows, width = evidence.parent.shape
         child = np.full((rows, width + 2, evidence.max_rank + 1), width + 1, np.int32)  # none has the last rank
@@ -99,7 +99,7 @@ class Judge:
         return child
 
     def plan(self, plan: TreePlan) -> TreeOutcome:
-        """A tree as people write it."""
+        """The outcome of a static or dynamic tree."""
         if isinstance(plan, DynamicPlan):
             return next(self.dynamic(plan.depth, plan.top, [plan.nodes]))
         return self.lookup(plan.shape) if self.evidence.lookup else self.static(plan.shape)
@@ -117,56 +117,56 @@ class Judge:
         )
 
     def position(self, path: Path) -> tuple[Doubles, Doubles]:
-        """[S] the reach of the candidate at a path of ranks, and how much of it is untold."""
+        """[S] the reach of the candidate at a path of ranks, and the part of it that rests on assumptions."""
         evidence, steps = self.evidence, np.arange(len(self.evidence.request))
         width = evidence.parent.shape[1]
-        at: Ints = np.full(len(steps), width, np.int32)
+        node: Ints = np.full(len(steps), width, np.int32)
         value, untold = np.ones(len(steps)), np.zeros(len(steps))
         reach = np.concatenate([self._reach, np.zeros((len(steps), 2))], axis=1)
         guessed = np.concatenate([self._guessed, np.zeros((len(steps), 2))], axis=1)
         known = np.concatenate([evidence.known, np.zeros((len(steps), 1), np.int32)], axis=1)
         for depth, rank in enumerate(path, 1):
-            below = self._child[steps, at, min(rank, self._child.shape[2] - 1)]
+            below = self._child[steps, node, min(rank, self._child.shape[2] - 1)]
             there = below <= width
-            told = there | (known[steps, at] > rank) | (value == 0)
-            beyond = np.where(told, 0.0, value * self.rates.at(depth, rank))
+            is_known = there | (known[steps, node] > rank) | (value == 0)
+            beyond = np.where(is_known, 0.0, value * self.rates.rate(depth, rank))
             value = np.where(there, reach[steps, below], beyond)
             untold = np.where(there, guessed[steps, below], beyond)
-            at = below
+            node = below
         return value, untold
 
     def lookup(self, shape: TreeShape) -> TreeOutcome:
         """WIDTHxDEPTH of prompt lookup: its most recent continuations, cut to the depth.
 
-        Continuations that differ only below the depth count as one here; a run would have looked for another one.
+        Continuations that differ only below the depth count as one here; a run would have searched for another one.
         """
         width, depth = sum(above < 0 for above in shape.parent), shape.max_depth
         evidence = self.evidence
-        kept: Bools = np.zeros(evidence.depth.shape, np.bool_)
-        for row in range(len(kept)):
+        chosen: Bools = np.zeros(evidence.depth.shape, np.bool_)
+        for row in range(len(chosen)):
             parents, depths = evidence.parent[row], evidence.depth[row]
             nodes = np.flatnonzero((depths > 0) & (depths <= depth)).tolist()
             inner = {int(parents[node]) for node in nodes}
             for leaf in [node for node in nodes if node not in inner][:width]:
-                at = leaf
-                while at < kept.shape[1]:
-                    kept[row, at] = True
-                    at = int(parents[at])
-        zero = np.zeros(len(kept))
-        accepted = np.where(kept, evidence.reach, 0).sum(1)
-        return TreeOutcome(accepted, zero, kept.sum(1).astype(float), zero == 0)
+                place = leaf
+                while place < chosen.shape[1]:
+                    chosen[row, place] = True
+                    place = int(parents[place])
+        zero = np.zeros(len(chosen))
+        accepted = np.where(chosen, evidence.reach, 0).sum(1)
+        return TreeOutcome(accepted, zero, chosen.sum(1).astype(float), zero == 0)
 
     # Dynamic trees
 
     def dynamic(self, depth: int, top: int, nodes: Sequence[int]) -> Iterator[TreeOutcome]:
-        """Dynamic trees of one search, with several numbers of nodes."""
+        """Dynamic trees of one search, one for each number of nodes."""
         seen, lost, complete = self._search(depth, top)
-        for most in nodes:
-            kept = _first(seen, most)
+        for count in nodes:
+            chosen = _first(seen, count)
             yield TreeOutcome(
-                accepted=np.where(kept, self._reach, 0).sum(1),
-                untold=np.where(kept, self._guessed, 0).sum(1) + lost,
-                nodes=kept.sum(1).astype(float),
+                accepted=np.where(chosen, self._reach, 0).sum(1),
+                untold=np.where(chosen, self._guessed, 0).sum(1) + lost,
+                nodes=chosen.sum(1).astype(float),
                 complete=complete,
             )
 
@@ -175,9 +175,9 @@ class Judge:
         return _first(self._search(plan.depth, plan.top)[0], plan.nodes)
 
     def _search(self, depth: int, top: int) -> tuple[Bools, Doubles, Bools]:
-        """The candidates that a search looks at; reach of those that it expands and the record does not; if none are.
+        """(candidates that a search considers, reach of those whose children are not recorded, whether all are).
 
-        Candidates stand in the order of the drafter's scores: the best of a set are its first.
+        Candidates are in the order of the drafter's scores: the best of a set are its first.
         """
         evidence = self.evidence
         rows, width = evidence.parent.shape
@@ -197,17 +197,17 @@ class Judge:
 
 
 def _first(some: Bools, count: int) -> Bools:
-    """The first `count` of some candidates in each row: the best, for so they stand."""
-    found: Bools = some & (np.cumsum(some, axis=1) <= count)
-    return found
+    """The first `count` of some candidates in each row, which are the best."""
+    first: Bools = some & (np.cumsum(some, axis=1) <= count)
+    return first
 
 
 def paths(shape: TreeShape) -> list[Path]:
     """Each node's path of child ranks."""
-    found: list[Path] = []
+    rank_paths: list[Path] = []
     children: dict[int, int] = {}
     for above in shape.parent:
         rank = children.get(above, 0)
         children[above] = rank + 1
-        found.append((*(found[above] if above >= 0 else ()), rank))
-    return found
+        rank_paths.append((*(rank_paths[above] if above >= 0 else ()), rank))
+    return rank_paths

@@ -36,7 +36,7 @@ def write_plot(tuning: Tuning, path: str) -> None:
 def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
     """One figure by nodes: lines for the best of each size, marks for the trees with a name.
 
-    What was measured is shown over what was expected of it: at the load under which the curve's costs were measured.
+    Measured values are scaled by what was expected, to the load under which the curve's costs were measured.
     """
     best = "best" if tuning.costs is None else "fastest"
     for family, colour in COLOURS.items():

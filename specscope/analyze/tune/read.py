@@ -1,4 +1,4 @@
-"""From captures to a Tuning: which run they are of, what its trees may be, and what is said of it."""
+"""From captures to a Tuning: which run they are of, which trees it allows, and the notes on it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Recorded:
 
     @property
     def greedy(self) -> bool:
-        """Whether all requests were."""
-        infos = [one.info for history in self.histories for one in history.requests.values()]
+        """Whether all requests were greedy."""
+        infos = [request.info for history in self.histories for request in history.requests.values()]
         return all(info is not None and info.params.greedy for info in infos)
 
     def plan(self) -> TreePlan | None:
@@ -47,7 +47,7 @@ class Recorded:
 
 
 def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
-    """Raises UserError for captures that cannot be tuned, or that are not of one engine."""
+    """The captures as one record. Raises UserError where they cannot be tuned, or are not of one engine."""
     runs = [history.run for history in histories]
     first = runs[0]
     for source, run in zip(sources, runs, strict=True):
@@ -64,27 +64,27 @@ def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
 
 
 def tune(
-    data: Recorded, named: Mapping[str, TreePlan], most: int, costs: StepCosts | None, warnings: Sequence[str] = ()
+    data: Recorded, named: Mapping[str, TreePlan], limit: int, costs: StepCosts | None, warnings: Sequence[str] = ()
 ) -> Tuning:
-    """Judge all trees. `named`: those that are judged whatever they are, besides the recorded one."""
-    told, run = data.evidence, data.run
+    """Judge all trees. `named`: trees that are judged in any case, besides the recorded one."""
+    candidates, run = data.evidence, data.run
     plan = data.plan()
-    if told.whole and plan is None:
+    if candidates.whole and plan is None:
         raise UserError("only the recorded tree could be told of, and its string cannot be read")
-    if told.sampled and isinstance(plan, DynamicPlan):
+    if candidates.sampled and isinstance(plan, DynamicPlan):
         raise UserError(
             "the run's sampled requests had as many draws a step as were expected to pay: tune cannot tell what other "
             "trees would have held. Record with --no-adaptive --tree dynamic:32"
         )
     space = Space(
-        most=most,
-        top=not told.sampled and not data.greedy and not told.lookup,
+        max_nodes=limit,
+        top=not candidates.sampled and not data.greedy and not candidates.lookup,
         chains=run.rule == BLOCK or not run.is_ours,
-        deepest=None if run.is_ours else told.max_depth,
+        deepest=None if run.is_ours else candidates.max_depth,
         recorded=plan,
     )
     wanted: dict[str, TreePlan] = {} if plan is None else {"recorded": plan}
-    rows, choice = trees(told, wanted | dict(named), space, costs)
+    rows, choice = trees(candidates, wanted | dict(named), space, costs)
     total = data.acceptance
     return Tuning(
         sources=data.sources,
@@ -94,9 +94,9 @@ def tune(
             "tree": run.tree,
             "rule": run.rule,
         },
-        steps=told.drafts,
-        judged=len(told.request),
-        requests=told.requests,
+        steps=candidates.drafts,
+        judged=len(candidates.request),
+        requests=candidates.requests,
         recorded_length=total.tau or 1.0,
         rows=tuple(rows),
         choice=choice,
@@ -107,29 +107,29 @@ def tune(
 
 
 def _notes(data: Recorded, plan: TreePlan | None, costs: StepCosts | None) -> list[str]:
-    """What the capture cannot tell, and what would."""
-    told, said = data.evidence, []
-    if told.judged_steps < told.drafts:
-        said.append(f"{plural(told.judged_steps, 'step')} of {told.drafts:,} were judged, spread evenly")
-    if told.whole:
-        said.append(
+    """What cannot be judged from the capture, and what to record instead."""
+    candidates, lines = data.evidence, []
+    if candidates.judged_steps < candidates.drafts:
+        lines.append(f"{plural(candidates.judged_steps, 'step')} of {candidates.drafts:,} were judged, spread evenly")
+    if candidates.whole:
+        lines.append(
             f"under {data.run.rule} a sampled draft is judged from its end, so that a tree cut short would have been "
             "judged otherwise: only the recorded tree can be told; record with --tree top:... or dynamic:32"
         )
-    elif told.sampled:
-        said.append(
+    elif candidates.sampled:
+        lines.append(
             "the drafts were sampled: smaller static trees are told from outcomes, dynamic ones cannot be; record with "
             "--tree dynamic:32 to judge both"
         )
     elif not data.run.is_ours:
-        said.append("another engine's capture: shorter chains are told; costs are measured on our own engine alone")
-    elif isinstance(plan, StaticPlan) and not told.lookup:
-        said.append(
+        lines.append("another engine's capture: shorter chains are told; costs are measured on our own engine alone")
+    elif isinstance(plan, StaticPlan) and not candidates.lookup:
+        lines.append(
             "the recorded tree is static: dynamic ones are told as far as it reaches; record dynamic:32 for more"
         )
     if costs is None:
-        why = "--no-costs was given" if data.run.is_ours and not told.whole else "give --costs FILE to add them"
-        said.append(f"no costs ({why}): trees of a size are compared by acceptance alone")
-    elif costs.most_rows < costs.batch * (1 + max(told.kept.sum(1))):
-        said.append(f"steps of more than {costs.most_rows} rows were not measured: their costs continue the line")
-    return said
+        why = "--no-costs was given" if data.run.is_ours and not candidates.whole else "give --costs FILE to add them"
+        lines.append(f"no costs ({why}): trees of a size are compared by acceptance alone")
+    elif costs.most_rows < costs.batch * (1 + max(candidates.in_tree.sum(1))):
+        lines.append(f"steps of more than {costs.most_rows} rows were not measured: their costs continue the line")
+    return lines

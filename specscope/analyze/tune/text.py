@@ -14,8 +14,8 @@ from specscope.trace.record.vocabulary import printable
 
 NAMED = "Trees"
 BAR = 24  # characters
-WIDE = 118  # columns from which there is room for all
-NARROW = 94  # and below which there is none for the intervals of tokens/s
+WIDE = 118  # columns of the terminal from which on everything fits
+NARROW = 94  # below it the intervals of tokens/s do not fit
 
 
 def render_tuning(tuning: Tuning, console: Console) -> None:
@@ -62,15 +62,17 @@ def tables(tuning: Tuning, width: int = 200) -> list[Table]:
     groups += [(f"The best {family} tree of each size", tuning.family(family)) for family in ("static", "dynamic")]
     groups = [(title, rows) for title, rows in groups if rows]  # the recorded tree may be none that can be read
     notes = [note, *[""] * len(groups)]
-    return [_table(title, rows, tuning, width, said) for (title, rows), said in zip(groups, notes, strict=False)]
+    return [
+        _table(title, rows, tuning, width, table_note) for (title, rows), table_note in zip(groups, notes, strict=False)
+    ]
 
 
 def _table(title: str, rows: list[TreeRow], tuning: Tuning, width: int, note: str) -> Table:
     checked = bool(tuning.checked) and title == NAMED
-    most = max(map(_value, tuning.rows))
+    largest = max(map(_value, tuning.rows))
     made = [_cells(row, tuning, width, checked=checked) for row in rows]
     if width >= WIDE and not checked:
-        made = [cells | {"": "▇" * round(BAR * _value(row) / most)} for cells, row in zip(made, rows, strict=True)]
+        made = [cells | {"": "▇" * round(BAR * _value(row) / largest)} for cells, row in zip(made, rows, strict=True)]
     values = [tuple(cells.values()) for cells in made]
     return Table(title, tuple(made[0]), values, note, words=frozenset({""}))
 
@@ -118,13 +120,13 @@ def advice(tuning: Tuning) -> str:
     if choice.family == "plain":
         return f"No drafting is predicted to be fastest ({_speed(choice)} tokens/s): --drafter none"
     tree = choice.tree if " " not in choice.tree else f'"{choice.tree}"'
-    told = f"Recommended: --tree {tree}   {_speed(choice)} tokens/s predicted"
+    line = f"Recommended: --tree {tree}   {_speed(choice)} tokens/s predicted"
     if default is not None and default is not choice:
-        told += _over(_value(choice), _value(default), default.tree)
+        line += _over(_value(choice), _value(default), default.tree)
     if choice.measured is not None:
-        told += f"; {number(choice.measured, 1)} measured"
-        told += "" if default is None or default is choice else _over(choice.measured, default.measured, "it")
-    return told
+        line += f"; {number(choice.measured, 1)} measured"
+        line += "" if default is None or default is choice else _over(choice.measured, default.measured, "it")
+    return line
 
 
 def _over(value: float | None, other: float | None, what: str) -> str:

@@ -1,4 +1,4 @@
-"""The result: every tree looked at with its acceptance length and tokens/s, and the one to take."""
+"""The result: every tree considered, with its acceptance length and tokens/s, and the recommended one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from specscope.trace.record.tree import Doubles
 # From what single steps would have accepted to a run's acceptance length, with its interval.
 #
 # A tree decides where its next step begins, so the recorded run did not begin its steps where another tree would have.
-# Between requests this is put right: each makes its tokens with whatever tree, an easy one in fewer steps. With tokens
-# n_r that request r made in steps with drafts, and the mean 1 + a_r of what the tree accepts in its recorded steps, it
-# takes n_r / (1 + a_r) steps, and the acceptance length is
+# Between requests this is corrected: each request produces its tokens with any tree, an easy one in fewer steps. With
+# n_r the tokens that request r produced in steps with drafts, and 1 + a_r the mean that the tree commits in the
+# recorded steps, it takes n_r / (1 + a_r) steps, and the acceptance length is
 #
 # sum n_r / sum of n_r / (1 + a_r).
 #
-# Within a request the recorded beginnings stand for the tree's own. (Measured on the default model: tests and
+# Within a request the recorded step beginnings stand in for the tree's own. (Measured on the default model: tests and
 # BENCHMARKS.md.) The interval is from a bootstrap over requests, as in analyze/compare/bootstrap.py.
 
 
@@ -47,27 +47,27 @@ class Length:
 
 
 def lengths(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> list[Length]:
-    """Of several trees, from what each would have accepted in each step [S]."""
+    """The acceptance lengths of several trees, from what each would have accepted in each step [S]."""
     size = evidence.requests
     count = np.bincount(evidence.request, minlength=size).astype(float)
     tokens = np.bincount(evidence.request, evidence.tokens, minlength=size)
     some = count > 0
     tokens = tokens[some]
     steps = []
-    for one in accepted:
-        mean = np.bincount(evidence.request, one, minlength=size)[some] / count[some]
+    for per_step in accepted:
+        mean = np.bincount(evidence.request, per_step, minlength=size)[some] / count[some]
         steps.append(tokens / (1 + mean))
-    values = [float(tokens.sum() / one.sum()) for one in steps]
+    values = [float(tokens.sum() / request_steps.sum()) for request_steps in steps]
     n = len(tokens)
     if n < FEWEST:
         return [Length(value) for value in values]
     drawn = resampled(np.stack([tokens, *steps], axis=1), n)
     t = t_quantile((1 + LEVEL) / 2, n - 1) * math.sqrt(n / (n - 1))
-    errors = [t * float(np.std(drawn[:, 0] / drawn[:, at + 1], ddof=1)) for at in range(len(steps))]
+    errors = [t * float(np.std(drawn[:, 0] / drawn[:, index + 1], ddof=1)) for index in range(len(steps))]
     return [Length(v, max(v - error, 1.0), v + error) for v, error in zip(values, errors, strict=True)]
 
 
-TOLD = 0.05  # a tree of whose acceptance more rests on assumptions is not recommended
+TOLD = 0.05  # a tree is not recommended where more than this share of its acceptance rests on assumptions
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class TreeRow:
     tree: str
     family: str  # static, dynamic, asked, or plain: no drafting
     budget: int  # nodes that it may have
-    nodes: float  # that it has in a step, in the mean
+    nodes: float  # mean per step
     depth: int
     length: Length  # acceptance length
     untold: float  # share of what is accepted that rests on assumptions
@@ -90,7 +90,7 @@ class TreeRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        told = {
+        figures = {
             name: None if value is None else {"value": value.value, "low": value.low, "high": value.high}
             for name, value in (("acceptance_length", self.length), ("tokens_per_s", self.speed))
         }
@@ -101,7 +101,7 @@ class TreeRow:
             "budget": self.budget,
             "nodes": self.nodes,
             "depth": self.depth,
-            **told,
+            **figures,
             "step_seconds": self.step,
             "assumed_share": self.untold,
             "expected_tokens_per_s": self.expected,
@@ -112,12 +112,12 @@ class TreeRow:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All that `specscope tune` found."""
+    """The result of `specscope tune`."""
 
     sources: tuple[str, ...]
     run: Mapping[str, str]  # what ran: model, drafter, tree, rule
     steps: int  # with drafts
-    judged: int  # of them
+    judged: int  # steps that were judged
     requests: int
     recorded_length: float  # what the run really accepted
     rows: tuple[TreeRow, ...]  # named ones first
@@ -128,7 +128,7 @@ class Tuning:
     checked: Mapping[str, Any] = field(default_factory=dict)  # how --check measured
 
     def named(self, name: str) -> TreeRow | None:
-        """The row called so."""
+        """The row of this name; None where there is none."""
         return next((row for row in self.rows if name in row.names), None)
 
     def error(self, row: TreeRow) -> float | None:
@@ -162,66 +162,66 @@ class Tuning:
 def trees(
     evidence: RecordedCandidates, named: Mapping[str, TreePlan], space: Space, costs: StepCosts | None
 ) -> tuple[list[TreeRow], TreeRow | None]:
-    """Every tree's row, and the fastest of them where there are costs.
+    """Every tree's row, and, with costs, the fastest of them.
 
-    `named`: trees that are judged in any case, by what they are called, or by themselves where somebody asked for
-    them. A capture that cannot tell of these raises UserError; one with a name is left out then.
+    `named`: trees that are judged in any case, under a name ("recorded", "default"), or under themselves where the user
+    gave them. Where the capture cannot judge one, a named one is left out, and one that the user gave raises UserError.
     """
     judge = Judge(evidence)
     plans: dict[str, list[str]] = {}
     first: list[Candidate] = []
     for name, plan in named.items():
-        own = [name] if name != str(plan) else []
+        names = [name] if name != str(plan) else []
         if str(plan) not in plans:
             try:
                 first.append(asked(judge, plan, space))
             except UserError:
-                if own:
+                if names:
                     continue
                 raise
-        plans.setdefault(str(plan), []).extend(own)
-    found = [*first, *candidates(judge, space, costs)]
-    if not found:
+        plans.setdefault(str(plan), []).extend(names)
+    judged = [*first, *candidates(judge, space, costs)]
+    if not judged:
         raise UserError(
             "the capture tells of no tree: not of the recorded one, and its drafts have too little to judge others by; "
             "record with --tree dynamic:32, or name one with --tree"
         )
-    each = lengths(evidence, [one.judged.accepted for one in found])
-    rows = [_row(one, length, evidence, costs) for one, length in zip(found, each, strict=True)]
+    each = lengths(evidence, [candidate.judged.accepted for candidate in judged])
+    rows = [_row(candidate, length, evidence, costs) for candidate, length in zip(judged, each, strict=True)]
     rows = [replace(row, names=tuple(plans[row.tree])) if row.family == "asked" else row for row in rows]
     if costs is None:
         return rows, None
     rows.append(_plain(costs))
     best = max((row for row in rows if row.untold <= TOLD), key=_speed)
-    at = rows.index(best)
-    rows[at] = replace(best, names=(*best.names, "choice"))
-    return rows, rows[at]
+    index = rows.index(best)
+    rows[index] = replace(best, names=(*best.names, "choice"))
+    return rows, rows[index]
 
 
 def _speed(row: TreeRow) -> float:
     return 0.0 if row.speed is None else row.speed.value
 
 
-def _row(one: Candidate, length: Length, evidence: RecordedCandidates, costs: StepCosts | None) -> TreeRow:
+def _row(candidate: Candidate, length: Length, evidence: RecordedCandidates, costs: StepCosts | None) -> TreeRow:
     row = TreeRow(
-        tree=str(one.plan),
-        family=one.family,
-        budget=one.budget,
-        nodes=one.nodes,
-        depth=one.plan.max_depth,
+        tree=str(candidate.plan),
+        family=candidate.family,
+        budget=candidate.budget,
+        nodes=candidate.nodes,
+        depth=candidate.plan.max_depth,
         length=length,
-        untold=one.judged.untold_share,
+        untold=candidate.judged.untold_share,
     )
     if costs is None:
         return row
-    seconds = costs.seconds(one.plan, one.nodes)
+    seconds = costs.seconds(candidate.plan, candidate.nodes)
     return replace(row, step=seconds, speed=_tokens_per_s(length, seconds, evidence, costs))
 
 
 def _tokens_per_s(length: Length, seconds: float, evidence: RecordedCandidates, costs: StepCosts) -> Length:
-    """While a full batch decodes: batch * length / seconds, but steps without drafts cost and give as plain ones.
+    """While a full batch decodes: batch * length / seconds, but steps without drafts cost and yield as plain ones do.
 
-    The interval holds the error of the acceptance length and that of the measured costs.
+    The interval combines the error of the acceptance length with that of the measured costs.
     """
     undrafted = float(evidence.undrafted.sum())
     time = evidence.committed / length.value * seconds + undrafted * costs.plain.seconds

@@ -1,8 +1,8 @@
 """Plain transformers over a request's contexts: its text as one causal pass, then the branches beside it.
 
 No paging, no tree kernels, nothing of the engine: AutoModelForCausalLM with its own attention and DynamicCache. The
-text is fed in pieces, in order. A branch row sees the text up to where it leaves it, its own ancestors and itself, by a
-mask; the cache is cropped after each piece. `alone` runs a context by itself, which the rest is held against.
+text is fed in pieces, in order. A mask lets a branch row see the text up to where it leaves it, its own ancestors and
+itself; the cache is cropped after each piece. `alone` runs a context by itself, as the reference for rounding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Causal:
         return self.model.device
 
     def exact(self) -> None:
-        """Go on in float32: the weights are as they were loaded, and sums are not rounded any more."""
+        """Continue in float32: the weights keep their loaded values, and sums are no longer rounded."""
         self.model = self.model.float()
 
     @torch.inference_mode()
@@ -68,9 +68,9 @@ class Causal:
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, layers: Sequence[int | str] = ()) -> Iterator[tuple[Rows, Tensor | None]]:
-        """The logits of all rows that are asked for, a piece at a time; features of each piece of the text with them.
+        """The logits of all rows that are needed, a piece at a time, with the features of each piece of the text.
 
-        Of the text only what the last judged step needs is fed.
+        Only as much of the text is fed as the last judged step needs.
         """
         from transformers import DynamicCache
 
@@ -111,7 +111,7 @@ class Causal:
         return logits.float(), self._features(out, layers) if layers else None
 
     def _features(self, out: Any, layers: Sequence[int | str]) -> Tensor:  # noqa: ANN401
-        """Layer j: what enters it. `final`: what enters the head, after the last norm."""
+        """Hidden states: for layer j, its input; for `final`, the input of the LM head, after the last norm."""
         states = out.hidden_states
         return torch.cat([states[-1 if layer == "final" else int(layer)][0] for layer in layers], dim=-1).float()
 
@@ -121,19 +121,19 @@ class Causal:
         positions = torch.zeros(length + len(rows), dtype=torch.long)
         positions[:length] = torch.arange(length)
         seen = torch.zeros(len(rows), length + len(rows), dtype=torch.bool)
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             above = contexts.parent[row - length]
             if above >= length:
-                seen[at] = seen[above - rows.start]
-                positions[length + at] = positions[length + above - rows.start] + 1
+                seen[index] = seen[above - rows.start]
+                positions[length + index] = positions[length + above - rows.start] + 1
             else:
-                seen[at, : above + 1] = True
-                positions[length + at] = above + 1
-            seen[at, length + at] = True
-        own = positions[length:]
+                seen[index, : above + 1] = True
+                positions[length + index] = above + 1
+            seen[index, length + index] = True
+        places = positions[length:]
         return {
-            "attention_mask": self._masks(seen, own[:, None] - positions[None]),
-            "position_ids": own[None].to(self.device),
+            "attention_mask": self._masks(seen, places[:, None] - positions[None]),
+            "position_ids": places[None].to(self.device),
         }
 
     def _masks(self, seen: Tensor, distance: Tensor) -> Any:  # noqa: ANN401

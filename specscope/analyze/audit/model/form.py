@@ -1,7 +1,7 @@
-"""What a request's form and its least length allowed, a second time: a matcher made anew for every row, by hand.
+"""What a request's form and its minimum length allow, computed again: with a new matcher for every row.
 
-Independent of what the engine runs, which goes forward and back with one matcher: here each output is fed token by
-token from its beginning. Only xgrammar itself is common to both.
+Independent of the engine, which moves one matcher forward and back: here each output is fed token by token from its
+beginning. Only xgrammar itself is common to both.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from specscope.errors import not_loaded
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tokens import read_vocabulary
 
-WHITESPACE = 8  # between JSON's tokens, as the engine has it
+WHITESPACE = 8  # at most between JSON's tokens, as in the engine
 
 
 class RequestForms:
-    """Of the requests of one capture."""
+    """The forms of the requests of one capture."""
 
     def __init__(self, source: ModelSource, size: int, eos: Sequence[int]) -> None:
         """`size`: the width of the logits."""
@@ -66,13 +66,13 @@ class RequestForms:
         return self._compiled[form]
 
     def refused(self, params: SamplingParams, output: Sequence[int]) -> Tensor | None:
-        """bool [V] what may not follow an output; None where all may, and where nothing that is kept can follow."""
+        """bool [V] what may not follow an output; None where everything may, or where the form allows nothing."""
         allowed = np.ones(self.size, np.bool_)
         if params.structured_outputs is not None:
-            found = self._allowed(params, output)
-            if found is None:
+            permitted = self._allowed(params, output)
+            if permitted is None:
                 return None
-            allowed = found
+            allowed = permitted
         if len(output) < params.min_tokens:
             early = allowed.copy()
             early[[token for token in (*self.eos, *params.stop_token_ids) if token < self.size]] = False

@@ -1,8 +1,8 @@
-"""An EAGLE head in plain torch, from its published checkpoint: what it says along a text's true features.
+"""An EAGLE head in plain torch, from its published checkpoint: its logits along a text's true features.
 
-Written apart from the engine's head, from the published convention: pairs of the target's feature at t and the token
-at t + 1 give the token at t + 2. In a tree below the root a node's feature is what the head made at its parent. Dense
-attention over the whole text; no paging, no fused parts.
+Written independently of the engine's head, from the published convention: a pair of the target's feature at t and the
+token at t + 1 predicts the token at t + 2. In a tree below the root, a node's feature is the head's output at its
+parent. Dense attention over the whole text; no paging, no fused parts.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class Head:
             raise UserError(f"the head's config has `{flag}`, which an EAGLE-1 head has not")
         further = range(1, int(self.config.get("num_hidden_layers", 1)))
         self.names = ["midlayer", *(f"layers.{i}" for i in further)]  # of its layers
-        own = self.weights.get("embed_tokens.weight")
+        embedding = self.weights.get("embed_tokens.weight")
         self.of_target: Tensor = target.get_input_embeddings().weight
-        self.embedding = self.of_target if own is None else own
+        self.embedding = self.of_target if embedding is None else embedding
         self.output = self.weights["lm_head.weight"] if self.three else target.get_output_embeddings().weight
         self.vocab = int(target.get_output_embeddings().weight.shape[0])
         drafted = torch.arange(len(self.output))
         self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
         self.heads = int(self.config["num_attention_heads"])
-        self.turned = int(self._size * _partial(self.config))  # the first so many channels of a head
+        self.turned = int(self._size * _partial(self.config))  # how many of a head's channels are rotated, the first
         config = LlamaConfig.from_dict(_llama(self.config, self.turned))
         self.eps = float(config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)
@@ -124,11 +124,11 @@ class Head:
             features = self._norm("input_norm", features)
         if self.config.get("fc_norm"):
             each = features.unflatten(-1, (len(self.layers), -1)).unbind(-2)
-            features = torch.cat([self._norm(f"fc_norm.{i}", one) for i, one in enumerate(each)], dim=-1)
+            features = torch.cat([self._norm(f"fc_norm.{i}", layer) for i, layer in enumerate(each)], dim=-1)
         return self._linear("fc", features)
 
     def fed_back(self, hidden: Tensor) -> Tensor:
-        """What the nodes below rows are fed of their hidden states [N, width]."""
+        """What the children of these rows are fed, from the rows' hidden states [N, width]."""
         return self._norm("norm", hidden) if self.config.get("norm_output") else hidden
 
     def prepare(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ class Head:
     def run(
         self, prepared: tuple[Tensor, Tensor], positions: Tensor, seen: Tensor, before: Sequence[KV]
     ) -> tuple[Tensor, list[KV]]:
-        """Hidden states [N, width] of N prepared rows, and each layer's keys and values with theirs behind `before`.
+        """Hidden states [N, width] of N prepared rows, and each layer's keys and values: theirs appended to `before`.
 
         seen bool [N, K]: which of these K a row sees, its own among them.
         """
@@ -160,7 +160,7 @@ class Head:
         return x, after
 
     def nothing(self) -> list[KV]:
-        """Of each layer: no keys and no values yet."""
+        """An empty KV for each layer."""
         heads = int(self.config.get("num_key_value_heads") or self.heads)
         none = self.embedding.new_zeros(0, heads, self._size)
         return [(none, none, torch.zeros(0, dtype=torch.int64))] * len(self.names)
@@ -178,7 +178,7 @@ class Head:
         return x + self._linear(f"{name}.mlp.down_proj", self.act(gate) * up)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of the target's whole vocabulary, float32 [N, V]: least where the head does not know a token."""
+        """Over the target's whole vocabulary, float32 [N, V]: minus infinity for tokens that the head does not have."""
         rows = functional.linear(self._norm("norm", hidden) if self.three else hidden, self.output).float()
         return rows.new_full((len(rows), self.vocab), -torch.inf).index_copy_(1, self.tokens, rows)
 
@@ -192,7 +192,7 @@ class Head:
 
     @property
     def _size(self) -> int:
-        """Of a key."""
+        """Channels of a key."""
         return int(self.weights["midlayer.self_attn.q_proj.weight"].shape[0]) // self.heads
 
     def _split(self, name: str, projected: Tensor) -> Tensor:
@@ -204,16 +204,16 @@ class Head:
         return self._turn_by(x, cos, sin)
 
     def _turn_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The first channels of each head turned, the others as they are."""
+        """Rotate the first channels of each head; the others stay."""
         part, half = x[..., : self.turned], self.turned // 2
         turned = part * cos + torch.cat([-part[..., half:], part[..., :half]], dim=-1) * sin
         return torch.cat([turned, x[..., self.turned :]], dim=-1)
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """The logits at the parents that are asked for. features [L, F]: the target's, along the text.
+        """The logits at the parents asked for. features [L, F]: the target's, along the text.
 
-        A pair is a feature and the token after it. Where a root has no pair there is nothing to ask.
+        A pair is a feature and the token after it. A step whose root has no pair is skipped.
         """
         text = torch.tensor(contexts.text[: len(features) + 1])
         pairs = min(len(features), len(text) - 1)
@@ -221,28 +221,28 @@ class Head:
         if not asked:
             return
         slots, kv, parts = torch.arange(pairs), self.nothing(), []
-        for at in range(0, pairs, CHUNK):
-            here = slots[at : at + CHUNK]
+        for start in range(0, pairs, CHUNK):
+            here = slots[start : start + CHUNK]
             prepared = self.prepare(text[here + 1], self.combine(features[here].to(self.embedding.dtype)))
-            hidden, kv = self.run(prepared, here, slots[None, : at + len(here)] <= here[:, None], kv)
+            hidden, kv = self.run(prepared, here, slots[None, : start + len(here)] <= here[:, None], kv)
             parts.append(hidden)
         out = torch.cat(parts)
         by_step: dict[int, list[Ask]] = {}
         for ask in asked:
             by_step.setdefault(id(ask[0]), []).append(ask)
         groups = list(by_step.values())
-        for at in range(0, len(groups), STEPS):
-            yield from self._trees([ask for group in groups[at : at + STEPS] for ask in group], out, kv)
+        for start in range(0, len(groups), STEPS):
+            yield from self._trees([ask for group in groups[start : start + STEPS] for ask in group], out, kv)
 
     def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """Of some steps, level by level: a row sees the text's pairs up to the root's, its ancestors and itself."""
+        """The logits of some steps by level: a row sees the text's pairs up to the root's, its ancestors and itself."""
         if self.mask_token is not None:
             yield from self._one_pass(asked, out, kv)
             return
         roots = [ask for ask in asked if ask[1] == ROOT]
         hidden = out[[_slot(step) for step, _ in roots]]
         yield roots, self.logits(hidden)
-        place = {(id(step), ROOT): at for at, (step, _) in enumerate(roots)}
+        place = {(id(step), ROOT): index for index, (step, _) in enumerate(roots)}
         before, grown = len(kv[0][0]), list[Ask]()
         depth = 1
         while level := [(step, node) for step, node in asked if node != ROOT and step.part.tree.depth[node] == depth]:
@@ -253,18 +253,18 @@ class Head:
             prepared = self.prepare(tokens, self.fed_back(hidden[above]))
             hidden, kv = self.run(prepared, positions, _seen(level, grown, before), kv)
             yield level, self.logits(hidden)
-            place = {(id(step), node): at for at, (step, node) in enumerate(level)}
+            place = {(id(step), node): index for index, (step, node) in enumerate(level)}
             depth += 1
 
     def _one_pass(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """Of a P-EAGLE head: all nodes of a depth have the logits of its row, which sees the mask rows before it."""
+        """For a P-EAGLE head: all nodes of a depth share the logits of its row, which sees the mask rows before it."""
         roots = [ask for ask in asked if ask[1] == ROOT]
         yield roots, self.logits(out[[_slot(step) for step, _ in roots]])
         depths = {id(step): 0 for step, _ in asked}
         for step, node in asked:
             depths[id(step)] = max(depths[id(step)], 0 if node == ROOT else int(step.part.tree.depth[node]))
         steps = {id(step): step for step, _ in asked}
-        rows = [(steps[key], depth) for key, most in depths.items() for depth in range(1, most + 1)]
+        rows = [(steps[key], depth) for key, deepest in depths.items() for depth in range(1, deepest + 1)]
         below = [ask for ask in asked if ask[1] != ROOT]
         if not below:
             return
@@ -277,22 +277,22 @@ class Head:
             seen[row, : _slot(step) + 1] = True
             seen[row, before + row - depth + 1 : before + row + 1] = True  # depths 1 to its own
         logits = self.logits(self.run(self.prepare(tokens, hidden), positions, seen, kv)[0])
-        place = {(id(step), depth): at for at, (step, depth) in enumerate(rows)}
+        place = {(id(step), depth): index for index, (step, depth) in enumerate(rows)}
         yield below, logits[[place[id(step), int(step.part.tree.depth[node])] for step, node in below]]
 
 
 def _slot(step: AuditedStep) -> int:
-    """Of the pair whose token is the step's root."""
+    """The place of the pair whose token is the step's root."""
     return step.rows[ROOT] - 1
 
 
 def _seen(level: Sequence[Ask], grown: Sequence[Ask], before: int) -> Tensor:
-    """bool [rows of the level, keys]."""
-    keys = {(id(step), node): before + at for at, (step, node) in enumerate(grown)}
+    """bool [rows of the level, keys]: what each row attends to."""
+    keys = {(id(step), node): before + index for index, (step, node) in enumerate(grown)}
     seen = torch.zeros(len(level), before + len(grown), dtype=torch.bool)
     for row, (step, node) in enumerate(level):
         seen[row, : _slot(step) + 1] = True
-        seen[row, [keys[id(step), one] for one in step.part.tree.path_to(node)]] = True
+        seen[row, [keys[id(step), ancestor] for ancestor in step.part.tree.path_to(node)]] = True
     return seen
 
 
@@ -300,24 +300,24 @@ def _read(folder: Path) -> dict[str, Tensor]:
     """Its tensors by the authors' names, float32."""
     from safetensors.torch import load_file
 
-    found = {}
+    tensors = {}
     for file in weight_files(folder):
         raw = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
         for name, tensor in raw.items():
             name = name.removeprefix("model.")
             name = "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
-            found[name] = tensor.float() if tensor.is_floating_point() else tensor
-    return found
+            tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return tensors
 
 
 def _partial(config: dict[str, Any]) -> float:
-    """Which share of a head's channels is turned by position."""
+    """The share of a head's channels that is rotated by position."""
     inside = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("partial_rotary_factor")
     return float(inside or config.get("partial_rotary_factor") or 1)
 
 
 def _llama(config: dict[str, Any], turned: int) -> dict[str, Any]:
-    """A layer whose heads are turned as a whole, and are as large as what is turned."""
+    """A config for a layer whose heads are only the rotated channels."""
     left_out = ("architectures", "torch_dtype", "dtype", "layer_types", "partial_rotary_factor")
     layer = {
         name: {key: x for key, x in value.items() if key not in left_out} if isinstance(value, dict) else value
@@ -332,5 +332,5 @@ def _layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
     if ids := config.get("eagle_aux_hidden_state_layer_ids"):
         return tuple(ids)
     if ids := (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(one + 1 for one in ids)
+        return tuple(layer_id + 1 for layer_id in ids)
     return 2, layers // 2, layers - 3

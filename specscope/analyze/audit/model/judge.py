@@ -1,4 +1,4 @@
-"""What a model says at the rows of a request's contexts, held against what the capture says it said."""
+"""A model's outputs at the rows of a request's contexts, compared with what the capture recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabi
 
 
 class _Judge:
-    """Of one request. `slack`: how far rounding may move a logit against the others. `params`: what shapes them."""
+    """Judges one request. `slack`: how far rounding may move a logit against the others. `params`: what shapes them."""
 
     def __init__(self, contexts: Contexts, slack: float, forms: RequestForms | None, params: SamplingParams) -> None:
         self.contexts = contexts
@@ -35,12 +35,12 @@ class _Judge:
         self.sampled_slack = self.slack if self.params.greedy else self.slack / self.params.temperature
 
     def shaped(self, rows: Sequence[int], logits: Tensor) -> Tensor:
-        """After logit bias, penalties and the form along each row's own context."""
+        """Logits after logit bias, penalties and the form, along each row's own context."""
         counts = self.rules.counts_output
         return self.rules.shaped(logits, [self.contexts.output(row) for row in rows] if counts else ())
 
     def bounds(self, shaped: Tensor, p: Tensor, token: int, recorded: float) -> tuple[float, float]:
-        """What p of a token may have been, by rounding; of a row [V]. Borders are looked at where that decides."""
+        """The range that rounding allows for p of a token in a row [V]; borders of top-k and the like included."""
         allowed = span(float(p[token]), self.sampled_slack)
         if within(recorded, allowed) or not self.rules.truncates:
             return allowed
@@ -73,22 +73,22 @@ class TargetJudge(_Judge):
             self._unshaped(rows, logits)
 
     def _shaped(self, rows: Sequence[int], shaped: Tensor) -> None:
-        """What came of the request's parameters."""
+        """Compare what the request's parameters shape."""
         p = None if self.params.greedy else self.rules.scores(shaped).softmax(-1)
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             for step, parent in self.asks[row]:
                 if p is None:
-                    self._greedy(step, parent, shaped[at])
+                    self._greedy(step, parent, shaped[index])
                 else:
-                    self._sampled(step, parent, shaped[at], p[at])
+                    self._sampled(step, parent, shaped[index], p[index])
 
     def _unshaped(self, rows: Sequence[int], logits: Tensor) -> None:
-        """What was noted before any rule."""
-        asked = [(at, *ask, ask[0].part.parents) for at, row in enumerate(rows) for ask in self.asks[row]]
-        noted = [(at, step, parent, notes) for at, step, parent, notes in asked if notes is not None]
+        """Compare what was recorded before any rule."""
+        asked = [(index, *ask, ask[0].part.parents) for index, row in enumerate(rows) for ask in self.asks[row]]
+        noted = [(index, step, parent, notes) for index, step, parent, notes in asked if notes is not None]
         raw = logits.softmax(-1) if noted else logits
-        for at, step, parent, notes in noted:
-            self._raw(step, parent, raw[at], notes)
+        for index, step, parent, notes in noted:
+            self._raw(step, parent, raw[index], notes)
 
     def _greedy(self, step: AuditedStep, parent: int, shaped: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
@@ -147,7 +147,7 @@ class TargetJudge(_Judge):
     def _final(
         self, step: AuditedStep, shaped: Tensor, p: Tensor, taken: list[tuple[int, tuple[float, float]]]
     ) -> None:
-        """The final token's p, in what its rejected siblings left; of sampled siblings that takes their whole q."""
+        """The final token's p in the residual; rejected siblings here are deterministic, each takes its p away."""
         verdict = step.part.verdict
         assert verdict is not None
         token, recorded = verdict.token, verdict.final_p
@@ -181,8 +181,8 @@ class TargetJudge(_Judge):
             self._p("target raw p", step, child, float(notes.raw_p[child]), judged, span(judged, self.raw_slack))
         if not notes.top.shape[1]:
             return
-        at = int(place[0])
-        for token, recorded in zip(notes.top[at].tolist(), notes.top_p[at].tolist(), strict=True):
+        row = int(place[0])
+        for token, recorded in zip(notes.top[row].tolist(), notes.top_p[row].tolist(), strict=True):
             judged = _of(raw, token)
             if not within(recorded, span(judged, self.raw_slack)):
                 break
@@ -190,12 +190,12 @@ class TargetJudge(_Judge):
 
 
 def _of(row: Tensor, token: int) -> float:
-    """A token's in a row over the vocabulary; 0 for one that the model does not have."""
+    """A token's value in a row over the vocabulary; 0 for a token that the model does not have."""
     return float(row[token]) if 0 <= token < len(row) else 0.0
 
 
 def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
-    """Children of a node that the drafter's model drafted: all, where no text drafts beside it."""
+    """Children of a node that the drafter's model drafted: all, unless text lookup drafts beside it."""
     children, method = part.tree.children(parent), part.method
     if method is None or not len(method.source):
         return children
@@ -203,7 +203,7 @@ def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
 
 
 class DrafterJudge(_Judge):
-    """The drafter's part, where it is a model: its tokens, and how likely it held them."""
+    """The drafter's part, where it is a model: its tokens and their probabilities."""
 
     def __init__(
         self,
@@ -213,20 +213,20 @@ class DrafterJudge(_Judge):
         top: int = 0,
         forms: RequestForms | None = None,
     ) -> None:
-        """`top`: beside a text, how many of the likeliest tokens the model drafts at a node."""
+        """`top`: beside text lookup, how many of the likeliest tokens the model drafts at a node."""
         super().__init__(contexts, slack, forms, contexts.drafter_params)
         self.tallies, self.top = tallies, top
 
     def asks(self) -> dict[int, list[Ask]]:
         """By row, the parents whose children are asked for."""
-        found: dict[int, list[Ask]] = defaultdict(list)
+        asks: dict[int, list[Ask]] = defaultdict(list)
         if UNREAD in self.contexts.limits or untold_limits(self.contexts.drafter_params):
-            return found
+            return asks
         for step in self.contexts.steps:
             for parent, row in step.rows.items():
                 if drafted_by_model(step.part, parent):
-                    found[row].append((step, parent))
-        return found
+                    asks[row].append((step, parent))
+        return asks
 
     def take(self, asked: Sequence[Ask], logits: Tensor) -> None:
         """Compare the children of these parents; logits float32 [parents, V], of the whole vocabulary."""
@@ -239,22 +239,22 @@ class DrafterJudge(_Judge):
         ]
         q = self.rules.scores(shaped).softmax(-1) if any(sampled) else None
         thought = shaped.softmax(-1)
-        for at, (step, parent) in enumerate(asked):
-            if sampled[at] and q is not None:
-                self._drawn(step, parent, shaped[at], q[at])
+        for index, (step, parent) in enumerate(asked):
+            if sampled[index] and q is not None:
+                self._drawn(step, parent, shaped[index], q[index])
             else:
-                self._likeliest(step, parent, shaped[at], thought[at])
-            self._top(step, parent, logits[at])
+                self._likeliest(step, parent, shaped[index], thought[index])
+            self._top(step, parent, logits[index])
 
     def _drawn(self, step: AuditedStep, parent: int, shaped: Tensor, q: Tensor) -> None:
-        """Siblings drawn from q. What is recorded is q before any of them was taken out."""
+        """Siblings drawn from q. The recorded q is that before any sibling was removed."""
         tree = step.part.tree
         for child in tree.children(parent):
             token, recorded = int(tree.token[child]), float(tree.q[child])
             self._add("draft p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
 
     def _likeliest(self, step: AuditedStep, parent: int, shaped: Tensor, thought: Tensor) -> None:
-        """Siblings are the likeliest tokens, the best first; which of two at a near tie may be either."""
+        """Siblings are the likeliest tokens, the best first; at a near tie either order is right."""
         tree, notes = step.part.tree, step.part.notes
         children = drafted_by_model(step.part, parent)
         beside = step.part.is_ranked_with_text  # whose nodes are left out here
@@ -287,8 +287,8 @@ class DrafterJudge(_Judge):
         place = np.flatnonzero(notes.node == parent)
         if not len(place):
             return
-        at, raw = int(place[0]), logits.softmax(-1)
-        for token, recorded in zip(notes.draft_top[at].tolist(), notes.draft_top_p[at].tolist(), strict=True):
+        row, raw = int(place[0]), logits.softmax(-1)
+        for token, recorded in zip(notes.draft_top[row].tolist(), notes.draft_top_p[row].tolist(), strict=True):
             judged = _of(raw, token)
             if not within(recorded, span(judged, self.raw_slack)):
                 break

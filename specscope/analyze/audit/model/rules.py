@@ -1,4 +1,4 @@
-"""A request's sampling rules a second time, by transformers' own processors: independent of what the engine runs.
+"""A request's sampling rules computed again, by transformers' own processors: independent of the engine.
 
 The order is that of the captures: logit bias, penalties, the form, temperature, min-p, top-k, top-p.
 """
@@ -48,7 +48,7 @@ class Rules:
         return self._limited(rows, outputs) if params.limited else rows
 
     def _limited(self, rows: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:
-        """With minus infinity where the request's form, or its least length, refuses a token."""
+        """The logits with minus infinity where the request's form, or its minimum length, forbids a token."""
         if self.forms is None:
             return rows
         rows = rows.clone()
@@ -75,7 +75,7 @@ class Rules:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens are left out: then which ones may hang on rounding."""
+        """Whether some tokens are left out; which ones may then depend on rounding."""
         params = self.params
         return not params.greedy and (params.min_p > 0 or params.top_k > 0 or params.top_p < 1)
 
@@ -90,7 +90,7 @@ class Rules:
     def bounds(self, shaped: Tensor, slack: float) -> tuple[Tensor, Tensor]:
         """The least and the largest p [V] of each token of one row [V] when logits may be off by `slack`.
 
-        Rounding decides for tokens at the border of top-k, top-p and min-p whether they are in; then all others move.
+        At the border of top-k, top-p and min-p, rounding decides which tokens are in, and that moves all others.
         """
         params, off = self.params, slack / self.params.temperature
         row = (shaped - shaped.max()) / params.temperature
@@ -107,8 +107,8 @@ class Rules:
         )
         low, high = torch.ones_like(row), torch.zeros_like(row)
         for rules, border in ((loose, -off), (params, 0.0), (tight, off)):
-            kept = _truncated(row[None], rules)[0]
-            last = kept[kept > -torch.inf].min() + border
+            logits_left = _truncated(row[None], rules)[0]
+            last = logits_left[logits_left > -torch.inf].min() + border
             inside = (row >= last) | (row == row.max())
             p = torch.where(inside, row, -torch.inf).softmax(-1)
             low, high = torch.minimum(low, p), torch.maximum(high, p)
@@ -116,7 +116,7 @@ class Rules:
 
 
 def _nothing(rows: Tensor) -> Any:  # noqa: ANN401
-    """The tokens before, which these processors do not look at."""
+    """Stands in for the tokens before, which these processors ignore."""
     return torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
 
 

@@ -1,6 +1,6 @@
-"""An audit's passes: load, find out how far rounding goes, then judge request by request.
+"""An audit's passes: load, measure how far rounding goes, then judge request by request.
 
-What a capture holds may be anything. A request that a judge cannot run is left out and named; the others go on.
+A capture may hold anything. A request on which a judge fails is left out and named; the others are judged.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from specscope.errors import UserError, first_line
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import ROUNDING, RunInfo
 
-REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, and so much of each
-BRANCHES = 4  # of them
+REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: requests, and of each the tokens and steps
+BRANCHES = 4  # rows beside the text of each that are measured
 WIDEST = 8  # tokens of a row that are compared
 SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, is still rounding
 HEAD_SAFETY = 4.0  # of a head: each level is fed what the last one rounded, and 3.1 times was seen among 5,000
-ABSURD = 10.0  # times the usual rounding: no rounding any more
+ABSURD = 10.0  # times the usual rounding: more cannot be rounding
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
-# How a judge fails over what it was not made for: shapes, places, numbers
+# How a judge fails on unexpected input: shapes, places, numbers
 FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError)
 
-Step = Callable[[int], None]  # so many more steps are judged
+Step = Callable[[int], None]  # reports how many more steps are judged
 
 
 @dataclass
@@ -44,14 +44,14 @@ class Lost:
 
     @contextmanager
     def spared(self, request: str) -> Iterator[None]:
-        """A request whose judge fails is named here, and the others go on."""
+        """Record the failure of a request's judge, so that the others are still judged."""
         try:
             yield
         except FAULTS as error:
             self.why[request] = failure(error)
 
     def sentence(self, who: str) -> str:
-        """For people; "" where there is nothing."""
+        """What was lost in a sentence; "" where nothing was."""
         if not self.why:
             return ""
         first, why = next(iter(self.why.items()))
@@ -76,7 +76,7 @@ class HeadInput:
 
 @dataclass(frozen=True)
 class OfTarget:
-    """What judging the target came to."""
+    """The result of judging the target."""
 
     slack: float  # how far rounding goes
     features: HeadInput | None  # what an EAGLE head is judged over; None where there is none
@@ -93,7 +93,7 @@ def judge_target(
     lost: Lost,
     head: ModelSource | None = None,
 ) -> OfTarget:
-    """Judge the target at every plan's rows. Steps with tokens that it does not have are left to the plans' `unknown`.
+    """Judge the target at every plan's rows. Steps with tokens that it does not have go to the plans' `unknown`.
 
     Raises UserError where the target cannot judge at all.
     """
@@ -103,21 +103,21 @@ def judge_target(
         contexts.keep_within(causal.vocab)
     below, why = _head(head, causal)
     layers = () if below is None else below.layers
-    judged = [one for one in plans if one.steps]
+    judged = [contexts for contexts in plans if contexts.steps]
     short = _short(judged)
-    rounded = [causal.alone(one.text, layers)[1] for one in short] if layers else []
+    rounded = [causal.alone(contexts.text, layers)[1] for contexts in short] if layers else []
     slack = calibrate(causal, run.dtype, short)
     features = []
     for contexts in plans:
-        found: list[Tensor] = []
+        pieces: list[Tensor] = []
         with lost.spared(contexts.request):
             judge = TargetJudge(contexts, slack, tallies, forms)
             for (rows, logits), piece in causal.rows(contexts, layers):
                 if piece is not None:
-                    found.append(piece.cpu())
+                    pieces.append(piece.cpu())
                 if rows:
                     judge.take(rows, logits.cpu())
-        features.append(torch.cat(found) if found else torch.zeros(0))
+        features.append(torch.cat(pieces) if pieces else torch.zeros(0))
         done(len(contexts.steps))
     return OfTarget(slack, None if below is None else HeadInput(below, features, short, rounded, forms), why)
 
@@ -148,18 +148,18 @@ def judge_draft_model(
     """
     causal = Causal(source, run.dtype, device)
     forms = RequestForms(source, causal.vocab, run.eos_tokens)
-    plans = [replace(one, steps=list(one.steps), unknown=[]) for one in plans]
+    plans = [replace(contexts, steps=list(contexts.steps), unknown=[]) for contexts in plans]
     for contexts in plans:
         contexts.keep_within(causal.vocab)
-    slack = calibrate(causal, run.dtype, _short([one for one in plans if one.steps]))
+    slack = calibrate(causal, run.dtype, _short([contexts for contexts in plans if contexts.steps]))
     for contexts in plans:
         with lost.spared(contexts.request):
             judge = DrafterJudge(contexts, slack, tallies, top, forms)
             asks = judge.asks()
             for (rows, logits), _ in causal.rows(contexts):
-                asked = [(at, ask) for at, row in enumerate(rows) for ask in asks.get(row, ())]
+                asked = [(index, ask) for index, row in enumerate(rows) for ask in asks.get(row, ())]
                 if asked:
-                    judge.take([ask for _, ask in asked], logits[[at for at, _ in asked]].cpu())
+                    judge.take([ask for _, ask in asked], logits[[index for index, _ in asked]].cpu())
         done(len(contexts.steps))
     return slack
 
@@ -187,7 +187,7 @@ def judge_head(
 
 def _short(plans: Sequence[Contexts]) -> list[Contexts]:
     """What rounding is measured on."""
-    return [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]]
+    return [_beginning(contexts) for contexts in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]]
 
 
 def calibrate(causal: Causal, dtype: str, short: Sequence[Contexts]) -> float:
@@ -195,33 +195,33 @@ def calibrate(causal: Causal, dtype: str, short: Sequence[Contexts]) -> float:
 
     Some contexts are run twice: each by itself in the capture's dtype, and packed in float32 as the audit runs them.
     """
-    alone = [_alone(causal, one) for one in short]
+    alone = [_alone(causal, contexts) for contexts in short]
     causal.exact()
     largest = 0.0
     for contexts, known in zip(short, alone, strict=True):
         for (rows, logits), _ in causal.rows(contexts):
-            for row, found in zip(rows, logits.log_softmax(-1), strict=True):
+            for row, scores in zip(rows, logits.log_softmax(-1), strict=True):
                 if row not in known:
                     continue
                 tokens, values = known[row]
-                largest = max(largest, float((found[tokens] - values).abs().max()))
+                largest = max(largest, float((scores[tokens] - values).abs().max()))
     return _slack(dtype, largest)
 
 
 def calibrate_head(over: HeadInput, dtype: str, plans: Sequence[Contexts]) -> float:
-    """The same of a head: in the capture's dtype over features of that dtype, and in float32 over those judged by."""
+    """The same for a head: in the capture's dtype over features of that dtype, and in float32 over the judge's."""
     whole = {contexts.request: along for contexts, along in zip(plans, over.features, strict=True)}
     low = over.head.to(getattr(torch, dtype))
-    known = [_head_rows(low, one, along) for one, along in zip(over.short, over.rounded, strict=True)]
+    known = [_head_rows(low, contexts, along) for contexts, along in zip(over.short, over.rounded, strict=True)]
     exact = over.head.to(torch.float32)
     largest = 0.0
     for contexts, rows in zip(over.short, known, strict=True):
-        found = _head_rows(exact, contexts, whole[contexts.request])
+        rows_found = _head_rows(exact, contexts, whole[contexts.request])
         for key, logits in rows.items():
-            if key not in found:  # its features were not made
+            if key not in rows_found:  # its features were not made
                 continue
             best = logits.topk(min(WIDEST, int((logits > -torch.inf).sum())))
-            largest = max(largest, float((found[key][best.indices] - best.values).abs().max()))
+            largest = max(largest, float((rows_found[key][best.indices] - best.values).abs().max()))
     return _slack(dtype, largest, HEAD_SAFETY)
 
 
@@ -236,7 +236,7 @@ def _head_rows(head: Head, contexts: Contexts, features: Tensor | None) -> dict[
 
 
 def _slack(dtype: str, largest: float, safety: float = SAFETY) -> float:
-    """Raises UserError where the model, run in two ways, differs by more than rounding: such a judge would pass all."""
+    """Raises UserError where the model, run both ways, differs by more than rounding: such a judge would pass all."""
     least = 4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN])
     if largest > ABSURD * least:
         raise UserError(
@@ -247,7 +247,7 @@ def _slack(dtype: str, largest: float, safety: float = SAFETY) -> float:
 
 
 def _beginning(contexts: Contexts) -> Contexts:
-    """The first steps of a request, and as much of its text as they see."""
+    """The first steps of a request, and as much of its text as they attend to."""
     steps = [step for step in contexts.steps if step.part.position + 1 < TOKENS][:STEPS] or contexts.steps[:1]
     last = max((step.part.position + 1 for step in steps), default=0)
     text, prompt_len = contexts.text[:last], min(contexts.prompt_len, last)
@@ -258,10 +258,10 @@ def _beginning(contexts: Contexts) -> Contexts:
 
 
 def _alone(causal: Causal, contexts: Contexts) -> dict[int, tuple[Tensor, Tensor]]:
-    """For each row that is asked for its likeliest tokens and their log probabilities, of a run by itself."""
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    """The likeliest tokens and their log probabilities at each row that is needed, each context run by itself."""
+    best_by_row: dict[int, tuple[Tensor, Tensor]] = {}
     if not contexts.text:
-        return found
+        return best_by_row
     text = causal.alone(contexts.text)[0].log_softmax(-1)
     asked = contexts.asked()
     branches = [row for row in asked if row >= len(contexts.text)]
@@ -269,5 +269,5 @@ def _alone(causal: Causal, contexts: Contexts) -> dict[int, tuple[Tensor, Tensor
     for row in (*(row for row in asked if row < len(contexts.text)), *some):
         logits = text[row] if row < len(contexts.text) else causal.alone(contexts.context(row))[0][-1].log_softmax(-1)
         best = logits.topk(min(WIDEST, len(logits)))
-        found[row] = best.indices, best.values
-    return found
+        best_by_row[row] = best.indices, best.values
+    return best_by_row
