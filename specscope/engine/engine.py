@@ -26,8 +26,8 @@ from specscope.engine.scheduler import Scheduler
 from specscope.engine.state import PHASES, LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
-from specscope.speculate.adaptive import Sizer
 from specscope.speculate.sampling import Memory
+from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.plan import DynamicPlan

@@ -1,4 +1,4 @@
-"""Gate: whether a step drafts at all. Trees that follow costs are another matter (speculate/adaptive.py)."""
+"""Gate: whether a step drafts at all. Trees that follow costs are another matter (speculate/sizing)."""
 
 from __future__ import annotations
 

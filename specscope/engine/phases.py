@@ -14,10 +14,10 @@ from specscope.engine.state import NO_NODES, StepState
 from specscope.engine.timeline import Timeline
 from specscope.model.batch import Segment
 from specscope.model.runner import ModelRunner
-from specscope.speculate.adaptive import Sizer
 from specscope.speculate.drafters.base import NO_DRAFT, Drafter
 from specscope.speculate.raw_rows import form_notes
 from specscope.speculate.raw_rows import logprobs as raw_logprobs
+from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.record.records import RequestStep, RunInfo, Verdict, followed_by

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from specscope.cli.main import cli
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
-from specscope.trace.costs import CostPoint, StepCosts, write_costs
+from specscope.trace.costs import CostPoint, Costs, about_run, write_costs
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story
@@ -35,10 +35,8 @@ def costs(tmp_path):
     step = (dataclasses.replace(point, rows=2), CostPoint(32, 0.06, 0.059, 0.061))
     passes = (CostPoint(1, 0.002, 0.002, 0.002),)
     file = tmp_path / "costs.json"
-    found = StepCosts(
-        told.target, told.drafter, told.draft_model, told.dtype, 1, 50, {"cpu": "one"}, point, step, passes[0], passes
-    )
-    write_costs(str(file), found)
+    about = {**about_run(told), "cpu": "one", "context": "50"}
+    write_costs(str(file), Costs(about, ((point, *step),), passes, passes))
     return file
 
 
@@ -135,7 +133,7 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     assert chain["measured_acceptance_length"] == pytest.approx(chain["acceptance_length"]["value"], rel=0.5)
     assert {"none", "2", named["choice"]["tree"] or "none"} <= set(found["checked"]["errors"])
     assert abs(found["checked"]["errors"]["2"]) < 0.5
-    assert json.loads((tmp_path / "costs.json").read_text())["drafter"] == "eagle"
+    assert json.loads((tmp_path / "costs.json").read_text())["about"]["drafter"] == "eagle"
 
 
 DAMAGED = Path(__file__).parents[1] / "data" / "damaged"

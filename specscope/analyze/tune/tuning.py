@@ -12,7 +12,7 @@ from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.analyze.tune.judged import Judge
 from specscope.analyze.tune.lengths import Length, lengths
 from specscope.errors import UserError
-from specscope.trace.costs import StepCosts
+from specscope.trace.costs import BatchCosts
 from specscope.trace.plan import TreePlan
 
 TOLD = 0.05  # a tree of whose acceptance more rests on assumptions is not recommended
@@ -70,7 +70,7 @@ class Tuning:
     recorded_length: float  # what the run really accepted
     rows: tuple[TreeRow, ...]  # named ones first
     choice: TreeRow | None  # what to take; None without costs
-    costs: StepCosts | None
+    costs: BatchCosts | None
     notes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     checked: Mapping[str, Any] = field(default_factory=dict)  # how --check measured
@@ -108,7 +108,7 @@ class Tuning:
 
 
 def trees(
-    evidence: RecordedCandidates, named: Mapping[str, TreePlan], space: Space, costs: StepCosts | None
+    evidence: RecordedCandidates, named: Mapping[str, TreePlan], space: Space, costs: BatchCosts | None
 ) -> tuple[list[TreeRow], TreeRow | None]:
     """Every tree's row, and the fastest of them where there are costs.
 
@@ -150,7 +150,7 @@ def _speed(row: TreeRow) -> float:
     return 0.0 if row.speed is None else row.speed.value
 
 
-def _row(one: Candidate, length: Length, evidence: RecordedCandidates, costs: StepCosts | None) -> TreeRow:
+def _row(one: Candidate, length: Length, evidence: RecordedCandidates, costs: BatchCosts | None) -> TreeRow:
     row = TreeRow(
         tree=str(one.plan),
         family=one.family,
@@ -166,7 +166,7 @@ def _row(one: Candidate, length: Length, evidence: RecordedCandidates, costs: St
     return replace(row, step=seconds, speed=_tokens_per_s(length, seconds, evidence, costs))
 
 
-def _tokens_per_s(length: Length, seconds: float, evidence: RecordedCandidates, costs: StepCosts) -> Length:
+def _tokens_per_s(length: Length, seconds: float, evidence: RecordedCandidates, costs: BatchCosts) -> Length:
     """While a full batch decodes: batch * length / seconds, but steps without drafts cost and give as plain ones.
 
     The interval holds the error of the acceptance length and that of the measured costs.
@@ -181,7 +181,7 @@ def _with_error(value: float, error: float, known: bool) -> Length:
     return Length(value, value * (1 - error), value * (1 + error)) if known else Length(value)
 
 
-def _plain(costs: StepCosts) -> TreeRow:
+def _plain(costs: BatchCosts) -> TreeRow:
     point = costs.plain
     return TreeRow(
         tree="",
@@ -197,7 +197,7 @@ def _plain(costs: StepCosts) -> TreeRow:
     )
 
 
-def expected(row: TreeRow, plan: TreePlan | None, evidence: RecordedCandidates, costs: StepCosts) -> float:
+def expected(row: TreeRow, plan: TreePlan | None, evidence: RecordedCandidates, costs: BatchCosts) -> float:
     """A row's tokens/s at other costs. `plan`: its tree; None for no drafting."""
     if plan is None:
         return costs.batch / costs.plain.seconds

@@ -9,18 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.adaptive import SIBLINGS, BudgetOutcome, Learned, Sizer
-from specscope.speculate.budget import EDGES, FREE, Budget, Curve
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, StaticTreeBuilder
+from specscope.speculate.sizing.budget import EDGES, FREE, Budget, Curve
+from specscope.speculate.sizing.sizer import SIBLINGS, BudgetOutcome, Learned, Sizer
 from specscope.trace.plan import DynamicPlan, StaticPlan
 from specscope.trace.record.notes import DraftNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn, TreeShape
-from tests.speculate.test_adaptive import costs
+from tests.speculate.sizing.test_sizer import costs
 from tests.speculate.verify.enumeration import Model, emitted, sampled_children, variation
 from tests.speculate.verify.test_oracle import coin_outcomes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.speculate.acceptance import PRIOR
+from specscope.speculate.sizing.acceptance import PRIOR
 
 Doubles = NDArray[np.float64]
 # Probabilities of a path, between which nodes are counted together.
@@ -44,7 +44,7 @@ class Budget:
     curve: Curve
     reason: str  # for the evidence
     together: Doubles | None = None  # [...] tokens that so many nodes of the whole batch must bring; None: nothing
-    beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (speculate/acceptance.py)
+    beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (acceptance.py)
     probe: bool = False  # whether it is there to see if drafting pays again
     # That the first, second, ... draw at a node is accepted, by the drafter's largest probability there; (): no draws,
     # but the likeliest tokens.

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
-from specscope.speculate.adaptive import (
+from specscope.speculate.sizing.budget import Budget, share_out
+from specscope.speculate.sizing.sizer import (
     BESIDE,
     MOST_PAUSE,
     PROBE_EVERY,
@@ -21,9 +22,7 @@ from specscope.speculate.adaptive import (
     Kind,
     Sizer,
 )
-from specscope.speculate.budget import Budget, share_out
-from specscope.speculate.costs import Costs
-from specscope.trace.costs import CostPoint, at
+from specscope.trace.costs import CostPoint, Costs, at
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.engines import COSTS
@@ -35,13 +34,14 @@ PLAN = DynamicPlan(12, depth=4, top=3)
 def costs(base=0.03, slope=0.001, first=0.003, later=0.002):
     """Straight lines: a step of R rows takes base + slope * R."""
     step = tuple(CostPoint(rows, base + slope * rows, 0, 0) for rows in (1, 65))
-    return Costs({}, step, (), first, 0.0, (CostPoint(1, later, 0, 0),))
+    return Costs({}, (step,), (CostPoint(1, first, 0, 0),), (CostPoint(1, later, 0, 0),))
 
 
 def with_jump(costs, batch, seconds):
     """The same, but that in a batch of so many the first tree takes so much longer."""
-    curve = [CostPoint(rows, at(costs.step, rows) + seconds * (rows > batch), 0, 0) for rows in (batch, batch + 1, 65)]
-    return replace(costs, batches=(tuple(curve),))
+    alone = costs.steps[0]
+    curve = [CostPoint(rows, at(alone, rows) + seconds * (rows > batch), 0, 0) for rows in (batch, batch + 1, 65)]
+    return replace(costs, steps=(alone, tuple(curve)))
 
 
 @given(st.lists(st.tuples(st.floats(-6, 0), st.booleans()), max_size=60))
@@ -396,7 +396,7 @@ def test_costs_are_measured_once_and_kept(deep, tmp_path):
     second = Engine(**how, costs=str(file), progress=said.append)
     assert not any("measuring" in text for text in said)
     assert first.sizer.costs == second.sizer.costs
-    assert all(point.seconds > 0 for point in first.sizer.costs.step)
+    assert all(point.seconds > 0 for point in first.sizer.costs.steps[0])
     assert first.runner.cache.pool.used == 0
     assert first.drafter.cache.pool.used == 0
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.speculate.acceptance import Lately
-from specscope.speculate.budget import EDGES, MIDDLES, Budget, Curve, Doubles, found_by_level
-from specscope.speculate.costs import Costs
+from specscope.speculate.sizing.acceptance import Lately
+from specscope.speculate.sizing.budget import EDGES, MIDDLES, Budget, Curve, Doubles, found_by_level
+from specscope.trace.costs import Costs
 from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import ROOT, DraftTree, Floats, Ints
