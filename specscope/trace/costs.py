@@ -83,11 +83,6 @@ class Costs:
         last, alone = curve[-1].rows, self.steps[0]
         return at(curve, rows) if rows <= last else curve[-1].seconds + at(alone, rows) - at(alone, last)
 
-    def first_tree_seconds(self, batch: int) -> float:
-        """What the first tree adds beyond its rows, however small it is."""
-        none, one, two = (self.step_seconds(batch + nodes, batch) for nodes in range(3))
-        return max(one - none - (two - one), 0.0)
-
     def first_seconds(self, batch: int) -> float:
         """Of the first drafting pass, with all that drafting takes once."""
         return at(self.first, batch)

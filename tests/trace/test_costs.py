@@ -167,7 +167,7 @@ def test_older_costs_of_an_engine_are_read(kind, tmp_path):
     old["about"] = {"target": f"{RUN.target} 3f2a", "drafter": RUN.drafter}
     (tmp_path / "c").write_bytes(msgspec.json.encode({**old, **kind}))
     found = read_costs(str(tmp_path / "c"), {"target": RUN.target, "revision": "3f2a"})
-    assert [msgspec.to_builtins(curve) for curve in found.steps] == [old["step"], *old["batches"]]
+    assert [list(msgspec.to_builtins(curve)) for curve in found.steps] == [old["step"], *old["batches"]]
     assert found.first_seconds(5) == pytest.approx(old["first"] + 4 * old["first_request"])
     with pytest.raises(UserError, match="holds the costs of revision 3f2a, and this engine's is 77"):
         read_costs(str(tmp_path / "c"), {"revision": "77"})

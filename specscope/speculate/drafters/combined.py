@@ -22,8 +22,8 @@ from specscope.speculate.drafters.candidates import Candidates
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.suffix import SuffixDrafter
-from specscope.speculate.sizing.acceptance import PRIOR, CandidateHistory
-from specscope.speculate.sizing.budget import Budget, Doubles, share_out
+from specscope.speculate.sizing.acceptance import PRIOR, CandidateHistory, Doubles
+from specscope.speculate.sizing.budget import Budget, share_out
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.method import MODEL, MethodNotes
 from specscope.trace.record.records import Phase, Verdict

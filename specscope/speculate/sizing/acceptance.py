@@ -1,60 +1,99 @@
-"""Acceptance: how often nodes were accepted, by what a text and a model said of them. No torch.
+"""Acceptance: how often nodes were accepted, by how sure their drafter was. No torch.
 
-Two sources that draft for one request say things that cannot be compared: the share of occurrences that went on so,
-and a model's probability. Here both become a chance of being accepted, by counting: of the candidates of each kind
-(what the text said, what the model said), how many were the token that came. Candidates count whether they were
-verified or not, as far as the committed text tells what came, so that the choice of a tree does not bias the count.
+A model says how probable a path is; a text, how many of its occurrences went on so behind how many tokens that are the
+same. Neither is the chance of being accepted, so that is counted: of a model's nodes by bins of their probability,
+which makes a curve; of the candidates of two sources, whose probabilities cannot be compared, by what both said. These
+count whether they were verified or not, as far as the committed text tells what came, so that the choice of a tree does
+not bias the count.
 
-What is counted is a function of the request's own steps before a position, so that going back in a request, giving up
-its place and running it again all give the same numbers, whoever else is in the batch.
+What a request's candidates are counted by is a function of its own steps before a position, so that going back in a
+request, giving up its place and running it again all give the same numbers, whoever else is in the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.trace.record.tree import Floats
+
 Doubles = NDArray[np.float64]
-# What a source says of a candidate: how sure it is, in one of its levels; that it drafted others there; or that it did
-# not look there.
-SHARES = (0.4, 0.95)  # of the occurrences that came this far: how many went on so
-MATCHES = (4, 8, 16)  # tokens that matched, those on the way down to the candidate included
-PROBABILITIES = (0.1, 0.25, 0.5, 0.75, 0.9)  # a model's, of the token at its parent
-TEXT_LEVELS = (len(SHARES) + 1) * (len(MATCHES) + 1)
-MODEL_LEVELS = len(PROBABILITIES) + 1
+
+MEMORY = 20  # steps that a mean looks back on: fewer follow luck, more miss a change of text
+BINS = 10  # of probabilities: fewer are told apart too little, more learn too slowly
+KEEP = 1 - 1 / (BINS * MEMORY)  # of the counts at each tree or step that adds to them: each bin has its MEMORY
+PRIOR_NODES = 0.5  # that what is expected of a bin counts as: less than one, as a drafter may be sure and wrong
+STRENGTH = 16.0  # candidates of a kind that what is expected of it counts as: kinds of one request are rare
+
+# Probabilities of a path, between which nodes are counted together: closer where they are low, as most paths' are.
+EDGES = (np.arange(1, BINS) / BINS) ** 1.5
+MIDDLES = (np.concatenate([[0.0], EDGES]) + np.concatenate([EDGES, [1.0]])) / 2
+LEVELS = EDGES[::2]  # and those of a candidate where its parent is: half as many, as there are two sources
+LIKELY = (np.concatenate([[0.0], LEVELS]) + np.concatenate([LEVELS, [1.0]])) / 2
+TEXT_LEVELS = MODEL_LEVELS = len(LIKELY)
 OTHERS, UNSEEN = -1, -2  # it drafted others; it did not look
 
-STRENGTH = 12.0  # candidates that what is known beforehand counts as much as
-STRENGTH_OF_ALL = 24.0  # and where it is told apart from what became of other requests'
-KEEP = 0.995  # of the counts of all requests, at each step that had candidates
-# Known beforehand, where the other source did not look: measured with the default model and its head, on prompts of
-# several kinds, on copying and on edits of a file. By share, then by match; by the model's probability.
-TEXT_PRIOR = (0.2, 0.25, 0.3, 0.3, 0.3, 0.4, 0.5, 0.7, 0.6, 0.75, 0.92, 0.96)
-MODEL_PRIOR = (0.05, 0.17, 0.34, 0.63, 0.77, 0.85)
+
+@dataclass(frozen=True)
+class Curve:
+    """Acceptance by the drafter's probability: of a path, or of the likeliest token where draws are counted."""
+
+    rates: Doubles  # [bins] at MIDDLES
+
+    def at(self, scores: Sequence[float]) -> Doubles:
+        """The probability that nodes are accepted, [n], from cumulative log probabilities."""
+        found: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
+        return found
+
+
+class Kind:
+    """What became of nodes of one kind: a decaying count for each bin of probabilities, beside what is expected."""
+
+    def __init__(self, expected: Doubles = MIDDLES) -> None:
+        self.expected = expected  # before anything is known, and where nothing is known any more
+        self.tries, self.hits = np.zeros(BINS), np.zeros(BINS)
+
+    def add(self, scores: Floats | Doubles, accepted: NDArray[Any]) -> None:
+        """Verified nodes by the logs of their probabilities, and which of them were accepted; -inf is left out."""
+        hit = np.zeros(len(scores), np.bool_)
+        hit[accepted] = True
+        known = np.isfinite(scores)
+        bins, accepted = np.searchsorted(EDGES, np.exp(scores[known])), hit[known]
+        self.tries = KEEP * self.tries + np.bincount(bins, minlength=BINS)
+        self.hits = KEEP * self.hits + np.bincount(bins[accepted], minlength=BINS)
+
+    def curve(self, *, rises: bool = True) -> Curve:
+        """As counted. `rises`: neighbours that fall are set to the higher one's rate, so that the best stay so."""
+        rates = (self.hits + PRIOR_NODES * self.expected) / (self.tries + PRIOR_NODES)
+        return Curve(np.maximum.accumulate(rates) if rises else rates)
 
 
 def text_level(share: float, match: int) -> int:
-    """How sure a text is: `share` of the occurrences went on so behind `match` tokens that are the same."""
-    return sum(share >= s for s in SHARES) * (len(MATCHES) + 1) + sum(match >= m for m in MATCHES)
+    """How sure a text is: `share` of the occurrences went on so behind `match` tokens that are the same.
+
+    That the next token is the same too, after so many, is as likely as by the rule of succession.
+    """
+    return model_level(share * (match + 1) / (match + 2))
 
 
 def model_level(prob: float) -> int:
     """How sure a model is."""
-    return sum(prob >= p for p in PROBABILITIES)
+    return int(np.searchsorted(LEVELS, prob, side="right"))
 
 
 def code(text: int, model: int) -> int:
-    """What both say, as one number from 0 to 111."""
+    """What both say, as one number from 0 to 63."""
     return (text + 2) * (MODEL_LEVELS + 2) + model + 2
 
 
 def _prior(text: int, model: int) -> float:
     """A candidate's chance before anything was counted."""
-    of_text = TEXT_PRIOR[text] if text >= 0 else 0.0
-    of_model = MODEL_PRIOR[model] if model >= 0 else 0.0
+    of_text = float(LIKELY[text]) if text >= 0 else 0.0
+    of_model = float(LIKELY[model]) if model >= 0 else 0.0
     if text >= 0 and model >= 0:
         return 1 - (1 - of_text) * (1 - of_model)
     alone = of_text + of_model
@@ -85,7 +124,7 @@ class Lately:
 
     def chances(self) -> list[float]:
         """That a candidate is accepted where its parent is, by kind, before anything is known of its request."""
-        found: list[float] = ((self._accepted + STRENGTH_OF_ALL * KNOWN) / (self._tried + STRENGTH_OF_ALL)).tolist()
+        found: list[float] = ((self._accepted + STRENGTH * KNOWN) / (self._tried + STRENGTH)).tolist()
         return found
 
 

@@ -1,15 +1,16 @@
-"""Sizer: what a draft must be worth, from what a step costs on this machine and from what was accepted. No torch.
+"""Sizer: how much a request drafts in a step. No torch.
 
-A step of B requests with R rows and D drafting passes takes step(R) + first + (D - 1) passes seconds (costs.py). At a
-rate of L tokens a second, time is worth tokens: a tree of n nodes must bring L * (step(B (1 + n)) - step(B)) / B of
-them (BESIDE times as many in a batch), a pass L * its seconds / S, where S requests share it, as many as lately did. So
-a request drafts another level where it expects more tokens from it than the pass costs. Of all that the requests of a
-batch found, those nodes are verified for which expected tokens less the price of all together are most (share_out). L
-is what the engine makes at present, which makes this the choice of the most tokens per time (Dinkelbach 1967).
+The rule. A node is expected to bring as many tokens as it is likely to be accepted: the drafter's own probability of
+its path, calibrated by one curve of what was accepted lately (acceptance.py). A step takes what the file of costs says:
+rows, a first drafting pass, later ones. At the rate at which the engine makes tokens at present that time is worth
+tokens, too; and a node is verified, another level drafted, and anything drafted at all, where more tokens are expected
+than the time is worth, for all requests of a batch together. That is the choice of the most tokens per time (Dinkelbach
+1967). A request begins to draft where its searches lately brought MARGIN squared times what a first pass is worth, and
+stops below MARGIN times (hysteresis). While it does not draft it is tried again so seldom that this takes PROBE_SHARE
+of the time.
 
-What a node brings is the probability that it is accepted: a curve over the drafter's own probability of its path,
-fitted to what became of the nodes verified lately. All of it follows from the tokens and from the file of costs, never
-from the clock, so that a run with the same seed and the same costs drafts the same trees again.
+All of it follows from the tokens and from the costs, never from the clock, so that a run with the same seed and the
+same costs drafts the same trees again.
 """
 
 from __future__ import annotations
@@ -18,81 +19,40 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specscope.speculate.sizing.acceptance import Lately
-from specscope.speculate.sizing.budget import EDGES, MIDDLES, Budget, Curve, Doubles, found_by_level
+from specscope.speculate.sizing.acceptance import MEMORY, MIDDLES, PRIOR_NODES, Curve, Doubles, Kind, Lately
+from specscope.speculate.sizing.budget import Budget, found_by_level
 from specscope.trace.costs import Costs
 from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import ROOT, DraftTree, Floats, Ints
 
-# Chances of the first, second, ... draw at a node by the drafter's largest probability, before anything is known.
-SIBLINGS = (0.15 + 0.8 * MIDDLES, 0.12 * (1 - MIDDLES), 0.06 * (1 - MIDDLES), 0.04 * (1 - MIDDLES))
-DRAW_PRIOR = 0.75  # draws of each kind that were accepted so often, before anything is known
-BIN_PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
-KEPT = 0.05  # nodes that never fade: a kind that nothing is known of any more is tried again
-KEEP = 0.995  # of the counts of nodes, at each tree that was verified
-RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
-RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
-FIRST = np.array([0.45, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
-LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
-LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
-SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
-SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pass: together it may pay again
-# Times what the first pass costs that a request which does not draft must bring, and one that does: what just pays on
-# average loses over many a stretch of steps. In a batch rows are most of the price: a little wrong in them is much.
-ALONE, TOGETHER = (1.35, 1.2), (2.0, 2.0)
-BESIDE = 1.35  # times its rows' time that a node in a batch must bring: texts are looked into, notes taken, paths kept
-PROBE_EVERY = 24  # steps without drafts after which a request may try again
-PROBE_SHARE = 0.01  # of the time, for such probes
-# Steps for which a request that finds nothing is left alone before it is asked again. In larger batches it is up to
-# half as many steps as there are requests: looking into all their texts takes a twentieth of a step.
-MOST_PAUSE = 4
-PRIOR_SEARCHES = 2  # of a request's own that what others brought counts for
-EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
-
-
-@dataclass
-class Kind:
-    """What became of nodes of one kind. One decaying count for each bin of probabilities."""
-
-    tries: Doubles = field(default_factory=lambda: np.full(len(MIDDLES), BIN_PRIOR))
-    hits: Doubles = field(default_factory=lambda: BIN_PRIOR * MIDDLES)
-
-    def add(self, scores: Floats | Doubles, accepted: NDArray[Any]) -> None:
-        """Verified nodes by the logs of their probabilities, and which of them were accepted; -inf is left out."""
-        hit = np.zeros(len(scores), np.bool_)
-        hit[accepted] = True
-        known = np.isfinite(scores)
-        bins, accepted = np.searchsorted(EDGES, np.exp(scores[known])), hit[known]
-        self.tries = KEEP * self.tries + np.bincount(bins, minlength=len(MIDDLES))
-        self.hits = KEEP * self.hits + np.bincount(bins[accepted], minlength=len(MIDDLES))
-
-    def curve(self) -> Curve:
-        """As counted, but that it rises: neighbours that fall are set to the higher one's rate."""
-        return Curve(np.maximum.accumulate((self.hits + KEPT * MIDDLES) / (self.tries + KEPT)))
-
-    def curve_from(self, rates: Doubles) -> Curve:
-        """As counted; `rates` where next to nothing is known."""
-        return Curve((self.hits + KEPT * rates) / (self.tries + KEPT))
+# The constants of the rule, beside those of what is counted (acceptance.py).
+LIFT = 0.3  # tokens that a level brings for each one above it, before anything is known: the default head's
+# Times what its first pass costs that a request must bring which drafts, and this squared one that does not: what
+# just pays on average loses over many a stretch of steps.
+MARGIN = 1.2
+PROBE_SHARE = 0.01  # of the time, for trying again: half of what drafting may lose where it never pays
+MOST_PAUSE = 4  # steps that a text in which nothing was found is left alone: looking takes a twentieth of a step
+# Of what the drafter's likeliest token leaves, a second draw's share: the first has as much besides that token's, and
+# each further one has its part of it.
+DRAW = 0.15
+DRAWS = (MIDDLES + DRAW * (1 - MIDDLES), *(DRAW / k * (1 - MIDDLES) for k in (1, 2, 3)))
 
 
 @dataclass
 class Recent:
     """A request's own figures."""
 
-    lift: float  # tokens beyond the price of their rows and of later passes that its searches found
+    gain: float  # tokens that its searches brought lately, beyond the price of their rows and of later passes
     size: int  # of the batches that they were priced for: see size_of
-    searches: int = PRIOR_SEARCHES  # of which that is the mean: of all at first, then of the last ones
+    searches: float = PRIOR_NODES  # that this is the mean of
+    drafts: bool = True  # whether it was to draft when it was last asked for, and not only to try; so is a new one
     length: int = 0  # its tokens now
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
-    drafts: bool = True  # whether it was to draft when it was last asked for, and not only to try; so is a new one
-    promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
     pause: int = 0  # steps at most that it is left alone for after its text was looked into and nothing paid
     until: int = 0  # of the sizer's steps: it is left alone before this one
     reason: str = ""  # why, for the evidence
@@ -101,13 +61,20 @@ class Recent:
         """After step number `steps`, in which it was asked for: more seldom while nothing that is found is worth a row.
 
         Those that are left alone for equally long are asked for in the same steps, so that others cost next to nothing.
+        In larger batches that is up to half as many steps as there are requests.
         """
-        if budget.depth or paid or self.promising:
+        if budget.depth or paid:
             self.pause = self.until = 0
         else:
             most = max(MOST_PAUSE, 2**self.size // 4)
             self.pause, self.reason = min(max(2 * self.pause, 1), most), budget.reason
             self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
+
+    def learn(self, brought: float) -> None:
+        """What a search brought. After steps without drafts the mean is of other text, and counts as little as none."""
+        self.searches = min(PRIOR_NODES if self.idle else self.searches, MEMORY) + 1
+        self.gain += (brought - self.gain) / self.searches
+        self.idle, self.fed = 0, self.length
 
 
 @dataclass
@@ -115,19 +82,16 @@ class Learned:
     """All that changes from step to step: a copy of it brings an engine back to an earlier step."""
 
     kinds: dict[bool, Kind] = field(default_factory=lambda: {True: Kind(), False: Kind()})  # by: is it greedy?
-    draws: list[Kind] = field(
-        default_factory=lambda: [Kind(np.full(len(MIDDLES), DRAW_PRIOR), DRAW_PRIOR * rates) for rates in SIBLINGS]
-    )
+    draws: list[Kind] = field(default_factory=lambda: [Kind(expected) for expected in DRAWS])
     candidates: Lately = field(default_factory=Lately)
     recent: dict[str, Recent] = field(default_factory=dict)
-    firsts: dict[int, float] = field(default_factory=dict)  # what a search brings, by the size of the batch
+    gains: dict[int, float] = field(default_factory=dict)  # of all requests' searches, by the size of the batch
     lifts: list[float] = field(default_factory=list)  # by level
-    shares: list[float] = field(default_factory=list)  # of a batch, that go down to each level where somebody does
-    verifying: float = 1.0  # of a batch, that have a tree where somebody has one
     unseen: list[int] = field(default_factory=list)  # searches since each level was looked at
+    shares: list[float] = field(default_factory=list)  # of a batch, that go down to each level where somebody does
     unprobed: int = 0  # steps since a request last tried again
-    tokens: float = RATE_PRIOR  # a request's, over the last steps
-    costs: float = RATE_PRIOR  # of those steps, in plain steps of their batches
+    tokens: float = MEMORY  # a request's, over the last steps: as if they had been plain ones
+    costs: float = MEMORY  # of those steps, in plain steps of their batches
     steps: int = 0  # that it has learned from
 
 
@@ -141,15 +105,11 @@ class Prices:
     rows: Doubles  # [nodes + 1] as in Budget
     together: Doubles  # [batch * nodes + 1]
     passes: Doubles  # [depth] that each pass must bring
-    asked: Doubles  # [depth] the same as in Budget: 0 at a level that is looked at for once
+    asked: Doubles  # [depth] as in Budget: 0 at a level that was not looked at for long, so that it is once
     lifts: Doubles  # [depth]
-    size: int  # size_of(batch)
-    first: float  # what a search brings in such batches, beyond its rows and later passes
-    least: Sequence[float]  # that it must bring of a request that does not draft, and of one that does
-    seconds: float  # of a step without drafts
-    alone: float  # what a request that tries again adds to one, in seconds
+    gain: float  # what a search brings in such batches, beyond its rows and later passes
     text: str
-    probing: str = ""  # the request that does in this step
+    probing: str  # the request that may try again in this step, if there is one
 
     @cached_property
     def beforehand(self) -> list[float]:
@@ -164,7 +124,7 @@ class Prices:
     @cached_property
     def siblings(self) -> tuple[Curve, ...]:
         """As in Budget, of a sampled request. The same."""
-        return tuple(kind.curve_from(rates) for kind, rates in zip(self.of.draws, SIBLINGS, strict=True))
+        return tuple(kind.curve(rises=False) for kind in self.of.draws)
 
 
 @dataclass(frozen=True)
@@ -190,24 +150,28 @@ class Sizer:
         self.plan = plan  # the largest search
         self.costs = costs
         self.draws = draws  # whether sampled requests may have draws: not where the rule takes no notice of q
-        self.learned = Learned(lifts=[LIFT] * plan.depth, shares=[1.0] * plan.depth, unseen=[0] * plan.depth)
+        self.learned = Learned(lifts=[LIFT] * plan.depth, unseen=[0] * plan.depth, shares=[1.0] * plan.depth)
         self._prices: Prices | None = None  # of the step that was asked for last
         self._asked: dict[str, tuple[Recent, Prices]] = {}  # in this step; kept of those that decode in it
         self._seconds: dict[int, Doubles] = {}  # of a step by its nodes; by batch
-        self._first_trees: dict[int, float] = {}  # and what the first tree adds
 
     def choose(self, request: str, batch: int, *, greedy: bool, length: int = 0) -> Budget:
         """The budget of a request of so many tokens in a batch of that many, as if all of them chose alike.
 
         Nothing is learned from being asked: a scheduler also asks for requests that then find no place.
         """
-        known, price = self.learned, self._prices
-        found = known.recent.get(request)
-        if found is not None and known.steps < found.until and size_of(batch) >= found.size - 1:
-            return Budget.off(found.reason)
+        known, price, size = self.learned, self._prices, size_of(batch)
+        recent = known.recent.get(request)
+        if recent is not None and known.steps < recent.until and size >= recent.size - 1:
+            return Budget.off(recent.reason)
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
-        recent = self._recent(found, price)
+        if recent is None:
+            recent = Recent(price.gain, size)
+        elif recent.size != size:  # rows have other prices: it begins anew
+            recent = replace(recent, gain=price.gain, size=size, searches=PRIOR_NODES)
+        else:
+            recent = replace(recent)
         recent.length = length
         self._asked[request] = recent, price
         depth, reason, probe = self._depth(request, recent, price)
@@ -216,36 +180,28 @@ class Sizer:
             *(price.together, price.beforehand, probe, price.siblings if self.draws and not greedy else ()),
         )
 
-    def _recent(self, known: Recent | None, price: Prices) -> Recent:
-        """A request's figures. Where the batch is of another size, rows have other prices: its lift moves as all do."""
-        if known is None:
-            return Recent(price.first, price.size)
-        moved = 0.0 if known.size == price.size else price.first - self.learned.firsts[known.size]
-        return replace(known, lift=known.lift + moved, size=price.size)
+    def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
+        """How deep a search may go, why, and whether it is a probe."""
+        if recent.gain > price.passes[0] * (MARGIN if recent.drafts else MARGIN**2):
+            return self.plan.depth, f"{price.text}; lately they brought {recent.gain:.2f}", False
+        if price.probing == request:
+            return self.plan.depth, f"a probe after {plural(recent.idle, 'step')} without drafts", True
+        return 0, f"no draft pays: {price.text}; it would bring {recent.gain:.2f}", False
 
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
         known, costs, plan = self.learned, self.costs, self.plan
         seconds = self._seconds_of(batch)
         worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
-        together = batch * worth * (seconds - seconds[0]) * (1.0 if batch == 1 else BESIDE)
+        together = batch * worth * (seconds - seconds[0])
         rows = together[::batch] / batch
-        rows[1:] += worth * self._first_trees[batch] * (1 / max(known.verifying, 1 / batch) - 1)
-        later = worth * costs.pass_seconds(batch * plan.top)
-        passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
+        later = costs.pass_seconds(batch * plan.top)
+        passes = worth * np.array([costs.first_seconds(batch), *[later] * (plan.depth - 1)])
         passes /= np.maximum(known.shares, 1 / batch)  # whoever draft share what a pass takes
         some = min(4, plan.max_nodes)
-        text = f"a pass must bring {passes[0]:.2f} tokens and {plural(some, 'node')} {rows[some]:.2f}"
-        asked = passes.copy()
-        for level, count in enumerate(known.unseen):
-            if count >= EXPLORE_EVERY and level:
-                asked[level] = 0.0  # looked at for once, at any price
-                break
-        size = size_of(batch)
-        first = known.firsts.get(size)
-        if first is None:
-            worths = np.cumsum(FIRST)[:some] - rows[1 : some + 1]
-            first = float(worths.max()) + self._deeper(float(FIRST[:some].sum()), passes)
+        asked, late = passes.copy(), np.array(known.unseen) >= MEMORY
+        if late.any():
+            asked[late.argmax()] = 0.0
         return Prices(
             of=known,
             steps=known.steps,
@@ -255,40 +211,31 @@ class Sizer:
             passes=passes,
             asked=asked,
             lifts=np.array(known.lifts),
-            size=size,
-            first=first,
-            least=[float(times * passes[0]) for times in (ALONE if batch == 1 else TOGETHER)],
-            seconds=float(seconds[0]),
-            alone=costs.first_seconds(1) + float(seconds[some] - seconds[0]),
-            text=text,
+            gain=known.gains.get(size_of(batch), LIFT / (1 - LIFT) - float(rows[1])),
+            text=f"a pass must bring {passes[0]:.2f} tokens and {plural(some, 'node')} {rows[some]:.2f}",
+            probing=self._may_probe(seconds),
         )
+
+    def _may_probe(self, seconds: Doubles) -> str:
+        """Who has not drafted for longest, where trying again would take no more than PROBE_SHARE of the time since.
+
+        It takes a pass, a few rows, and in the drafter all tokens that it has not seen.
+        """
+        waiting = {name: one for name, one in self.learned.recent.items() if one.idle and not one.drafts}
+        name = max(waiting, key=lambda name: waiting[name].idle, default="")
+        if not name:
+            return ""
+        unseen = max(waiting[name].length - waiting[name].fed, waiting[name].idle)
+        some = min(4, self.plan.max_nodes)
+        takes = self.costs.first_seconds(1) + self.costs.pass_seconds(unseen) + seconds[some] - seconds[0]
+        return name if self.learned.unprobed * PROBE_SHARE * seconds[0] >= takes else ""
 
     def _seconds_of(self, batch: int) -> Doubles:
         """[batch * nodes + 1] what its steps take without drafting, by nodes in all. Worked out once."""
         if batch not in self._seconds:
             sizes = range(batch, batch * (1 + self.plan.max_nodes) + 1)
             self._seconds[batch] = np.array([self.costs.step_seconds(size, batch) for size in sizes])
-            self._first_trees[batch] = self.costs.first_tree_seconds(batch)
         return self._seconds[batch]
-
-    def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
-        """How deep a search may go, why, and whether it is a probe."""
-        if recent.lift > price.least[recent.drafts]:
-            return self.plan.depth, f"{price.text}; lately they brought {recent.lift:.2f}", False
-        if price.probing in ("", request) and (recent.promising or self._may_probe(recent, price)):
-            price.probing = request  # one at a time
-            return 1, f"a probe after {plural(recent.idle, 'step')} without drafts", True
-        return 0, f"no draft pays: {price.text}; it would bring {recent.lift:.2f}", False
-
-    def _may_probe(self, recent: Recent, price: Prices) -> bool:
-        """So seldom that it takes PROBE_SHARE of the time: a pass of its own, a few rows, and in the drafter all tokens
-        that it has not seen.
-        """
-        if recent.idle < PROBE_EVERY:
-            return False
-        unseen = max(recent.length - recent.fed, recent.idle)
-        seconds = price.alone + self.costs.pass_seconds(unseen)
-        return self.learned.unprobed * PROBE_SHARE * price.seconds >= seconds
 
     def learn(self, outcomes: Sequence[BudgetOutcome]) -> None:
         """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
@@ -312,34 +259,23 @@ class Sizer:
             return
         recent, price = self._asked[one.request]
         known.recent[one.request] = recent
-        known.firsts.setdefault(price.size, price.first)
+        known.gains.setdefault(recent.size, price.gain)
         recent.look(budget, paid=len(one.tree) > 0, steps=known.steps)
         recent.drafts = budget.depth > 0 and not budget.probe
         if not one.levels:
             recent.idle += 1
             return
-        recent.idle, recent.fed = 0, recent.length
         if one.sure is not None:
             self._learn_draws(one.tree, one.sure, one.path)
         elif len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
         values, above = found_by_level(one.levels, budget, self.plan.top, drawn=one.sure is not None)
         brought = values[-1] - float(price.passes[1 : len(values)].sum())
-        if budget.probe:  # it may look at one level only
-            brought += self._deeper(above[0], price.passes)
-        known.firsts[recent.size] += LIFT_WEIGHT * (brought - known.firsts[recent.size])
-        recent.searches += 1
-        recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (brought - recent.lift)
-        recent.promising = bool(brought > price.least[False] >= recent.lift)
-        deeper = np.diff(values) / np.maximum(above[:-1], 1e-6)
-        for level, lift in enumerate(deeper, 1):
-            known.lifts[level] += LIFT_WEIGHT * (lift - known.lifts[level])
-        for level in range(0 if budget.probe else len(known.unseen)):
-            known.unseen[level] = 0 if level < len(one.levels) else known.unseen[level] + 1
-
-    def _deeper(self, above: float, passes: Doubles) -> float:
-        """What a second level is expected to bring beyond its pass, where the first one expects `above` tokens."""
-        return max(self.learned.lifts[1] * above - float(passes[1]), 0.0) if len(passes) > 1 else 0.0
+        known.gains[recent.size] = _mean(known.gains[recent.size], brought)
+        recent.learn(brought)
+        for level, lift in enumerate(np.diff(values) / np.maximum(above[:-1], 1e-6), 1):
+            known.lifts[level] = _mean(known.lifts[level], float(lift))
+        known.unseen = [0 if level < len(values) else count + 1 for level, count in enumerate(known.unseen)]
 
     def _learn_draws(self, tree: DraftTree, sure: Sequence[float], path: Ints) -> None:
         """Of each node that was reached, which of its draws was accepted, if any."""
@@ -356,12 +292,14 @@ class Sizer:
                 kind.add(np.log([sure[node] for node in nodes]), hits)
 
     def _learn_shares(self, outcomes: Sequence[BudgetOutcome]) -> None:
-        """Of the batch, how many went down to each level and had trees. Probes go alone, and say nothing of levels."""
-        known = self.learned
+        """Of the batch, how many went down to each level; where nobody did, together it may pay again.
+
+        Probes go alone, and say nothing of it.
+        """
         looked = [len(one.levels) for one in outcomes if one.budget is not None and not one.budget.probe]
-        for level, share in enumerate(known.shares):
-            known.shares[level] = _shared(share, sum(levels > level for levels in looked) / len(outcomes))
-        known.verifying = _shared(known.verifying, sum(len(one.tree) > 0 for one in outcomes) / len(outcomes))
+        for level, share in enumerate(self.learned.shares):
+            now = sum(levels > level for levels in looked) / len(outcomes)
+            self.learned.shares[level] = _mean(share, now or 1.0)
 
     def _learn_rate(self, outcomes: Sequence[BudgetOutcome]) -> None:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
@@ -374,8 +312,8 @@ class Sizer:
             for level in range(1, max(looked)):
                 seconds += self.costs.pass_seconds(self.plan.top * sum(levels > level for levels in looked))
         known = self.learned
-        known.tokens = RATE_KEEP * known.tokens + sum(one.tokens for one in outcomes) / batch
-        known.costs = RATE_KEEP * known.costs + seconds / plain
+        known.tokens += sum(one.tokens for one in outcomes) / batch - known.tokens / MEMORY
+        known.costs += seconds / plain - known.costs / MEMORY
 
     def forget(self, request: str) -> None:
         """A request ended."""
@@ -387,6 +325,6 @@ def size_of(batch: int) -> int:
     return batch.bit_length()
 
 
-def _shared(before: float, now: float) -> float:
-    """How many of a batch share something, by the last steps in which somebody had it."""
-    return before + (SHARE_WEIGHT * (now - before) if now else SHARE_BACK * (1 - before))
+def _mean(before: float, now: float) -> float:
+    """Of the newest and of what came lately."""
+    return before + (now - before) / MEMORY
