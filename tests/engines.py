@@ -6,8 +6,8 @@ import pytest
 
 from specscope import Engine
 from specscope.engine.build import drafter_blocks
-from specscope.speculate.adaptive import Sizer
 from specscope.speculate.drafters.combined import model_of
+from specscope.speculate.sizing.sizer import Sizer
 from tests.heads import head_tensors, write_head, write_parallel_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]

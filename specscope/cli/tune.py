@@ -20,7 +20,7 @@ from specscope.trace.files import FIGURES, PLOT, check_output
 if TYPE_CHECKING:
     from specscope.analyze.tune.read import Recorded
     from specscope.analyze.tune.tuning import Tuning
-    from specscope.trace.costs import StepCosts
+    from specscope.trace.costs import BatchCosts
     from specscope.trace.plan import TreePlan
 
 
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
 @click.option(
     "--tree", "asked", multiple=True, metavar="TREE", help="Also judge this tree; may be given several times."
 )
-@click.option("--costs", metavar="FILE", help="Costs that --save-costs wrote: no model is needed.")
-@click.option("--save-costs", metavar="FILE", help="Write the measured costs to this file.")
+@click.option(
+    "--costs", metavar="FILE", help="Step costs: with them no model is needed; measured if FILE does not exist."
+)
+@click.option("--save-costs", metavar="FILE", hidden=True, help="As --costs, but measure also if FILE exists.")
 @click.option("--no-costs", is_flag=True, help="Compare acceptance lengths only: no model is needed.")
 @click.option("--check", is_flag=True, help="Measure the choice, the default and no drafting on other prompts.")
 @click.option("--prompts", metavar="FILE", help="What --check runs.  [default: prompts that the capture does not hold]")
@@ -87,20 +89,22 @@ def tune(
     _check_flags(captures, costs, save_costs, prompts, plot, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(captures)
-    priced: StepCosts | None = None
+    priced: BatchCosts | None = None
     engine: Any = None
     if costs is not None:
-        from specscope.trace.costs import read_costs
+        from specscope.trace.costs import read_batch
 
-        priced = read_costs(costs, data.run, batch)
-    elif not no_costs and data.run.is_ours and not data.evidence.whole:
+        priced = read_batch(costs, data.run, batch)
+    if priced is None and not no_costs and data.run.is_ours and not data.evidence.whole:
         engine = _engine(data, target, draft_model, batch)
         priced = _measure_costs(engine, data, batch, nodes)
-        if save_costs is not None:
+        if (made := costs or save_costs) is not None:
             from specscope.trace.costs import write_costs
 
-            write_costs(save_costs, priced)
-            say(f"wrote {save_costs}")
+            write_costs(made, priced.costs)
+            say(f"wrote {made}")
+    elif priced is None and costs is not None:
+        raise UserError(f"there are no costs at {costs}, and this capture's engine cannot be measured here")
     tuning = _tune(data, wanted, nodes, priced, warnings)
     if check:
         if tuning.choice is None:
@@ -123,7 +127,7 @@ def _check_flags(
     if no_costs and (costs is not None or save_costs is not None or check):
         raise UserError("--no-costs measures nothing: leave out --costs, --save-costs and --check")
     if costs is not None and save_costs is not None:
-        raise UserError("--costs gives the costs that --save-costs would write: leave one out")
+        raise UserError("--costs and --save-costs name the same file: leave one out")
     if prompts is not None and not check:
         raise UserError("--prompts is what --check runs: add --check")
     if prompts is not None and prompts != "-":
@@ -131,8 +135,9 @@ def _check_flags(
         from specscope.trace.record.params import SamplingParams
 
         read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
-    if save_costs is not None:
-        check_output(save_costs, "--save-costs", captures, FIGURES)
+    for flag, file in (("--costs", costs), ("--save-costs", save_costs)):
+        if file is not None and (flag == "--save-costs" or not Path(file).exists()):
+            check_output(file, flag, captures, FIGURES)
     if plot is not None:
         if Path(plot).suffix.lower() not in (".svg", ".png"):
             raise UserError(f"--plot {plot}: write a name that ends in .svg or .png")
@@ -154,7 +159,7 @@ def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
 
 
 def _tune(
-    data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: StepCosts | None, warnings: list[str]
+    data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: BatchCosts | None, warnings: list[str]
 ) -> Tuning:
     from specscope.analyze.tune.read import tune as judge
     from specscope.engine.config import DEFAULT_TREES
@@ -184,7 +189,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
         return start_engine(config, lambda what: progress(what, 0, 0))
 
 
-def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> StepCosts:  # noqa: ANN401
+def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> BatchCosts:  # noqa: ANN401
     from specscope.cli.audit import progress_bar
     from specscope.measure.step_costs import measure_costs
     from specscope.measure.tune_work import work_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -11,16 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import specscope
 from specscope import user_cache
-from specscope.engine import cost_file
 from specscope.engine.config import EngineConfig, ModelsGiven, models_given
-from specscope.engine.measure import Bench, fitting, measure
 from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
@@ -33,7 +31,6 @@ from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import check_context, check_layers
 from specscope.model.runner import ModelRunner
-from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Drafter, NoDrafter
 from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.drafters.draft_model import DraftModel
@@ -43,7 +40,9 @@ from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
 from specscope.speculate.drafters.synthetic import Synthetic
+from specscope.speculate.sizing.measure import CONTEXT, Bench, fitting, measure
 from specscope.speculate.verify.verifier import Verifier
+from specscope.trace.costs import Costs, about_run, keep_cached, read_cached, read_costs, write_costs
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
@@ -126,11 +125,9 @@ def engine_costs(
     if not config.adapts or not isinstance(plan, DynamicPlan):
         return None
     about = {
-        "target": f"{run.target} {run.revision}",
-        "drafter": run.drafter,
-        "draft model": run.draft_model,
+        **about_run(run),
+        "revision": run.revision,
         "draft": _shape_of(drafter),
-        "dtype": run.dtype,
         "tree": run.tree,
         "rule": run.rule,
         "evidence": run.evidence,
@@ -141,10 +138,11 @@ def engine_costs(
         # Costs that were measured in another way are not these.
         "measured": "in paired rounds, threads spinning, drafts after steps, by batches",
         "batch": str(fitting(runner, config.max_batch)),
+        "context": str(CONTEXT),
         "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
     }
     named = config.costs
-    known = cost_file.read_cached(about) if named is None else cost_file.read_named(named, about)
+    known = read_cached(about) if named is None else read_costs(named, about)
     if known is not None:
         return known
     verifier = Verifier(runner.cache.backend, notes=run.evidence == "full", rule=config.rule)
@@ -155,12 +153,11 @@ def engine_costs(
     if found is None:
         progress("the KV cache is too small to measure what a step costs: trees are not adaptive")
         return None
-    try:
-        file = cost_file.cached_file(about) if named is None else Path(named)
-        user_cache.store(file, found, make_folder=named is None)
-    except OSError as error:
-        if named is not None:
-            raise UserError(f"cannot write the costs {named}: {error.strerror}") from error
+    if named is not None:
+        write_costs(named, found)
+    else:
+        with contextlib.suppress(OSError):
+            keep_cached(found)
     return found
 
 

@@ -22,9 +22,9 @@ from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.engine.state import LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
-from specscope.speculate.adaptive import Sizer
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.sampling import Memory
+from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.plan import DynamicPlan

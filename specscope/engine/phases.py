@@ -17,10 +17,10 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduled, Scheduler, SpeculationGate
 from specscope.engine.state import NO_NODES, PHASES, StepState
 from specscope.model.batch import Segment
-from specscope.speculate.adaptive import Sizer
 from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.raw_rows import form_notes
 from specscope.speculate.raw_rows import logprobs as raw_logprobs
+from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.record.records import Phase, RequestStep, Verdict, followed_by

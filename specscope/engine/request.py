@@ -9,8 +9,8 @@ import numpy as np
 
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.allowed import Allowed
-from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context
+from specscope.speculate.sizing.budget import Budget
 from specscope.speculate.tokens import Tokens
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo

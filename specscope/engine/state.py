@@ -10,10 +10,10 @@ from torch import Tensor
 
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
-from specscope.speculate.adaptive import BudgetOutcome
-from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context, Draft, path_scores
 from specscope.speculate.sampling import Memory
+from specscope.speculate.sizing.budget import Budget
+from specscope.speculate.sizing.sizer import BudgetOutcome
 from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.record.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 

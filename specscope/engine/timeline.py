@@ -20,9 +20,9 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.adaptive import Learned, Sizer
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.suffix_index import Text
+from specscope.speculate.sizing.sizer import Learned, Sizer
 from specscope.trace.history.history import KEPT
 from specscope.trace.history.same import same_step
 from specscope.trace.record.records import Preceded, StepRecord

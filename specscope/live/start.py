@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from specscope.engine.config import EngineConfig
-from specscope.engine.cost_file import read_named
 from specscope.engine.lean import import_transformers
 from specscope.model.bundled import NAME
 from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place
+from specscope.trace.costs import read_costs
 from specscope.user_cache import Others
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def check_places(config: EngineConfig) -> None:
     if config.max_context is not None and isinstance(longest, int):
         check_context(config.max_context, longest, name)
     if config.costs is not None:
-        read_named(config.costs, {})
+        read_costs(config.costs, {})
 
 
 def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:

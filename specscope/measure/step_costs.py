@@ -20,7 +20,7 @@ from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, m
 from specscope.measure.paired import machine_info, median_interval
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
 from specscope.speculate.drafters.combined import model_of
-from specscope.trace.costs import CostPoint, StepCosts, rising
+from specscope.trace.costs import BatchCosts, CostPoint, Costs, about_run, rising
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import DraftTree
 
@@ -80,24 +80,14 @@ class CostLanes:
             for steps in rounds
         ]
 
-    def costs(self, rounds: Rounds, paces: Sequence[float]) -> StepCosts:
+    def costs(self, rounds: Rounds, paces: Sequence[float]) -> BatchCosts:
         """The costs, from the rounds of these lanes and how slow the machine was in each."""
         counted = [scaled(steps, paces) for steps in zip(*self.counted(rounds), strict=True)]
         info, batch = self.engine.run_info, self.run[0].batch
-        first, passes = _passes(self.plans, counted[1:], batch) if self.plans else (NOTHING, ())
-        return StepCosts(
-            target=info.target,
-            drafter=info.drafter,
-            draft_model=info.draft_model,
-            dtype=info.dtype,
-            batch=batch,
-            context=self.context,
-            machine=machine_info(info.dtype, torch.get_num_threads()),
-            plain=_point(batch, [step.seconds for step in counted[0]]),
-            step=_steps(counted[1:]),
-            first=first,
-            passes=passes,
-        )
+        first, passes = _passes(self.plans, counted[1:], batch) if self.plans else ((), ())
+        plain = _point(batch, [step.seconds for step in counted[0]])
+        about = {**machine_info(info.dtype, torch.get_num_threads()), **about_run(info), "context": str(self.context)}
+        return BatchCosts(Costs(about, ((plain, *_steps(counted[1:])),), first, passes), batch)
 
 
 @contextmanager
@@ -118,14 +108,11 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
 
 def measure_costs(
     engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress = lambda *_: None
-) -> StepCosts:
+) -> BatchCosts:
     """Measure the costs, in a few seconds; longer where the machine is busy."""
     with cost_lanes(engine, work, batch, most_nodes) as measuring:
         rounds = _measure(measuring, progress)[WARM:]
         return measuring.costs(rounds, pace(measuring.counted(rounds)))
-
-
-NOTHING = CostPoint(0, 0.0, 0.0, 0.0)
 
 
 def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
@@ -164,8 +151,8 @@ def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[CostPoint, ...]:
 
 def _passes(
     plans: Sequence[DynamicPlan], sizes: Sequence[Sequence[Timed]], batch: int
-) -> tuple[CostPoint, tuple[CostPoint, ...]]:
-    """The cost of drafting with one pass, and of each further pass by its rows."""
+) -> tuple[tuple[CostPoint, ...], tuple[CostPoint, ...]]:
+    """Drafting with one pass; and a later pass by its rows: what drafting takes beyond that, by pass."""
     whole = {plan: [step.drafting for step in steps] for plan, steps in zip(plans, sizes, strict=True) if steps}
     first = next(_point(batch, seconds) for plan, seconds in whole.items() if plan.depth == 1)
     by_rows: dict[int, list[float]] = {}
@@ -173,7 +160,7 @@ def _passes(
         if plan.depth > 1:
             each = [max(drafting - first.seconds, 1e-6) / (plan.depth - 1) for drafting in seconds]
             by_rows.setdefault(batch * plan.top, []).extend(each)
-    return first, rising([_point(rows, by_rows[rows]) for rows in sorted(by_rows)])
+    return (first,), rising([_point(rows, by_rows[rows]) for rows in sorted(by_rows)])
 
 
 def _point(rows: int, seconds: Sequence[float]) -> CostPoint:

@@ -1,20 +1,25 @@
-"""What a step costs on one machine: seconds by rows of the target and by rows of a drafting pass. No torch.
+"""What a step costs on one machine: the one model of it, and the one file that keeps it. No torch.
 
-A step that verifies trees of n nodes in a batch of B takes
+A step of B requests with n drafted nodes in all, of which the drafter made some in passes, takes
 
-    step(B (1 + n)) + draft(pass 1) + sum over later passes of pass(B * nodes fed)
+    step(B + n, B) + first(B) + sum over later passes of pass(rows that it is fed)
 
-where step(rows) is all but drafting (schedule, forward, verify, commit), draft(pass 1) the first pass with all that
-drafting takes once, and the curves lie on straight lines between what was measured (bench/step_costs.py). A plain step
-is that of an engine that drafts nothing.
+where step is all but drafting, first the first pass with all that drafting takes once, and every curve lies on straight
+lines between what was measured. Adaptive trees follow from these costs, and `tune` rates trees by them. An engine
+measures them before it serves anything (speculate/sizing/measure.py), `tune` while requests decode
+(measure/step_costs.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,14 +30,17 @@ from specscope.trace.checked import decoded
 from specscope.trace.files import read_whole, write_whole
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.record.records import RunInfo
+from specscope.user_cache import LARGEST, is_good, place, store
 
-KIND = "specscope step costs"
-LARGEST = 2**20  # bytes of a file of costs
+KIND = "specscope costs"
+OF_ENGINES, OF_TUNE = "specscope engine costs", "specscope step costs"  # older files, of either use
+MOST_ROWS = 2**31  # of a point
+MODELS = ("target", "revision", "drafter", "draft model", "dtype", "tree")  # what must agree; machines may differ
 
 
 @dataclass(frozen=True)
 class CostPoint:
-    """Median seconds at a size, and where the median lies at 95 %."""
+    """Seconds at a size, and between what they lie: the median's interval at 95 %, or what was measured."""
 
     rows: int
     seconds: float
@@ -41,42 +49,118 @@ class CostPoint:
 
 
 @dataclass(frozen=True)
-class StepCosts:
-    """Measured costs of one engine at one batch size."""
+class Costs:
+    """Of one engine on one machine."""
 
-    target: str
-    drafter: str
-    draft_model: str
-    dtype: str
-    batch: int
-    context: int  # tokens of a request, about, while it was measured
-    machine: Mapping[str, str]
-    plain: CostPoint
-    step: tuple[CostPoint, ...]  # without drafting
-    first: CostPoint  # drafting with one pass; 0 seconds for a drafter that is no model
-    passes: tuple[CostPoint, ...]  # each later pass, by its rows in all; none for a drafter that is no model
+    about: Mapping[str, str]  # models, settings and machine; a file that was made up may say nothing
+    steps: tuple[tuple[CostPoint, ...], ...]  # of each batch that was measured, by rows in all: its plain step is first
+    first: tuple[CostPoint, ...]  # a first drafting pass, by requests; none for a drafter that is no model
+    passes: tuple[CostPoint, ...]  # each later pass, by rows
+    quiet: bool = True  # whether nothing else kept the machine busy
     kind: str = KIND
 
+    @property
+    def batches(self) -> list[int]:
+        """Those that were measured."""
+        return [curve[0].rows for curve in self.steps]
+
+    def step_seconds(self, rows: float, batch: int) -> float:
+        """Of a step without drafting: on the line between the batches that were measured, or beyond the last two."""
+        sizes = self.batches
+        if len(sizes) == 1:
+            return at(self.steps[0], rows)
+        above = min(max(bisect_left(sizes, batch), 1), len(sizes) - 1)
+        plain, trees = [], []
+        for curve in self.steps[above - 1 : above + 1]:
+            plain.append(curve[0].seconds)
+            trees.append(self._along(curve, curve[0].rows + rows - batch) - curve[0].seconds)
+        share = (batch - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        further = max(plain[1] - plain[0], 0.0) * share
+        return plain[0] + further + trees[0] + min(share, 1.0) * (trees[1] - trees[0])
+
+    def _along(self, curve: tuple[CostPoint, ...], rows: float) -> float:
+        """At so many rows; beyond the last that was measured, rows take what they take of the smallest batch."""
+        last, alone = curve[-1].rows, self.steps[0]
+        return at(curve, rows) if rows <= last else curve[-1].seconds + at(alone, rows) - at(alone, last)
+
+    def first_seconds(self, batch: int) -> float:
+        """Of the first drafting pass, with all that drafting takes once."""
+        return at(self.first, batch)
+
+    def pass_seconds(self, rows: int) -> float:
+        """Of a later drafting pass."""
+        return at(self.passes, rows)
+
+    def plan_seconds(self, plan: TreePlan, nodes: float, batch: int) -> float:
+        """Of a step in which each request has a tree of so many nodes, drafted as the plan says."""
+        later = sum(self.pass_seconds(batch * width) for width in fed(plan))
+        return self.step_seconds(batch * (1 + nodes), batch) + self.first_seconds(batch) + later
+
+    @property
+    def digest(self) -> str:
+        """By which a capture names the costs that its trees follow from."""
+        return hashlib.blake2b(msgspec.json.encode(self), digest_size=6).hexdigest()
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """Costs at one batch, which was measured."""
+
+    costs: Costs
+    batch: int
+
+    @property
+    def step(self) -> tuple[CostPoint, ...]:
+        """The measured steps, the plain one first."""
+        return next(curve for curve in self.costs.steps if curve[0].rows == self.batch)
+
+    @property
+    def plain(self) -> CostPoint:
+        """A step without drafts."""
+        return self.step[0]
+
     def seconds(self, plan: TreePlan, nodes: float) -> float:
-        """Of a step of B requests, each with a tree of so many nodes."""
-        rows = self.batch * (1 + nodes)
-        drafting = self.first.seconds + sum(at(self.passes, self.batch * width) for width in fed(plan))
-        return at(self.step, rows) + drafting
+        """Of a step in which each request has a tree of so many nodes."""
+        return self.costs.plan_seconds(plan, nodes, self.batch)
 
     @property
     def error(self) -> float:
-        """How far the measured medians are off, relative: the root of the mean square over steps and plain."""
-        points = [self.plain, *self.step]
-        return math.sqrt(sum(((one.high - one.low) / 2 / one.seconds) ** 2 for one in points) / len(points))
+        """How far the measured medians are off, relative: the root of the mean square over the steps."""
+        each = [((point.high - point.low) / 2 / point.seconds) ** 2 for point in self.step]
+        return math.sqrt(sum(each) / len(each))
 
     @property
     def most_rows(self) -> int:
         """Up to which steps were measured."""
-        return max(point.rows for point in self.step)
+        return self.step[-1].rows
+
+    @property
+    def context(self) -> str:
+        """Tokens of a request, about, while it was measured."""
+        return self.costs.about.get("context", "")
+
+    @property
+    def machine(self) -> dict[str, str]:
+        """What it was measured on."""
+        names = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
+        return {name: self.costs.about[name] for name in names if name in self.costs.about}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return dataclasses.asdict(self)
+        about = self.costs.about
+        models = {name.replace(" ", "_"): about.get(name, "") for name in ("target", "drafter", "draft model", "dtype")}
+        first = CostPoint(self.batch, self.costs.first_seconds(self.batch), 0.0, 0.0)
+        return {
+            **models,
+            "batch": self.batch,
+            "context": int(self.context or 0),
+            "machine": self.machine,
+            "plain": dataclasses.asdict(self.plain),
+            "step": [dataclasses.asdict(point) for point in self.step[1:]],
+            "first": dataclasses.asdict(next((p for p in self.costs.first if p.rows == self.batch), first)),
+            "passes": [dataclasses.asdict(point) for point in self.costs.passes],
+            "kind": self.costs.kind,
+        }
 
 
 def at(points: Sequence[CostPoint], rows: float) -> float:
@@ -111,36 +195,108 @@ def fed(plan: TreePlan) -> list[int]:
     return [count for level in plan.shape.levels if (count := len(parents.intersection(level)))]
 
 
-def read_costs(path: str, run: RunInfo, batch: int) -> StepCosts:
-    """From a file that --save-costs wrote. Raises UserError for any other, and for another engine's."""
+def cached_file(about: Mapping[str, str]) -> Path:
+    """The file in the user's cache for engines of this kind on this machine."""
+    return place("costs", about)
+
+
+def read_cached(about: Mapping[str, str]) -> Costs | None:
+    """What was measured before; None where nothing was, or where it cannot be read."""
     try:
-        found = decoded(read_whole(path, "the costs", LARGEST), StepCosts)
+        found = _read(str(cached_file(about)))
+    except (OSError, UserError):
+        return None
+    good = dict(found.about) == dict(about) and is_good(cached_file(about), quiet=found.quiet)
+    return found if good else None
+
+
+def keep_cached(costs: Costs) -> None:
+    """So that the next engine of this kind need not measure. Raises OSError."""
+    store(cached_file(costs.about), costs)
+
+
+def read_costs(path: str, about: Mapping[str, str], whose: str = "this engine's") -> Costs | None:
+    """From a file that a user names; None where there is none yet. Raises UserError for costs of another engine.
+
+    What a file does not say of its engine is not checked: costs may be made up.
+    """
+    try:
+        found = _read(path)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
-    except ValueError:
-        raise UserError(f"{path} holds no costs: --save-costs writes them") from None
-    if (
-        found.kind != KIND
-        or not found.step
-        or not all(_sound(one) for one in (*found.step, *found.passes, found.plain))
-    ):
-        raise UserError(f"{path} holds no costs: --save-costs writes them")
-    for name in ("target", "drafter", "draft_model", "dtype"):
-        here, there = getattr(run, name), getattr(found, name)
-        if here != there:
-            what = name.replace("_", " ")
-            raise UserError(
-                f"{path} holds the costs of {what} {there or 'none'}, and the capture's is {here or 'none'}"
-            )
-    if found.batch != batch:
-        raise UserError(f"{path} holds costs at batch {found.batch}: give --batch {found.batch}, or measure anew")
+    for name in MODELS:
+        here = about.get(name, found.about.get(name))
+        there = found.about.get(name, here)
+        if there != here:
+            raise UserError(f"{path} holds the costs of {name} {there or 'none'}, and {whose} is {here or 'none'}")
     return found
 
 
-def _sound(point: CostPoint) -> bool:
-    return point.rows >= 0 and 0 < point.seconds < math.inf and 0 <= point.low <= point.high < math.inf
+def read_batch(path: str, run: RunInfo, batch: int) -> BatchCosts | None:
+    """Costs of a capture's engine at one batch; None where there is no such file. Raises UserError."""
+    costs = read_costs(path, about_run(run), "the capture's")
+    if costs is None or batch in costs.batches:
+        return None if costs is None else BatchCosts(costs, batch)
+    known = ", ".join(map(str, costs.batches))
+    raise UserError(f"{path} holds costs at batch {known}: give --batch {costs.batches[0]}, or measure anew")
 
 
-def write_costs(path: str, costs: StepCosts) -> None:
+def about_run(run: RunInfo) -> dict[str, str]:
+    """What costs say of the models that ran."""
+    return {"target": run.target, "drafter": run.drafter, "draft model": run.draft_model, "dtype": run.dtype}
+
+
+def write_costs(path: str, costs: Costs) -> None:
     """As JSON that read_costs reads. Raises UserError."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
+
+
+def _read(path: str) -> Costs:
+    try:
+        data = decoded(read_whole(path, "the costs", LARGEST))
+        known = {OF_ENGINES: _of_engine, OF_TUNE: _of_tune}.get(
+            data.get("kind", OF_ENGINES if "batches" in data else KIND)
+        )
+        found = msgspec.convert(data if known is None else known(data), Costs)
+    except (ValueError, KeyError, TypeError, AttributeError):  # whatever it holds
+        found = None
+    if found is None or not _is_sound(found):
+        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
+    return found
+
+
+def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Costs as engines kept them: the first pass was a number, and one more for each further request."""
+    about = dict(old["about"])
+    if "target" in about:
+        about["target"], _, about["revision"] = about["target"].rpartition(" ")
+    seconds = [old["first"], old["first"] + old["first_request"]]
+    first = [{"rows": n, "seconds": s, "low": s, "high": s} for n, s in enumerate(seconds, 1)]
+    steps = [old["step"], *old["batches"]]
+    return {"about": about, "steps": steps, "first": first, "passes": old["passes"], "quiet": old.get("quiet", True)}
+
+
+def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Costs as `tune` kept them, at one batch."""
+    models = {name: old[name.replace(" ", "_")] for name in ("target", "drafter", "draft model", "dtype")}
+    about = {**old["machine"], **models, "context": str(old["context"])}
+    steps = [[{**old["plain"], "rows": old["batch"]}, *old["step"]]]
+    first = [{**old["first"], "rows": old["batch"]}] if old["passes"] or old["first"]["seconds"] else []
+    return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
+
+
+def _is_sound(found: Costs) -> bool:
+    """Whether it holds seconds by rising numbers of rows, and batches by rising sizes."""
+    if found.kind != KIND or not found.steps or not all(found.steps):
+        return False
+    curves = (*found.steps, found.first, found.passes)
+    rows = [found.batches, *([point.rows for point in curve] for curve in curves)]
+    points = [point for curve in curves for point in curve]
+    return (
+        all(size < further for sizes in rows for size, further in pairwise(sizes))
+        and all(1 <= point.rows <= MOST_ROWS for point in points)
+        and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
+        and all(point.seconds > 0 for curve in found.steps for point in curve)
+    )

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from specscope.cli.main import cli
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
-from specscope.trace.costs import CostPoint, StepCosts, write_costs
+from specscope.trace.costs import CostPoint, Costs, about_run, write_costs
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story
@@ -35,10 +35,8 @@ def costs(tmp_path):
     step = (dataclasses.replace(point, rows=2), CostPoint(32, 0.06, 0.059, 0.061))
     passes = (CostPoint(1, 0.002, 0.002, 0.002),)
     file = tmp_path / "costs.json"
-    found = StepCosts(
-        told.target, told.drafter, told.draft_model, told.dtype, 1, 50, {"cpu": "one"}, point, step, passes[0], passes
-    )
-    write_costs(str(file), found)
+    about = {**about_run(told), "cpu": "one", "context": "50"}
+    write_costs(str(file), Costs(about, ((point, *step),), passes, passes))
     return file
 
 
@@ -112,6 +110,16 @@ def test_a_capture_without_drafts_is_refused(tmp_path):
     assert "has no drafts" in refused(run(tmp_path / "c.jsonl", "--no-costs"))
 
 
+def test_costs_that_are_neither_there_nor_can_be_measured_are_missed(tmp_path):
+    history = read_capture(EAGLE).history
+    run_of_another = dataclasses.replace(history.run, versions={**history.run.versions, "vllm": "0.11"})
+    writer = CaptureWriter(tmp_path / "c.jsonl", run_of_another, history.vocabulary)
+    for step in history.steps:
+        writer(step)
+    writer.close()
+    assert "there are no costs at none.json, and" in refused(run(tmp_path / "c.jsonl", "--costs", "none.json"))
+
+
 def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     """The whole way on a tiny engine: capture, costs, choice, check on other prompts."""
     from specscope.measure import step_costs
@@ -124,7 +132,7 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     capture = ["capture", str(lines), "-o", str(tmp_path / "c.jsonl"), "--tree", "dynamic:12,depth=3,top=4"]
     assert CliRunner().invoke(cli, [*capture, *models, *flags], obj=Lifetime()).exit_code == 0
     lines.write_text("\n".join(story(90 + i, 40) for i in range(3)))
-    check = ["--check", "--prompts", lines, "--save-costs", tmp_path / "costs.json", "--tree", "2", "--nodes", 8]
+    check = ["--check", "--prompts", lines, "--costs", tmp_path / "costs.json", "--tree", "2", "--nodes", 8]
     result = run(tmp_path / "c.jsonl", *models, *check, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout[result.stdout.index("{") :])
@@ -135,7 +143,9 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     assert chain["measured_acceptance_length"] == pytest.approx(chain["acceptance_length"]["value"], rel=0.5)
     assert {"none", "2", named["choice"]["tree"] or "none"} <= set(found["checked"]["errors"])
     assert abs(found["checked"]["errors"]["2"]) < 0.5
-    assert json.loads((tmp_path / "costs.json").read_text())["drafter"] == "eagle"
+    assert json.loads((tmp_path / "costs.json").read_text())["about"]["drafter"] == "eagle"
+    again = json.loads(run(tmp_path / "c.jsonl", "--costs", tmp_path / "costs.json", "--json").output)
+    assert again["costs"] == found["costs"]  # read, and no model is needed
 
 
 DAMAGED = Path(__file__).parents[1] / "data" / "damaged"

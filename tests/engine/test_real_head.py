@@ -11,14 +11,13 @@ from scipy.stats import chi2
 from specscope import Engine, SamplingParams
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.costs import Costs
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 from specscope.speculate.sampling import distributions
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.costs import CostPoint
+from specscope.trace.costs import CostPoint, Costs
 from specscope.trace.plan import parse_plan
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import DraftTree, Drawn
@@ -41,7 +40,7 @@ def cheap_rows(tmp_path):
         (CostPoint(1, 0.02, 0.02, 0.02), CostPoint(512, 0.03, 0.03, 0.03)),
         (CostPoint(1, 0.001, 0.001, 0.001),),
     )
-    costs = Costs(about={}, step=step, batches=(), first=0.001, first_request=0, passes=passes)
+    costs = Costs(about={}, steps=(step,), first=(CostPoint(1, 0.001, 0.001, 0.001),), passes=passes)
     file = tmp_path / "costs.json"
     file.write_bytes(msgspec.json.encode(costs))
     return str(file)

@@ -1,39 +1,78 @@
-"""Costs of steps: what a tree takes by them, and files that hold none."""
+"""Costs of steps: what lies between, below and beyond what was measured, and files that hold costs or none."""
 
 import dataclasses
+import itertools
+from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.costs import CostPoint, StepCosts, at, fed, read_costs, write_costs
+from specscope.trace.costs import BatchCosts, CostPoint, Costs, about_run, at, fed, read_batch, read_costs, write_costs
 from specscope.trace.plan import parse_plan
 from tests.analyze.histories import RUN
+
+DATA = Path(__file__).parent.parent / "data"
 
 
 def point(rows, seconds):
     return CostPoint(rows, seconds, seconds * 0.98, seconds * 1.02)
 
 
-COSTS = StepCosts(
-    target=RUN.target,
-    drafter=RUN.drafter,
-    draft_model="",
-    dtype=RUN.dtype,
-    batch=2,
-    context=100,
-    machine={"cpu": "one"},
-    plain=point(2, 0.010),
-    step=(point(4, 0.020), point(8, 0.024), point(16, 0.040)),
-    first=point(2, 0.003),
-    passes=(point(2, 0.002), point(8, 0.005)),
-)
+def curve(*points):
+    return tuple(itertools.starmap(point, points))
+
+
+STEP = curve((1, 10.0), (2, 12.0), (65, 75.0))
+FOUR = curve((4, 16.0), (5, 17.0), (8, 23.0))
+TWENTY = curve((20, 48.0), (21, 52.0), (60, 91.0))
+COSTS = Costs({}, (STEP, FOUR, TWENTY), curve((1, 1.0), (4, 2.5)), curve((4, 0.5)))
+
+
+@pytest.mark.parametrize(("batch", "points"), [(1, STEP), (4, FOUR), (20, TWENTY)])
+def test_a_batch_that_was_measured_is_its_curve(batch, points):
+    for rows in range(batch, points[-1].rows + 1):
+        assert COSTS.step_seconds(rows, batch) == pytest.approx(at(points, rows))
+
+
+def test_between_batches_it_lies_between():
+    assert COSTS.step_seconds(12, 12) == pytest.approx((16 + 48) / 2)
+    assert COSTS.step_seconds(13, 12) == pytest.approx((16 + 48) / 2 + (1 + 4) / 2)
+    assert COSTS.step_seconds(2, 2) == pytest.approx(10 + (16 - 10) / 3)
+
+
+def test_beyond_the_largest_a_request_adds_the_same_and_trees_cost_as_there():
+    assert COSTS.step_seconds(36, 36) == pytest.approx(48 + (48 - 16))
+    assert COSTS.step_seconds(37, 36) - COSTS.step_seconds(36, 36) == pytest.approx(4.0)
+    assert COSTS.first_seconds(6) == pytest.approx(3.5)
+
+
+def test_beyond_the_most_rows_a_row_takes_what_it_takes_of_one_request():
+    assert COSTS.step_seconds(30, 4) == pytest.approx(23.0 + at(STEP, 30) - at(STEP, 8))
+
+
+def test_where_one_batch_was_measured_rows_decide():
+    assert Costs({}, (STEP,), (), ()).step_seconds(7, 3) == pytest.approx(at(STEP, 7))
+
+
+@given(st.integers(1, 70), st.lists(st.integers(0, 200), min_size=2, max_size=2))
+def test_more_rows_or_requests_never_take_less(batch, nodes):
+    few, many = sorted(nodes)
+    assert COSTS.step_seconds(batch + few, batch) <= COSTS.step_seconds(batch + many, batch) + 1e-9
+    assert COSTS.step_seconds(batch, batch) <= COSTS.step_seconds(batch + 1, batch + 1) + 1e-9
+
+
+STEPS = curve((2, 0.010), (4, 0.020), (8, 0.024), (16, 0.040))
+OF_RUN = Costs({**about_run(RUN), "cpu": "one"}, (STEPS,), curve((2, 0.003)), curve((2, 0.002), (8, 0.005)))
 
 
 @pytest.mark.parametrize(
-    ("rows", "seconds"), [(1, 0.020), (4, 0.020), (6, 0.022), (12, 0.032), (16, 0.040), (20, 0.048)]
+    ("rows", "seconds"), [(1, 0.010), (4, 0.020), (6, 0.022), (12, 0.032), (16, 0.040), (20, 0.048)]
 )
 def test_between_points_and_beyond_them_it_is_a_line(rows, seconds):
-    assert at(COSTS.step, rows) == pytest.approx(seconds)
+    assert at(STEPS, rows) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -51,39 +90,108 @@ def test_what_each_later_pass_feeds(tree, widths):
 
 
 def test_a_step_is_rows_and_passes():
-    chain, tree = parse_plan("3"), parse_plan("dynamic:7,depth=2,top=4")
-    assert COSTS.seconds(chain, 3) == pytest.approx(0.024 + 0.003 + 2 * 0.002)
-    assert COSTS.seconds(tree, 7) == pytest.approx(0.040 + 0.003 + 0.005)
-    assert COSTS.error == pytest.approx(0.02)
+    costs = BatchCosts(OF_RUN, 2)
+    assert costs.seconds(parse_plan("3"), 3) == pytest.approx(0.024 + 0.003 + 2 * 0.002)
+    assert costs.seconds(parse_plan("dynamic:7,depth=2,top=4"), 7) == pytest.approx(0.040 + 0.003 + 0.005)
+    assert costs.error == pytest.approx(0.02)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    write_costs(str(tmp_path / "costs"), COSTS)
-    assert read_costs(str(tmp_path / "costs"), RUN, 2) == COSTS
+    file = str(tmp_path / "costs")
+    write_costs(file, OF_RUN)
+    assert read_costs(file, {}) == OF_RUN
+    assert read_batch(file, RUN, 2) == BatchCosts(OF_RUN, 2)
+    write_costs(file, COSTS)
+    assert read_costs(file, about_run(RUN)) == COSTS  # it says nothing of its engine
+    assert read_batch(file, RUN, 20).plain.seconds == 48.0  # an engine's costs serve `tune` too
+    assert read_costs(str(tmp_path / "none"), {}) is read_batch(str(tmp_path / "none"), RUN, 2) is None
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("about", "batch", "said"),
     [
-        ({"target": "other"}, "the costs of target other, and the capture's is SmolLM2-135M-Instruct"),
-        ({"drafter": "eagle"}, "of drafter eagle"),
-        ({"dtype": "float32"}, "of dtype float32"),
-        ({"batch": 8}, "costs at batch 8: give --batch 8"),
-        ({"kind": "else"}, "holds no costs"),
-        ({"step": ()}, "holds no costs"),
-        ({"plain": CostPoint(1, -1.0, 0.0, 0.0)}, "holds no costs"),
+        ({"target": "other"}, 2, "the costs of target other, and the capture's is SmolLM2-135M-Instruct"),
+        ({"drafter": "eagle"}, 2, "of drafter eagle"),
+        ({"dtype": "float32"}, 2, "of dtype float32"),
+        ({}, 8, "costs at batch 2: give --batch 2"),
     ],
 )
-def test_those_of_another_engine_are_refused(change, said, tmp_path):
-    write_costs(str(tmp_path / "costs"), dataclasses.replace(COSTS, **change))
+def test_those_of_another_engine_are_refused(about, batch, said, tmp_path):
+    write_costs(str(tmp_path / "costs"), dataclasses.replace(OF_RUN, about={**OF_RUN.about, **about}))
     with pytest.raises(UserError, match=said):
-        read_costs(str(tmp_path / "costs"), RUN, 2)
+        read_batch(str(tmp_path / "costs"), RUN, batch)
+
+
+HOLDS_NONE = "holds no costs: name a file that --costs wrote, or one that does not exist"
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b"\xff", b"[" * 100_000, b"null", b'{"target": 1}', b"x" * 2**21]
+    "changed",
+    [
+        {"steps": ()},
+        {"steps": ((),)},
+        {"steps": (curve((1, 0.0), (2, 0.1)),)},
+        {"steps": (curve((2, 0.1), (1, 0.1)),)},
+        {"steps": (curve((1, 0.1), (10**12, 0.2)),)},
+        {"steps": (FOUR, FOUR)},
+        {"steps": (FOUR, STEP)},
+        {"steps": (STEP, curve((4, 0.1), (4, 0.2)))},
+        {"steps": (STEP, curve((4, 0.1), (40, 0.2), (8, 0.2)))},
+        {"steps": (STEP, curve((4, -0.1)))},
+        {"passes": curve((4, 0.1), (4, 0.1))},
+        {"first": curve((1, -1.0))},
+        {"kind": "something else"},
+        {"steps": 3},
+        {"about": 3},
+    ],
+)
+def test_what_cannot_be_costs_is_refused(tmp_path, changed):
+    (tmp_path / "c").write_bytes(msgspec.json.encode({**msgspec.to_builtins(COSTS), **msgspec.to_builtins(changed)}))
+    with pytest.raises(UserError, match=HOLDS_NONE):
+        read_costs(str(tmp_path / "c"), {})
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"\xff", b"[" * 100_000, b"null", b'{"kind": [1]}', b"x" * 2**21]
 )
 def test_what_holds_none_is_refused(content, tmp_path):
     (tmp_path / "costs").write_bytes(content)
     with pytest.raises(UserError, match=r"holds no costs|the costs .* larger than 1 MiB, the limit"):
-        read_costs(str(tmp_path / "costs"), RUN, 2)
+        read_costs(str(tmp_path / "costs"), {})
+
+
+@pytest.mark.parametrize("kind", [{}, {"kind": "specscope engine costs"}])
+def test_older_costs_of_an_engine_are_read(kind, tmp_path):
+    old = msgspec.json.decode((DATA / "costs.json").read_bytes())
+    assert old.pop("kind") == "specscope engine costs"  # which one that was made up may leave out
+    old["about"] = {"target": f"{RUN.target} 3f2a", "drafter": RUN.drafter}
+    (tmp_path / "c").write_bytes(msgspec.json.encode({**old, **kind}))
+    found = read_costs(str(tmp_path / "c"), {"target": RUN.target, "revision": "3f2a"})
+    assert [list(msgspec.to_builtins(curve)) for curve in found.steps] == [old["step"], *old["batches"]]
+    assert found.first_seconds(5) == pytest.approx(old["first"] + 4 * old["first_request"])
+    with pytest.raises(UserError, match="holds the costs of revision 3f2a, and this engine's is 77"):
+        read_costs(str(tmp_path / "c"), {"revision": "77"})
+    del old["batches"]  # older still
+    (tmp_path / "c").write_bytes(msgspec.json.encode({**old, "step_request": 0.001, "tree_request": 0.001}))
+    with pytest.raises(UserError, match=HOLDS_NONE):
+        read_costs(str(tmp_path / "c"), {})
+
+
+@pytest.mark.parametrize("first", [{"first": point(2, 0.003)}, {"first": CostPoint(0, 0.0, 0.0, 0.0), "passes": ()}])
+def test_older_costs_of_tune_are_read(first, tmp_path):
+    old = {
+        **{name: getattr(RUN, name) for name in ("target", "drafter", "draft_model", "dtype")},
+        "batch": 2,
+        "context": 100,
+        "machine": {"cpu": "one"},
+        "plain": STEPS[0],
+        "step": STEPS[1:],
+        "passes": OF_RUN.passes,
+        **first,
+        "kind": "specscope step costs",
+    }
+    (tmp_path / "c").write_bytes(msgspec.json.encode(old))
+    found = read_batch(str(tmp_path / "c"), RUN, 2)
+    assert found.step == STEPS
+    assert (found.context, found.machine["cpu"]) == ("100", "one")
+    assert found.costs.first == (() if "passes" in first else OF_RUN.first)

@@ -43,7 +43,7 @@ def header(tuning: Tuning) -> list[tuple[str, str]]:
     if tuning.costs is not None:
         machine = ", ".join(tuning.costs.machine.values())
         lines += [
-            ("costs", f"batch {tuning.costs.batch}, contexts of about {tuning.costs.context} tokens"),
+            ("costs", f"batch {tuning.costs.batch}, contexts of about {tuning.costs.context or 'some'} tokens"),
             ("", machine),
         ]
     return [(name, value) for name, value in lines if value]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import Allowed
-from specscope.speculate.budget import Budget
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.sampling import LogitRows
+from specscope.speculate.sizing.budget import Budget
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.method import MethodNotes

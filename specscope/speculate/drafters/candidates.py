@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.speculate.acceptance import OTHERS, PRIOR, UNSEEN, CandidateHistory, code, model_level, text_level
 from specscope.speculate.drafters.base import Draft
+from specscope.speculate.sizing.acceptance import OTHERS, PRIOR, UNSEEN, CandidateHistory, code, model_level, text_level
 from specscope.trace.record.method import BOTH, MODEL, TEXT, MethodNotes
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import ROOT, DraftTree, Ints

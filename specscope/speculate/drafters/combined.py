@@ -1,7 +1,7 @@
 """suffix+eagle, ngram+eagle and the like: one tree a step from the request's text and from a model.
 
 The text's continuations and the model's tree are merged by their paths. What the sources say of a candidate becomes the
-chance that it is accepted, by what became of the request's earlier candidates (speculate/acceptance.py). The likeliest
+chance that it is accepted, by what became of the request's earlier candidates (sizing/acceptance.py). The likeliest
 paths are the tree. Where the text is so sure that the model would bring less than its passes cost, the model does not
 run: its next pass is fed what it missed. Deterministic: q is a point mass, whatever a node's source.
 
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from specscope.speculate.acceptance import PRIOR, CandidateHistory
-from specscope.speculate.budget import Budget, Doubles, share_out
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
 from specscope.speculate.drafters.candidates import Candidates
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.suffix import SuffixDrafter
+from specscope.speculate.sizing.acceptance import PRIOR, CandidateHistory, Doubles
+from specscope.speculate.sizing.budget import Budget, share_out
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.method import MODEL, MethodNotes
 from specscope.trace.record.records import Phase, Verdict

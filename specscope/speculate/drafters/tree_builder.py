@@ -12,11 +12,12 @@ from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.budget import Budget, Doubles, share_out
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.draws import draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities
+from specscope.speculate.sizing.acceptance import Doubles
+from specscope.speculate.sizing.budget import Budget, share_out
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.record.coins import Stream, coins

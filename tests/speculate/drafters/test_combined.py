@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from specscope import Engine, SamplingParams
 from specscope.engine.config import COMBINED, EngineConfig
 from specscope.errors import UserError
-from specscope.speculate.acceptance import CandidateHistory
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.candidates import WORTH, Candidates
 from specscope.speculate.drafters.combined import model_of
+from specscope.speculate.sizing.acceptance import CandidateHistory
+from specscope.trace.costs import CostPoint
 from specscope.trace.record.method import BOTH, MODEL, TEXT, MethodNotes
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import ROOT, DraftTree
@@ -239,7 +240,8 @@ def test_going_back_to_steps_that_looked_nowhere_brings_the_same_trees_and_count
     """Where no draft pays the text is looked into less often, and learns in between all the same."""
     how = {"target": str(deep), "dtype": "float32", "kv_memory": 0.01, "draft_model": head, "costs": COSTS}
     engine = Engine(drafter="suffix+eagle", tree="dynamic:8,depth=2", adaptive=True, **how)
-    engine.sizer.costs = replace(engine.sizer.costs, first=9.0)  # so that the head never drafts
+    dear = (CostPoint(1, 9.0, 9.0, 9.0),)  # so that the head never drafts
+    engine.sizer.costs = replace(engine.sizer.costs, first=dear)
     engine.keep_timeline()
     engine.add([1, 2, 3, 4, 9, 8, 1, 2], SamplingParams(max_tokens=60, temperature=1.0, seed=2), name="r")
 

@@ -9,23 +9,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.adaptive import SIBLINGS, BudgetOutcome, Learned, Sizer
-from specscope.speculate.budget import EDGES, FREE, Budget, Curve
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, StaticTreeBuilder
+from specscope.speculate.sizing.acceptance import EDGES, Curve
+from specscope.speculate.sizing.budget import FREE, Budget
+from specscope.speculate.sizing.sizer import DRAWS, BudgetOutcome, Learned, Sizer
 from specscope.trace.plan import DynamicPlan, StaticPlan
 from specscope.trace.record.notes import DraftNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn, TreeShape
-from tests.speculate.test_adaptive import costs
+from tests.speculate.sizing.test_sizer import costs
 from tests.speculate.verify.enumeration import Model, emitted, sampled_children, variation
 from tests.speculate.verify.test_oracle import coin_outcomes
 
 NO_SCORES = np.zeros(0)
-CURVES = tuple(Curve(rates) for rates in SIBLINGS)
+CURVES = tuple(Curve(rates) for rates in DRAWS)
 
 
 def budget(nodes, depth, row=0.15, a_pass=0.1):
@@ -238,11 +239,11 @@ def test_a_kind_that_was_not_seen_for_long_is_tried_again():
     kind = Learned().draws[0]
     for _ in range(100):  # which never succeeded
         kind.add(np.log([0.35]), np.array([], np.int64))
-    assert kind.curve_from(SIBLINGS[0]).rates[np.searchsorted(EDGES, 0.35)] < 0.01
+    assert kind.curve(rises=False).rates[np.searchsorted(EDGES, 0.35)] < 0.01
     for _ in range(6000):
         kind.add(np.log([0.93]), np.array([0]))
-    rates = kind.curve_from(SIBLINGS[0]).rates
-    assert rates[:-4] == pytest.approx(SIBLINGS[0][:-4], abs=1e-3)
+    rates = kind.curve(rises=False).rates
+    assert rates[:-4] == pytest.approx(DRAWS[0][:-4], abs=1e-3)
     assert rates[np.searchsorted(EDGES, 0.93)] == pytest.approx(1.0, abs=1e-2)
 
 

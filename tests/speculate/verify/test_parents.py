@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from specscope.engine.engine import Engine
-from specscope.speculate.adaptive import Sizer
 from specscope.speculate.sampling import distributions
+from specscope.speculate.sizing.sizer import Sizer
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT, Drawn

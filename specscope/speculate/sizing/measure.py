@@ -18,11 +18,10 @@ from torch import Tensor
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, OutOfBlocksError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.budget import Budget
-from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Context, Draft, Drafter
+from specscope.speculate.sizing.budget import Budget
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.costs import CostPoint, rising
+from specscope.trace.costs import CostPoint, Costs, rising
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import DraftTree
@@ -148,12 +147,14 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
         curves.append(_curve(size, {rows: steps[rows, size] for rows, of in steps if of == size}, least))
     alone = {rows: seconds for (rows, size), seconds in steps.items() if size == 1}
     later = {top * size: _later(drafts, size) for size in sorted({1, batch})}
+    first = [_point(1, drafts[1, 1])]
+    if batch > 1:
+        added = (batch - 1) * _further(drafts[1, batch], drafts[1, 1], others)
+        first.append(replace(_point(batch, drafts[1, batch]), seconds=rounded(first[0].seconds + added)))
     return Costs(
         about=dict(about),
-        step=rising([_point(rows, seconds) for rows, seconds in alone.items()]),
-        batches=tuple(curves),
-        first=rounded(usual(drafts[1, 1])),
-        first_request=_further(drafts[1, batch], drafts[1, 1], others),
+        steps=(rising([_point(rows, seconds) for rows, seconds in alone.items()]), *curves),
+        first=tuple(first),
         passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
         quiet=is_quiet(steps.values(), neighbours.busy(), torch.get_num_threads()),
     )

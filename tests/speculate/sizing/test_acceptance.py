@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.acceptance import (
+from specscope.speculate.sizing.acceptance import (
     KINDS,
     MODEL_LEVELS,
     OTHERS,

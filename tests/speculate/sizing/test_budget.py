@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.budget import MIDDLES, Budget, Curve, share_out
+from specscope.speculate.sizing.acceptance import MIDDLES, Curve
+from specscope.speculate.sizing.budget import Budget, share_out
 
 scores = st.lists(st.floats(-8, 0), max_size=20).map(lambda xs: sorted(xs, reverse=True))
 

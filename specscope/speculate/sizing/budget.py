@@ -6,27 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specscope.speculate.acceptance import PRIOR
-
-Doubles = NDArray[np.float64]
-# Probabilities of a path, between which nodes are counted together.
-EDGES = np.array([0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
-MIDDLES = (np.concatenate([[0.0], EDGES]) + np.concatenate([EDGES, [1.0]])) / 2
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Acceptance by the drafter's probability: of a path, or of the likeliest token where draws are counted."""
-
-    rates: Doubles  # [bins] at MIDDLES
-
-    def at(self, scores: Sequence[float]) -> Doubles:
-        """The probability that nodes are accepted, [n], from cumulative log probabilities."""
-        found: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
-        return found
-
+from specscope.speculate.sizing.acceptance import MIDDLES, PRIOR, Curve, Doubles
 
 FREE = Curve(np.ones(len(MIDDLES)))  # all that is drafted is accepted
 NOTHING, NO_LEVELS = np.zeros(1), np.zeros(0)
@@ -44,7 +25,7 @@ class Budget:
     curve: Curve
     reason: str  # for the evidence
     together: Doubles | None = None  # [...] tokens that so many nodes of the whole batch must bring; None: nothing
-    beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (speculate/acceptance.py)
+    beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (acceptance.py)
     probe: bool = False  # whether it is there to see if drafting pays again
     # That the first, second, ... draw at a node is accepted, by the drafter's largest probability there; (): no draws,
     # but the likeliest tokens.

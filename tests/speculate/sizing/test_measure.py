@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.engine.measure import DEPTHS, ROUNDS, ROWS, Bench, batches, measure, trees_of, uneven
+from specscope.speculate.sizing.measure import DEPTHS, ROUNDS, ROWS, Bench, batches, measure, trees_of, uneven
 from specscope.trace.plan import DynamicPlan
 
 BATCH, MOST = 4, 12
@@ -52,15 +52,13 @@ def check(costs, within):
     def close(wanted):
         return pytest.approx(wanted, rel=within)
 
-    assert [point.rows for point in costs.step] == list(ROWS)
-    assert [point.seconds for point in costs.step] == [close(PLAIN + ROW * rows) for rows in ROWS]
-    assert [curve[0].rows for curve in costs.batches] == [BATCH, MOST]
+    assert [point.rows for point in costs.steps[0]] == list(ROWS)
+    assert [point.seconds for point in costs.steps[0]] == [close(PLAIN + ROW * rows) for rows in ROWS]
+    assert costs.batches == [1, BATCH, MOST]
     for batch in (1, BATCH, MOST):
         for nodes in (0, 1, 2, 7, 40):
             assert costs.step_seconds(batch + nodes, batch) == close(step_takes(batch + nodes, batch))
-        assert costs.first_tree_seconds(batch) == pytest.approx(JUMP * (batch > 1), abs=within * PLAIN)
-    assert costs.first == close(FIRST)
-    assert costs.first_request == close(FIRST_FURTHER)
+    assert [costs.first_seconds(batch) for batch in (1, 7)] == [close(FIRST), close(FIRST + 6 * FIRST_FURTHER)]
     assert [(point.rows, point.seconds) for point in costs.passes] == [(4, close(LATER)), (16, close(LATER))]
 
 
