@@ -1,6 +1,6 @@
-"""The answers as grids: cells as people read them, with the values that they are sorted by and where to look.
+"""The answers as grids: cells as people read them, with the values to sort by and where to look.
 
-The report prints them as tables; the screen lists them. Worded and formatted once, for both.
+The report prints them as tables; the screen lists them. They are worded and formatted once, for both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 
 NONE = "–"
 TOKEN, LABEL, BAR = 14, 20, 16  # characters of a cell at most
-NARROWEST = 16  # cells of words that give way
+NARROWEST = 16  # characters to which a column of words may shrink
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -75,25 +75,25 @@ def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Grid, ...]:
 
 
 def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
-    found = answers.rejections
+    rejections = answers.rejections
 
-    def row(one: RejectedToken) -> GridRow:
+    def row(entry: RejectedToken) -> GridRow:
         return _row(
             (
-                _token(vocabulary, one.token),
-                _count(one.rejected.count),
-                _count(one.rejected.total),
-                *_share(one.rejected),
-                _taken(vocabulary, one.taken),
-                _miss(one.misses, Miss.NEAR),
-                _miss(one.misses, Miss.NONSENSE),
-                (_p(one.raw_p), one.raw_p),
-                _rank(one.rank),
-                _count(one.depth),
-                (_label(one.kind), one.kind),
-                (NONE if one.position is None else f"{one.position:,.0f}", one.position),
+                _token(vocabulary, entry.token),
+                _count(entry.rejected.count),
+                _count(entry.rejected.total),
+                *_share(entry.rejected),
+                _taken(vocabulary, entry.taken),
+                _miss(entry.misses, Miss.NEAR),
+                _miss(entry.misses, Miss.NONSENSE),
+                (_p(entry.raw_p), entry.raw_p),
+                _rank(entry.rank),
+                _count(entry.depth),
+                (_label(entry.kind), entry.kind),
+                (NONE if entry.position is None else f"{entry.position:,.0f}", entry.position),
             ),
-            one.examples,
+            entry.examples,
         )
 
     columns = (
@@ -117,39 +117,39 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
         "medians; depth and kind: the commonest."
     )
     title = "Drafted tokens rejected most, and what the target took"
-    rows = tuple(map(row, found.tokens))
-    return Grid(title, columns, rows, about, found.notes, _rejected(answers), ranked=True)
+    rows = tuple(map(row, rejections.tokens))
+    return Grid(title, columns, rows, about, rejections.notes, _rejected(answers), ranked=True)
 
 
 def _rejected(answers: Answers) -> str:
-    found = answers.rejections
-    if not found.rejected.total:
+    rejections = answers.rejections
+    if not rejections.rejected.total:
         return ""
-    known = found.rejected.count - found.misses[Miss.UNKNOWN]
-    parts = [f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"]
+    known = rejections.rejected.count - rejections.misses[Miss.UNKNOWN]
+    parts = [f"{rejections.rejected.count:,} of {rejections.rejected.total:,} nodes tried were rejected"]
     if known:
-        near, nonsense = found.misses[Miss.NEAR] / known, found.misses[Miss.NONSENSE] / known
+        near, nonsense = rejections.misses[Miss.NEAR] / known, rejections.misses[Miss.NONSENSE] / known
         parts.append(f"{near:.1%} were near misses, {nonsense:.1%} nonsense")
     return "; ".join(parts)
 
 
 def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
-    found = answers.rejections
+    rejections = answers.rejections
 
-    def row(one: RejectionGroup) -> GridRow:
+    def row(group: RejectionGroup) -> GridRow:
         return _row(
             (
-                (one.by, one.by),
-                (_label(one.value), _natural(one.value)),
-                _count(one.rejected.count),
-                _count(one.rejected.total),
-                *_share(one.rejected),
-                _miss(one.misses, Miss.NEAR),
-                _miss(one.misses, Miss.NONSENSE),
-                _taken(vocabulary, (one.token,) if one.token else ()),
-                _taken(vocabulary, (one.taken,) if one.taken else ()),
+                (group.by, group.by),
+                (_label(group.value), _natural(group.value)),
+                _count(group.rejected.count),
+                _count(group.rejected.total),
+                *_share(group.rejected),
+                _miss(group.misses, Miss.NEAR),
+                _miss(group.misses, Miss.NONSENSE),
+                _taken(vocabulary, (group.token,) if group.token else ()),
+                _taken(vocabulary, (group.taken,) if group.taken else ()),
             ),
-            one.examples,
+            group.examples,
         )
 
     columns = (
@@ -168,26 +168,26 @@ def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
         "share: rejected / tried; by miss: of all rejections. position: in the output. final: the step's final token."
     )
     title = "Rejections by depth, kind, final token, position, miss"
-    rows = tuple(map(row, found.groups))
-    return Grid(title, columns, rows, about, found.notes, _rejected(answers))
+    rows = tuple(map(row, rejections.groups))
+    return Grid(title, columns, rows, about, rejections.notes, _rejected(answers))
 
 
 def _calibration(answers: Answers) -> Grid:
-    found = answers.calibration
+    calibration = answers.calibration
 
-    def row(one: Bin) -> GridRow:
+    def row(bin_: Bin) -> GridRow:
         return _row(
             (
-                (one.plotted.value, one.plotted.value),
-                (f"{one.low:.1f}–{one.high:.1f}", one.low),
-                _count(one.accepted.total),
-                (f"{one.mean:.3f}", one.mean),
-                (f"{one.target_p:.3f}", one.target_p),
-                *_share(one.accepted),
-                (NONE if one.expected is None else f"{one.expected:.1%}", one.expected),
-                (_bar(one.accepted.value or 0), one.accepted.value),
+                (bin_.plotted.value, bin_.plotted.value),
+                (f"{bin_.low:.1f}–{bin_.high:.1f}", bin_.low),
+                _count(bin_.accepted.total),
+                (f"{bin_.mean:.3f}", bin_.mean),
+                (f"{bin_.target_p:.3f}", bin_.target_p),
+                *_share(bin_.accepted),
+                (NONE if bin_.expected is None else f"{bin_.expected:.1%}", bin_.expected),
+                (_bar(bin_.accepted.value or 0), bin_.accepted.value),
             ),
-            one.examples,
+            bin_.examples,
         )
 
     columns = (
@@ -202,42 +202,42 @@ def _calibration(answers: Answers) -> Grid:
         Column("bar", 3, words=True),
     )
     about = (
-        f"of: {PLOTTED[found.curves[0].plotted]}. "
-        if len(found.curves) == 1
+        f"of: {PLOTTED[calibration.curves[0].plotted]}. "
+        if len(calibration.curves) == 1
         else "of: q of sampled nodes, else draft p. "
     ) + (
         "q, draft p, p: means. expected: mean acceptance probability. Error: how far the two "
         "means are apart, averaged over the bins. bar: the accepted share."
     )
     lines = [
-        f"{one.plotted.value}: expected calibration error {one.error:.3f}, accepted {one.accepted.value or 0:.1%}"
-        for one in found.curves
+        f"{curve.plotted.value}: expected calibration error {curve.error:.3f}, accepted {curve.accepted.value or 0:.1%}"
+        for curve in calibration.curves
     ]
-    rows = tuple(row(one) for curve in found.curves for one in curve.bins)
+    rows = tuple(row(bin_) for curve in calibration.curves for bin_ in curve.bins)
     title = "The drafter's probability against acceptance"
-    return Grid(title, columns, rows, about, found.notes, "; ".join(lines))
+    return Grid(title, columns, rows, about, calibration.notes, "; ".join(lines))
 
 
 def _conditions(answers: Answers) -> Grid:
-    found = answers.conditions
+    conditions = answers.conditions
 
-    def row(one: Bucket) -> GridRow:
-        low_high = NONE if one.interval is None else f"{one.interval[0]:.2f}–{one.interval[1]:.2f}"
+    def row(bucket: Bucket) -> GridRow:
+        low_high = NONE if bucket.interval is None else f"{bucket.interval[0]:.2f}–{bucket.interval[1]:.2f}"
         return _row(
             (
-                (one.by, one.by),
-                (one.value, _natural(one.value)),
-                _count(one.drafts),
-                (f"{one.tau:.2f}", one.tau),
-                (low_high, None if one.interval is None else one.interval[0]),
-                (f"{one.rate:.1%}", one.rate),
-                (f"{one.first.value or 0:.1%}", one.first.value),
-                (_bar((one.tau - 1) / most), one.tau),
+                (bucket.by, bucket.by),
+                (bucket.value, _natural(bucket.value)),
+                _count(bucket.drafts),
+                (f"{bucket.tau:.2f}", bucket.tau),
+                (low_high, None if bucket.interval is None else bucket.interval[0]),
+                (f"{bucket.rate:.1%}", bucket.rate),
+                (f"{bucket.first.value or 0:.1%}", bucket.first.value),
+                (_bar((bucket.tau - 1) / longest), bucket.tau),
             ),
-            one.examples,
+            bucket.examples,
         )
 
-    most = max((one.tau - 1 for one in found.buckets), default=0) or 1
+    longest = max((bucket.tau - 1 for bucket in conditions.buckets), default=0) or 1
     columns = (
         Column("by", words=True),
         Column("value", words=True),
@@ -254,23 +254,23 @@ def _conditions(answers: Answers) -> Grid:
         "the target's raw top p: at the root. bar: accepted tokens per draft."
     )
     title = "Acceptance by position, context, certainty, batch size"
-    return Grid(title, columns, tuple(map(row, found.buckets)), about, found.notes, "")
+    return Grid(title, columns, tuple(map(row, conditions.buckets)), about, conditions.notes, "")
 
 
 def _missed(answers: Answers) -> Grid:
-    found = answers.missed
+    missed = answers.missed
 
-    def row(one: Choice) -> GridRow:
+    def row(choice: Choice) -> GridRow:
         return _row(
             (
-                (one.place.value, one.place.value),
-                (PLACES[one.place], PLACES[one.place]),
-                _count(one.decisions.count),
-                *_share(one.decisions),
-                (f"{one.per_draft:.2f}", one.per_draft),
-                (_p(one.draft_p), one.draft_p),
+                (choice.place.value, choice.place.value),
+                (PLACES[choice.place], PLACES[choice.place]),
+                _count(choice.decisions.count),
+                *_share(choice.decisions),
+                (f"{choice.per_draft:.2f}", choice.per_draft),
+                (_p(choice.draft_p), choice.draft_p),
             ),
-            one.examples,
+            choice.examples,
         )
 
     columns = (
@@ -287,11 +287,11 @@ def _missed(answers: Answers) -> Grid:
         "at each. draft p: mean of the drafter's probability of the token, where it is known."
     )
     title = "Where the target's choice was"
-    return Grid(title, columns, tuple(map(row, found.choices)), about, found.notes, "")
+    return Grid(title, columns, tuple(map(row, missed.choices)), about, missed.notes, "")
 
 
 def _cells(answers: Answers) -> Grid:
-    found = answers.tree
+    tree = answers.tree
 
     def row(cell: TreeCell) -> GridRow:
         tried = Share(cell.accepted.count, cell.tried)
@@ -330,29 +330,35 @@ def _cells(answers: Answers) -> Grid:
     title = "Nodes by depth and sibling: which is not worth its row"
     named = [
         f"depth {cell.depth} sibling {cell.sibling} ({cell.accepted.count:,} of {cell.accepted.total:,} accepted)"
-        for cell in found.worst
+        for cell in tree.worst
     ]
-    few = "too few rows to name the least worth" if len(found.cells) > 1 else ""
+    few = "too few rows to name the least worth" if len(tree.cells) > 1 else ""
     summary = f"least worth their rows: {', '.join(named)}" if named else few
-    return Grid(title, columns, tuple(map(row, found.cells)), about, found.notes, summary, ranked=True)
+    return Grid(title, columns, tuple(map(row, tree.cells)), about, tree.notes, summary, ranked=True)
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[GridRow], width: int, gap: int) -> list[tuple[int, int]]:
-    """(column, its cells) of those that tell anything and have room; words are cut before a column goes."""
-    need = [max(cell_len(column.name), *(cell_len(row.cells[at]) for row in rows)) for at, column in enumerate(columns)]
+    """(column, its width) of the columns that say anything and have room; words are cut before a column goes."""
+    need = [
+        max(cell_len(column.name), *(cell_len(row.cells[index]) for row in rows))
+        for index, column in enumerate(columns)
+    ]
     least = [min(n, NARROWEST) if column.words and column.rank else n for n, column in zip(need, columns, strict=True)]
-    told = [not column.rank or any(row.cells[at] != NONE for row in rows) for at, column in enumerate(columns)]
-    kept = [at for at in range(len(columns)) if told[at]]
-    while len(kept) > 1 and sum(least[at] for at in kept) + gap * (len(kept) - 1) > width:
-        worst = max(kept, key=lambda at: columns[at].rank)
+    chosen = [
+        index
+        for index, column in enumerate(columns)
+        if not column.rank or any(row.cells[index] != NONE for row in rows)
+    ]
+    while len(chosen) > 1 and sum(least[index] for index in chosen) + gap * (len(chosen) - 1) > width:
+        worst = max(chosen, key=lambda index: columns[index].rank)
         if not columns[worst].rank:
             break
-        kept.remove(worst)
-    spare = width - sum(least[at] for at in kept) - gap * (len(kept) - 1)
-    wide = dict(zip(kept, (least[at] for at in kept), strict=True))
-    for at in kept:
-        more = max(min(need[at] - wide[at], spare), 0)
-        wide[at], spare = wide[at] + more, spare - more
+        chosen.remove(worst)
+    spare = width - sum(least[index] for index in chosen) - gap * (len(chosen) - 1)
+    wide = dict(zip(chosen, (least[index] for index in chosen), strict=True))
+    for index in chosen:
+        more = max(min(need[index] - wide[index], spare), 0)
+        wide[index], spare = wide[index] + more, spare - more
     return list(wide.items())
 
 
@@ -388,7 +394,7 @@ def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell
 
 
 def _taken(vocabulary: Vocabulary, taken: Sequence[Count]) -> Cell:
-    return ("  ".join(_token(vocabulary, one.token, one.count)[0] for one in taken) or NONE), (
+    return ("  ".join(_token(vocabulary, entry.token, entry.count)[0] for entry in taken) or NONE), (
         _token(vocabulary, taken[0].token)[0] if taken else None
     )
 
@@ -412,7 +418,7 @@ def _label(text: str) -> str:
 
 
 def _natural(text: str) -> str:
-    """To sort by: 16–31 before 128–255."""
+    """A key to sort by: 16–31 before 128–255."""
     head = text.replace(",", "").split("–")[0].split("+")[0].split(" ")[0]
     try:
         return f"{float(head):012.3f}"
