@@ -1,4 +1,4 @@
-"""What lies behind failed checks from step to step: tokens that are lost, KV that is not moved, blocks of two."""
+"""What lies behind failed checks from step to step: lost tokens, KV that is not moved, blocks of two requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def token_lost(case: Case, check: Check) -> list[Suspect]:
         if sizes:
             text = ", ".join(f"{size:+d} ({n:,})" for size, n in sizes[:3])
             lines.append(f"{plural(count, 'gap')} {kind}: {text}")
-    # Positions that are wrong in most steps: not where tokens are lost, but how positions are told
+    # Where most positions are wrong, no tokens are lost: positions are recorded wrongly
     score = CONDITION if check.failed > 0.5 * check.tested and check.tested > 4 else CERTAIN + 0.01
     return [Suspect(Cause.TOKEN_LOST, score, tuple(lines), example=check.example)]
 
@@ -42,21 +42,21 @@ def _when(visit: Visit) -> str:
 
 
 def _gap(visit: Visit) -> int:
-    """Tokens by which the step begins too far on; 0 where that is not known."""
+    """By how many tokens the step begins too late; 0 where that is not known."""
     if visit.before is None:
         return 0
-    due = visit.part.found if visit.preempted else visit.before.context_len + kept(visit.before)
+    due = visit.part.found if visit.preempted else visit.before.context_len + _added_kv(visit.before)
     return visit.part.context_len - due
 
 
-def kept(part: RequestStep) -> int:
+def _added_kv(part: RequestStep) -> int:
     """How many tokens' KV a step added: what it fed, the root, and the accepted path."""
     return part.prefill_tokens + (0 if part.verdict is None else 1 + len(part.verdict.path))
 
 
 def outputs(case: Case, check: Check) -> list[Suspect]:
     """Outputs that are not what the steps emitted: another request's, or with tokens missing."""
-    made = {name: [token for token, _ in one.output()] for name, one in case.history.requests.items()}
+    made = {name: [token for token, _ in request.output()] for name, request in case.history.requests.items()}
     swapped = 0
     for place in check.wrong.tolist():
         request = case.visits[place].request
@@ -72,19 +72,19 @@ def outputs(case: Case, check: Check) -> list[Suspect]:
 def ends(case: Case, check: Check) -> list[Suspect]:
     """Output that goes on past what ends it. One that ends too soon has no cause of its own."""
     if "after" in check.detail or "went on" in check.detail:
-        said = f"{check.detail}, and so in {counted(check)}"
-        return [Suspect(Cause.PAST_THE_END, CERTAIN, (said,), example=check.example)]
+        line = f"{check.detail}, and so in {counted(check)}"
+        return [Suspect(Cause.PAST_THE_END, CERTAIN, (line,), example=check.example)]
     return []
 
 
 def not_moved(case: Case, check: Check) -> list[Suspect]:
     """Accepted nodes whose KV stays where it lay."""
-    said = f"{check.detail}, and so in {counted(check)}"
-    return [Suspect(Cause.KV_NOT_MOVED, CERTAIN, (said,), example=check.example)]
+    line = f"{check.detail}, and so in {counted(check)}"
+    return [Suspect(Cause.KV_NOT_MOVED, CERTAIN, (line,), example=check.example)]
 
 
 def blocks(case: Case, check: Check) -> list[Suspect]:
     """KV blocks that two requests write to, or that change under a request's tokens."""
-    said = f"{check.name}: {check.detail}, and so in {counted(check)}"
-    few = check.failed <= 0.02 * len(case.visits)  # what positions that are told wrongly also give
-    return [Suspect(Cause.BLOCKS_SHARED, CERTAIN - 0.1 if few else CERTAIN + 0.02, (said,), example=check.example)]
+    line = f"{check.name}: {check.detail}, and so in {counted(check)}"
+    few = check.failed <= 0.02 * len(case.visits)  # wrongly recorded positions also give so few
+    return [Suspect(Cause.BLOCKS_SHARED, CERTAIN - 0.1 if few else CERTAIN + 0.02, (line,), example=check.example)]

@@ -1,4 +1,4 @@
-"""What an audit's differences say of the cause: where they begin, set against what each cause would make of them."""
+"""What an audit's differences say about the cause: where they begin, against where each cause would make them begin."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from specscope.trace.record.tree import ROOT
 
 Facts = dict[str, NDArray[Any]]
 Bools = NDArray[np.bool_]
-NEAR = 8  # positions: so far apart trees reach beyond the end of a table for the first time
-BEFORE = 3  # steps of a request that agree before the end of a table
-LEAST = 0.35  # of the correlation between a prediction and the differences
+NEAR = 8  # positions within which all requests first reach beyond the end of a table
+BEFORE = 3  # steps of a request that must agree before the end of a table
+LEAST = 0.35  # correlation between a prediction and the differences
 
 TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
 FINAL = ("final token", "final p")
@@ -89,48 +89,49 @@ OF_DRAFT_MODEL = (*OF_DRAFTER, Prediction(Cause.DRAFTER_KV_NOT_MOVED, *MOVED))
 
 
 def from_audit(case: Case, audit: Audit) -> list[Suspect]:
-    """Causes that fit where the models disagree with the capture."""
+    """Causes that fit the places where the models disagree with the capture."""
     target = _first(audit, TARGET)
     drafter = _first(audit, DRAFTER)
-    found: list[Suspect | None] = []
+    suspects: list[Suspect | None] = []
     if target is not None:
         facts, differs, items = onset(case, target)
-        found += [_predicted(target, one, facts, differs, items, "target") for one in OF_TARGET]
-        found.append(_rules(case, audit, target))
-        found.append(_final(case, audit))
-        found.append(_decay(case, target))
+        suspects += [_predicted(target, prediction, facts, differs, items, "target") for prediction in OF_TARGET]
+        suspects.append(_rules(case, audit, target))
+        suspects.append(_final(case, audit))
+        suspects.append(_decay(case, target))
     if drafter is not None:
         facts, differs, items = onset(case, drafter)
         eagle = case.history.run is not None and model_part(case.history.run.drafter) == "eagle"
         predictions = OF_HEAD if eagle else OF_DRAFT_MODEL
-        found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
-        found.append(_beyond(case, drafter))
-        found += [_odd_token(case, drafter), _at_another_place(case, drafter)]
-    found.append(_embedding(audit))
-    return [one for one in found if one is not None]
+        suspects += [_predicted(drafter, prediction, facts, differs, items, "drafter") for prediction in predictions]
+        suspects.append(_beyond(case, drafter))
+        suspects += [_odd_token(case, drafter), _at_another_place(case, drafter)]
+    suspects.append(_embedding(audit))
+    return [suspect for suspect in suspects if suspect is not None]
 
 
 def _embedding(audit: Audit) -> Suspect | None:
-    """A head's embedding that has nothing of the target's: it was not loaded, or is another model's."""
+    """A head's embedding that has nothing in common with the target's: not loaded, or another model's."""
     finding = audit.finding("head's embedding")
     if finding is None or finding.check.result is not CheckResult.FAILED:
         return None
-    said = f"the head's embedding and the target's have {finding.check.detail}"
-    return Suspect(Cause.HEAD_EMBEDDING, CERTAIN, (said,))
+    line = f"the head's embedding and the target's have {finding.check.detail}"
+    return Suspect(Cause.HEAD_EMBEDDING, CERTAIN, (line,))
 
 
 def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
-    """The first of some quantities that differs."""
-    all_of = (audit.finding(name) for name in names)
-    return next(
-        (one for one in all_of if one is not None and one.check.result is CheckResult.FAILED and one.items), None
-    )
+    """The first of these quantities that differs."""
+    for name in names:
+        finding = audit.finding(name)
+        if finding is not None and finding.check.result is CheckResult.FAILED and finding.items:
+            return finding
+    return None
 
 
 def onset(case: Case, finding: Finding) -> tuple[Facts, Bools, list[Reference]]:
     """The steps of each request up to the first that differs: facts of each, and whether it is that one.
 
-    What is wrong in a cache stays wrong, so that later steps tell nothing of how it began.
+    What is wrong in a cache stays wrong, so that later steps say nothing about how it began.
     """
     wrong: dict[tuple[str, int], bool] = {}
     where: dict[tuple[str, int], Reference] = {}
@@ -142,105 +143,103 @@ def onset(case: Case, finding: Finding) -> tuple[Facts, Bools, list[Reference]]:
     for (request, index), differs in wrong.items():
         if differs:
             first[request] = min(first.get(request, index), index)
-    kept = sorted(key for key in wrong if key[1] <= first.get(key[0], key[1]))
-    items = [where[key] for key in kept]
+    keys = sorted(key for key in wrong if key[1] <= first.get(key[0], key[1]))
+    items = [where[key] for key in keys]
     table = facts_table(case.history, items)
-    return {n: np.asarray(v) for n, v in table.items()}, np.array([wrong[key] for key in kept], np.bool_), items
+    return {n: np.asarray(v) for n, v in table.items()}, np.array([wrong[key] for key in keys], np.bool_), items
 
 
 def _predicted(
-    finding: Finding, one: Prediction, facts: Facts, differs: Bools, items: list[Reference], what: str
+    finding: Finding, prediction: Prediction, facts: Facts, differs: Bools, items: list[Reference], what: str
 ) -> Suspect | None:
-    """How well a cause's prediction tells where differences begin."""
+    """A cause, where its prediction fits the places at which differences begin; None where it does not."""
     try:
-        held = one.holds(facts)
+        held = prediction.holds(facts)
     except KeyError:
         return None
     a, b = int((held & differs).sum()), int((held & ~differs).sum())
     c, d = int((~held & differs).sum()), int((~held & ~differs).sum())
     agree = float(phi(np.array([a]), np.array([a + b]), a + c, a + b + c + d)[0])
     chance = log_fisher(a, b, c, d)
-    if chance > LOG_CHANCE or (agree < LEAST and c):  # what comes and goes may be at work in few of the steps that fit
+    if chance > LOG_CHANCE or (agree < LEAST and c):  # an intermittent fault is at work in few of the steps that fit
         return None
-    said = (
-        f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where {one.where}, "
+    line = (
+        f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where {prediction.where}, "
         f"in {c:,} of {c + d:,} others"
     )
     example = next((item for item, yes in zip(items, held & differs, strict=True) if yes), finding.check.example)
-    return Suspect(one.cause, CONDITION + 0.25 * agree, (said,), example=example, chance=math.exp(chance))
+    return Suspect(prediction.cause, CONDITION + 0.25 * agree, (line,), example=example, chance=math.exp(chance))
 
 
 def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
-    """p is wrong where the raw p is right: then the rules between them are, along the path where the root is right."""
+    """The sampling rules, where p is wrong and the raw p is right; those along a path, where p at the root is right."""
     ruled = (step.params is not None and (not step.params.greedy or step.params.penalised) for step in case.steps)
     if not any(ruled):
         return None
-    parts = {(step.request, step.part.index): step for step in case.steps}
     raw = [audit.finding(name) for name in ("target raw p", "target top tokens")]
-    known = [one for one in raw if one is not None and one.check.tested]
-    if not known or any(one.check.result is CheckResult.FAILED for one in known):
+    known = [finding for finding in raw if finding is not None and finding.check.tested]
+    if not known or any(finding.check.result is CheckResult.FAILED for finding in known):
         return None
-    said = [
+    lines = [
         f"p after the sampling rules differs from the model's at {target.check.failed:,} of {target.check.tested:,}, "
         f"p before them at none of {known[0].check.tested:,}"
     ]
     if target.sentence:
-        said.append(target.sentence)
+        lines.append(target.sentence)
     at_root = any(
-        wrong and one.node is not None and parts[one.request, one.index].tree.parent[one.node] == ROOT
-        for one, wrong in zip(target.items, target.differs, strict=True)
-        if (one.request, one.index) in parts
+        wrong and item.node is not None and case.by_key[item.request, item.index].tree.parent[item.node] == ROOT
+        for item, wrong in zip(target.items, target.differs, strict=True)
+        if (item.request, item.index) in case.by_key
     )
     cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
-    return Suspect(cause, CONDITION + 0.1, tuple(said), example=target.check.example)
+    return Suspect(cause, CONDITION + 0.1, tuple(lines), example=target.check.example)
 
 
 def _final(case: Case, audit: Audit) -> Suspect | None:
     """The final token is not the model's choice, though p of every drafted token is."""
     p = audit.finding("target p")
-    found = next((one for name in FINAL if (one := _first(audit, (name,))) is not None), None)
-    if found is None or p is None or p.check.result is not CheckResult.PASSED:
+    final = _first(audit, FINAL)
+    if final is None or p is None or p.check.result is not CheckResult.PASSED:
         return None
-    steps = {(step.request, step.part.index): step for step in case.steps}
-    wrong = [steps.get((one.request, one.index)) for one, off in zip(found.items, found.differs, strict=True) if off]
-    said = [
-        f"the final token is not the model's in {found.check.failed:,} of {plural(found.check.tested, 'step')}, p of "
+    items = zip(final.items, final.differs, strict=True)
+    wrong = [case.by_key.get((item.request, item.index)) for item, differs in items if differs]
+    lines = [
+        f"the final token is not the model's in {final.check.failed:,} of {plural(final.check.tested, 'step')}, p of "
         f"all {p.check.tested:,} drafted tokens is"
     ]
     above = sum(step is not None and step.part.parents is not None and _is_choice(step) for step in wrong)
     if above > 1:
-        said.append(f"it is the target's choice at another node that was tried in {above:,} of these")
+        lines.append(f"it is the target's choice at another node that was tried in {above:,} of these")
     if not above and all(step is not None and _is_off_its_path(step) for step in wrong):
-        said.append("it comes behind accepted drafts there, in requests whose rules look at the output")
-        return Suspect(Cause.RULES_OFF_PATH, CONDITION + 0.1, tuple(said), example=found.check.example)
-    return Suspect(Cause.FINAL_OTHER_NODE, CONDITION + 0.15, tuple(said), example=found.check.example)
+        lines.append("it comes behind accepted drafts there, in requests whose rules look at the output")
+        return Suspect(Cause.RULES_OFF_PATH, CONDITION + 0.1, tuple(lines), example=final.check.example)
+    return Suspect(Cause.FINAL_OTHER_NODE, CONDITION + 0.15, tuple(lines), example=final.check.example)
 
 
 def _is_off_its_path(step: Step) -> bool:
-    """Whether rules of a final token must count accepted drafts of its own step."""
+    """Whether the rules that its final token is under must count accepted drafts of the same step."""
     return step.params is not None and (step.params.penalised or step.params.limited) and len(step.verdict.path) > 0
 
 
 def _is_choice(step: Step) -> bool:
-    """Whether the final token is what the target would choose at a parent above the one that it follows."""
+    """Whether the final token is the target's choice at another tried parent than the one that it follows."""
     notes, path = step.part.parents, step.verdict.path
     leaf = int(path[-1]) if len(path) else ROOT
     return notes is not None and bool(((notes.choice == step.verdict.token) & (notes.node != leaf)).any())
 
 
 def _drafted(case: Case, finding: Finding, *, wrong: bool) -> list[tuple[Step, int]]:
-    """The nodes that differ, or that agree; of steps that differ as a whole, all their nodes."""
-    parts = {(step.request, step.part.index): step for step in case.steps}
+    """The nodes that differ (`wrong`) or agree; all nodes of a step that is compared as a whole."""
     nodes = []
     for item, differs in zip(finding.items, finding.differs, strict=True):
-        step = parts.get((item.request, item.index))
+        step = case.by_key.get((item.request, item.index))
         if step is not None and differs == wrong:
             nodes += [(step, node) for node in (range(len(step.tree)) if item.node is None else (item.node,))]
     return nodes
 
 
 def _odd_token(case: Case, finding: Finding) -> Suspect | None:
-    """One token at the nodes that differ, which is in no text: padding."""
+    """Padding: nearly all nodes that differ hold one token, which is in no text."""
     nodes = _drafted(case, finding, wrong=True)
     texts = {token for step in case.steps for token in step.text}
     odd = Counter(int(step.tree.token[node]) for step, node in nodes if int(step.tree.token[node]) not in texts)
@@ -249,13 +248,13 @@ def _odd_token(case: Case, finding: Finding) -> Suspect | None:
     token, count = odd.most_common(1)[0]
     if count < 5 or count < 0.9 * odd.total():
         return None
-    said = f"token {token}, which is in no text, is {count:,} of {plural(len(nodes), 'drafted token')} that differ"
+    line = f"token {token}, which is in no text, is {count:,} of {plural(len(nodes), 'drafted token')} that differ"
     example = next(step.reference(node) for step, node in nodes if int(step.tree.token[node]) == token)
-    return Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.03, (said,), example=example)
+    return Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.03, (line,), example=example)
 
 
 def _at_another_place(case: Case, finding: Finding) -> Suspect | None:
-    """Nodes that differ, and are the text's token one place on or before: more often than those that agree are."""
+    """Nodes that differ and are the text's token some places on or before: more often than nodes that agree are."""
     wrong, right = _drafted(case, finding, wrong=True), _drafted(case, finding, wrong=False)
     best: Suspect | None = None
     for shift in (1, -1, 2, -2):
@@ -265,62 +264,61 @@ def _at_another_place(case: Case, finding: Finding) -> Suspect | None:
             continue
         chance = tail_of_binomial(hits, total, min(share, 0.99))
         where = f"{abs(shift)} {'further on' if shift > 0 else 'before'}"
-        said = (
+        line = (
             f"drafted tokens that differ are the text's token {where} at {hits:,} of {total:,}, others at {share:.0%}"
         )
         score = CONDITION + 0.25 * hits / total
         if best is None or score > best.score:
-            best = Suspect(Cause.DRAFT_POSITION, score, (said,), example=wrong[0][0].reference(), chance=chance)
+            best = Suspect(Cause.DRAFT_POSITION, score, (line,), example=wrong[0][0].reference(), chance=chance)
     return best
 
 
 def _there(nodes: Sequence[tuple[Step, int]], shift: int) -> int:
-    """How many drafted tokens are the text's at their own depth and so many places on."""
+    """How many drafted tokens are the text's, so many places beyond their own depth."""
     return sum(
         step.token_after(int(step.tree.depth[node]) + shift) == int(step.tree.token[node]) for step, node in nodes
     )
 
 
 def _beyond(case: Case, finding: Finding) -> Suspect | None:
-    """Nearly all that lies beyond some position differs, and nothing before it: a rotary table that ends there."""
-    parts = {(step.request, step.part.index): step for step in case.steps}
+    """A rotary table that ends: nearly everything beyond some position differs, and nearly nothing before it."""
     positions, records, differs, items = [], [], [], []
     for item, wrong in zip(finding.items, finding.differs, strict=True):
-        step = parts.get((item.request, item.index))
+        step = case.by_key.get((item.request, item.index))
         if step is not None:
             depth = 0 if item.node is None else int(step.tree.depth[item.node])
             positions.append(step.part.position + depth)
             records.append(step.visit.record.step)
             differs.append(wrong)
             items.append(item)
-    at, wrongs = np.array(positions), np.array(differs, np.bool_)
+    places, wrongs = np.array(positions), np.array(differs, np.bool_)
     if wrongs.all() or not wrongs.any():
         return None
-    edge, held, agree = _edge(at, wrongs)
+    edge, held, agree = _edge(places, wrongs)
     a, b = int((held & wrongs).sum()), int(held.sum())
     c, d = int((~held & wrongs).sum()), int((~held).sum())
     in_time, _, as_well = _edge(np.array(records), wrongs)
     requests = len({item.request for item, yes in zip(items, held & wrongs, strict=True) if yes})
-    if requests < 3 or d < 30 or agree < 0.8 or not _begins_at_one_place(items, at, wrongs):
+    if requests < 3 or d < 30 or agree < 0.8 or not _begins_at_one_place(items, places, wrongs):
         return None
     against = (f"it differs from engine step {in_time:,} on as clearly",) if as_well > agree - 0.05 else ()
-    said = (
+    line = (
         f"the drafter differs from the model at {a:,} of {plural(b, 'node')} from position {edge:,} on, at {c:,} of "
         f"{d:,} before it, in {plural(requests, 'request')}"
     )
     example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
     score = CONDITION - 0.1 if against else CERTAIN - 0.03
-    return Suspect(Cause.DRAFTER_ROTARY, score, (said,), against, example)
+    return Suspect(Cause.DRAFTER_ROTARY, score, (line,), against, example)
 
 
-def _begins_at_one_place(items: Sequence[Reference], at: NDArray[np.int_], wrong: Bools) -> bool:
-    """Whether requests that agree at first differ from the same position on, and not each from one of its own.
+def _begins_at_one_place(items: Sequence[Reference], positions: NDArray[np.int_], wrong: Bools) -> bool:
+    """Whether requests that agree at first all differ from the same position on, and not each from its own.
 
-    Prompts of one length let every first step end at one position: fewer than `BEFORE` steps that agree tell nothing.
+    Where all prompts have one length, the first steps of all end at one position: so `BEFORE` steps must agree first.
     """
     first: dict[str, int] = {}
     agreed: dict[str, set[int]] = {}
-    for item, position, differs in zip(items, at.tolist(), wrong.tolist(), strict=True):
+    for item, position, differs in zip(items, positions.tolist(), wrong.tolist(), strict=True):
         if differs:
             first[item.request] = min(first.get(item.request, position), position)
         else:
@@ -329,16 +327,16 @@ def _begins_at_one_place(items: Sequence[Reference], at: NDArray[np.int_], wrong
     return len(begins) >= 3 and max(begins) - min(begins) <= NEAR
 
 
-def _edge(at: NDArray[np.int_], wrong: Bools) -> tuple[int, Bools, float]:
-    """Where nearly all that differs begins, what lies beyond, and how well that tells what differs (phi)."""
-    edge = int(np.quantile(at[wrong], 0.002))
-    held = at >= edge
+def _edge(positions: NDArray[np.int_], wrong: Bools) -> tuple[int, Bools, float]:
+    """The position from which nearly all differs, what lies beyond it, and how well that tells what differs (phi)."""
+    edge = int(np.quantile(positions[wrong], 0.002))
+    held = positions >= edge
     inside, beyond = int((held & wrong).sum()), int(held.sum())
-    return edge, held, float(phi(np.array([inside]), np.array([beyond]), int(wrong.sum()), len(at))[0])
+    return edge, held, float(phi(np.array([inside]), np.array([beyond]), int(wrong.sum()), len(positions))[0])
 
 
 def _decay(case: Case, finding: Finding) -> Suspect | None:
-    """Requests that came before some engine step agree throughout; those after it differ from their beginning on."""
+    """Requests that began before some engine step agree throughout; those that began after it differ from the start."""
     began: dict[str, int] = {}
     for visit in case.visits:
         began.setdefault(visit.request.id, visit.record.step)
@@ -359,9 +357,9 @@ def _decay(case: Case, finding: Finding) -> Suspect | None:
     if d < 3 or log_fisher(a, b, 0, d) > LOG_CHANCE:
         return None
     step = began[names[edge]]
-    said = (
+    line = (
         f"{d:,} requests that began before engine step {step:,} agree with the model, {a:,} of {a + b:,} that began "
         "later do not"
     )
     chance = math.exp(log_fisher(a, b, 0, d))
-    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (said,), example=first[names[edge]], chance=chance)
+    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (line,), example=first[names[edge]], chance=chance)

@@ -1,4 +1,4 @@
-"""What the decoded text says of drafts: that one token stands for another, or that they are another request's."""
+"""What the decoded text says about drafts: that one token stands for another, or that they are another request's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Suspect
 from specscope.analyze.diagnose.rates import Rate, chance_of, z_between
 from specscope.analyze.findings import CheckResult, Reference
 
-LEAST = 40  # drafted tokens: fewer say little
+LEAST = 40  # drafted tokens: fewer prove little
 SIGMAS = 5.0
 
 
 def vocabulary_map(case: Case) -> Suspect | None:
-    """The text's token follows from the drafted one, but is another: a map that is wrong, token by token.
+    """The text's token follows from the drafted one but is a different one: a wrong map, token by token.
 
-    What each drafted token stands for is learnt from every other request and tested on the rest.
+    What each drafted token stands for is learnt from one half of the requests and tested on the other.
     """
     in_place = case.checks.get("drafts in place")
     if not case.is_model or (in_place is not None and in_place.result is CheckResult.FAILED):
@@ -45,7 +45,7 @@ def vocabulary_map(case: Case) -> Suspect | None:
     if as_map.total < LEAST or as_map.share < 2 * as_is.share or as_map.share < 0.5:
         return None
     if len(set(known.values())) < 0.75 * len(known) or len(known) < 5:
-        return None  # a map gives each token another one; a weak drafter's drafts are all followed by what is common
+        return None  # a map gives each token one of its own; a weak drafter's drafts are all followed by common tokens
     z = z_between(as_map, as_is)
     if z < SIGMAS:
         return None
@@ -60,7 +60,7 @@ def vocabulary_map(case: Case) -> Suspect | None:
 
 def other_requests_text(case: Case) -> Suspect | None:
     """Drafts that continue another request's text in the same batch, and not their own."""
-    own, others, example = Rate(), Rate(), None
+    own_text, other_text, example = Rate(), Rate(), None
     batches: dict[int, list[Step]] = {}
     for step in case.drafting:
         batches.setdefault(step.visit.record.step, []).append(step)
@@ -73,23 +73,23 @@ def other_requests_text(case: Case) -> Suspect | None:
             if not hits:
                 continue
             mine = sum(step.token_after(depth) == token for depth, token in chain)
-            own.add(step.request, mine, len(chain))
-            others.add(step.request, max(hits), len(chain))
+            own_text.add(step.request, mine, len(chain))
+            other_text.add(step.request, max(hits), len(chain))
             if max(hits) > mine:
                 example = example or step.reference()
-    z = z_between(others, own)
-    if own.total < 30 or z < SIGMAS or others.share < max(3 * own.share, 0.25):
+    z = z_between(other_text, own_text)
+    if own_text.total < 30 or z < SIGMAS or other_text.share < max(3 * own_text.share, 0.25):
         return None
-    said = f"a drafted token is another request's next one in {others}, its own request's in {own}"
-    score = CONDITION + 0.25 * min(others.share / 0.5, 1.0)
-    lines = (said, f"{z:.0f} standard errors apart")
+    line = f"a drafted token is another request's next one in {other_text}, its own request's in {own_text}"
+    score = CONDITION + 0.25 * min(other_text.share / 0.5, 1.0)
+    lines = (line, f"{z:.0f} standard errors apart")
     return Suspect(Cause.ROWS_SWAPPED, score, lines, example=example, chance=chance_of(z))
 
 
 def verdict_late(case: Case) -> Suspect | None:
-    """Verdicts whose numbers are those of the request's step before, more often than chance gives such.
+    """Verdicts whose numbers are those of the request's step before, more often than by chance.
 
-    How often chance does is read from the run itself: how often a verdict is that of another request's step.
+    How often chance does this is read from the run itself: how often a verdict is that of another request's step.
     """
     same, total, example = 0, 0, None
     alike = pairs = 0
@@ -110,23 +110,23 @@ def verdict_late(case: Case) -> Suspect | None:
     chance = tail_of_binomial(same, total, (alike + 1) / (pairs + 2))
     if chance > CHANCE:
         return None
-    said = f"the verdict is the request's last one, number by number, in {same:,} of {total:,} steps"
+    line = f"the verdict is the request's last one, number by number, in {same:,} of {total:,} steps"
     by_chance = f"another request's step has the same verdict in {alike:,} of {pairs:,} pairs"
-    return Suspect(Cause.VERDICT_LATE, CONDITION, (said, by_chance), example=example, chance=chance)
+    return Suspect(Cause.VERDICT_LATE, CONDITION, (line, by_chance), example=example, chance=chance)
 
 
-def _comparable(one: Step, other: Step) -> bool:
-    return len(one.tree) == len(other.tree) and len(one.tree) >= 2
+def _comparable(step: Step, other: Step) -> bool:
+    return len(step.tree) == len(other.tree) and len(step.tree) >= 2
 
 
-def _same_verdict(one: Step, other: Step) -> bool:
-    first, second = one.verdict, other.verdict
+def _same_verdict(step: Step, other: Step) -> bool:
+    first, second = step.verdict, other.verdict
     numbers = ((v.coin.tolist(), v.p.tolist(), v.final_coin, v.token) for v in (first, second))
     return len({str(figures) for figures in numbers}) == 1
 
 
 def tail_of_binomial(hits: int, total: int, share: float) -> float:
-    """How often so many hits or more come of `total` trials of that chance, at most (Chernoff)."""
+    """An upper bound (Chernoff's) on the chance of so many hits or more in `total` trials of chance `share`."""
     mean = hits / total
     if mean <= share:
         return 1.0

@@ -22,7 +22,7 @@ from specscope.trace.record.tree import ROOT, DraftTree
 
 @dataclass(frozen=True)
 class Trials:
-    """The children of one node that were tried, in the order in which they were."""
+    """The children of one node that were tried, in the order of their trials."""
 
     parent: int
     nodes: tuple[int, ...]
@@ -55,6 +55,11 @@ class Step:
         return self.visit.request.id
 
     @property
+    def key(self) -> tuple[str, int]:
+        """The request's id and the step's number in it."""
+        return self.request, self.part.index
+
+    @property
     def is_sampled(self) -> bool:
         """Whether drafts were drawn from a recorded q."""
         return self.tree.is_sampled
@@ -70,7 +75,7 @@ class Step:
 
     @property
     def rejected_last(self) -> tuple[int, ...]:
-        """The children that were all rejected, where the final token was drawn from what was left of p."""
+        """The rejected children at whose place the final token was recovered; empty where it was not."""
         if self.verdict.kind is not FinalKind.RECOVERED or not self.trials:
             return ()
         last = self.trials[-1].nodes
@@ -78,7 +83,7 @@ class Step:
 
     @property
     def preceded(self) -> Preceded | None:
-        """What came before it; worked out where the capture does not say."""
+        """What came before it; derived where the capture does not say."""
         return self.visit.preceded
 
     def reference(self, node: int | None = None) -> Reference:
@@ -87,21 +92,21 @@ class Step:
 
     def token_after(self, depth: int) -> int | None:
         """The text's token at a depth below the root, the first at 1; None past its end."""
-        at = self.after + depth - 1
-        return self.text[at] if 0 <= at < len(self.text) else None
+        place = self.after + depth - 1
+        return self.text[place] if 0 <= place < len(self.text) else None
 
     def top_of(self, parent: int) -> int | None:
         """The place of a parent in the step's ParentNotes; None where it is not there."""
         notes = self.part.parents
         if notes is None:
             return None
-        found = np.flatnonzero(notes.node == parent)
-        return int(found[0]) if len(found) else None
+        matches = np.flatnonzero(notes.node == parent)
+        return int(matches[0]) if len(matches) else None
 
 
 @dataclass(frozen=True)
 class Case:
-    """All that is known of a run. `visits` holds prefill chunks too."""
+    """All that is known about a run. `visits` holds prefill chunks too."""
 
     history: History
     visits: tuple[Visit, ...]
@@ -110,7 +115,7 @@ class Case:
 
     @staticmethod
     def of(history: History, trial: Trial | None = None) -> Case:
-        """Lay a run out. `trial`: verify's, where it has been made."""
+        """Lay a run out. `trial`: verify's, where there is one already."""
         every = tuple(visits(history))
         return Case(history, every, tuple(_steps(history, every)), trial or judge(history, source=""))
 
@@ -124,14 +129,15 @@ class Case:
         """Of verify, by name."""
         return {check.name: check for check in self.trial.checks}
 
-    def at(self, step: int) -> Step | None:
+    def step_at(self, step: int) -> Step | None:
         """The decode step of that number in the evidence; None where its outcome was forced."""
         where = self.evidence.at_step(step)
-        return self._by_place.get((where.request, where.index))
+        return self.by_key.get((where.request, where.index))
 
     @cached_property
-    def _by_place(self) -> dict[tuple[str, int], Step]:
-        return {(step.request, step.part.index): step for step in self.steps}
+    def by_key(self) -> dict[tuple[str, int], Step]:
+        """The steps by request and number."""
+        return {step.key: step for step in self.steps}
 
     @property
     def drafting(self) -> list[Step]:
@@ -177,7 +183,7 @@ def _steps(history: History, every: Sequence[Visit]) -> Iterator[Step]:
 
 
 def path_of_firsts(step: Step) -> list[int]:
-    """The nodes from the root down that are first children: the chain that the drafter believes in most."""
+    """The nodes that are first children all the way from the root: the chain that the drafter thinks likeliest."""
     path, node = [], ROOT
     while children := step.tree.children(node):
         node = children[0]

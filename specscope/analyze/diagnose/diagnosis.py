@@ -11,13 +11,13 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit, Reference
 from specscope.trace.record.vocabulary import shell_word
 
-# How sure a suspect is by itself. How much of what failed it explains then moves it up or down.
-CERTAIN = 0.95  # a right engine cannot do this, and nothing else does
+# How sure a suspect is by itself; how much of what failed it explains then moves it up or down.
+CERTAIN = 0.95  # a correct engine cannot do this, and no other fault does
 RERUN = 0.85  # computed again with this mistake, the recorded figures come out
-CONDITION = 0.7  # what differs, differs where this cause would make it differ
+CONDITION = 0.7  # the differences are where this cause would put them
 STATISTICAL = 0.5  # more than chance allows
 REMARK = 0.2  # an explanation in which nothing is wrong
-CHANCE = 1e-3 / len(Cause)  # evidence that chance gives more often than this names nothing: 1 in 1,000 over all causes
+CHANCE = 1e-3 / len(Cause)  # evidence likelier than this by chance names no cause: 1 in 1,000 over all causes
 LOG_CHANCE = math.log(CHANCE)
 
 
@@ -30,7 +30,7 @@ class Suspect:
     for_: tuple[str, ...]  # the figures that speak for it, in lines
     against: tuple[str, ...] = ()
     example: Reference | None = None
-    explained: int | None = None  # of the check that it explains, how many of those that failed; None: all
+    explained: int | None = None  # how many failures of the check it explains; None: all
     explains: Mapping[str, float] = field(default_factory=dict)  # by check, the share that it explains where not all
     chance: float | None = None  # how often chance gives such evidence; None where chance has no part in it
     rerun: bool = False  # whether something was computed again under this very mistake, and came out as recorded
@@ -40,7 +40,7 @@ class Suspect:
         return f"specscope report {shell_word(source)}" if self.example is None else self.example.command(source)
 
     def covers(self, check: str) -> float:
-        """Which share of a failed check it explains."""
+        """The share of a failed check that it explains."""
         return self.explains.get(check, 1.0) if check in self.cause.follows else 0.0
 
     def to_dict(self, source: str) -> dict[str, Any]:
@@ -64,12 +64,12 @@ class Diagnosis:
     """The faults of a run, the most likely first; what is wrong and no fault explains; and remarks."""
 
     suspects: tuple[Suspect, ...]  # faults
-    unexplained: tuple[str, ...] = ()  # what is wrong by verify, audit or compare and follows from none of them
+    unexplained: tuple[str, ...] = ()  # what verify, audit or compare found wrong and no fault explains
     looked_at: tuple[str, ...] = ()  # what could be run: the capture, verify, audit, ...
     left_out: tuple[str, ...] = field(default=())  # what was asked for and could not be judged, and why
     steps: int = 0  # decode steps that were looked at
     beside: tuple[str, ...] = ()  # what differs from a good capture, where there is one
-    remarks: tuple[Suspect, ...] = ()  # explanations without a fault, and what acceptance alone speaks for
+    remarks: tuple[Suspect, ...] = ()  # explanations without a fault, and causes that only text or acceptance suggests
     declined: tuple[str, ...] = ()  # what the user told it to leave out
 
     @property

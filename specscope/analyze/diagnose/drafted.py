@@ -21,11 +21,11 @@ from specscope.trace.record.records import Preceded
 from specscope.trace.record.tree import Bools, Doubles
 
 GRID = np.exp(np.linspace(math.log(0.2), math.log(5.0), 322))  # temperatures, 1 % apart
-MOST = 2000  # nodes whose q is explained
+MOST = 2000  # nodes whose q is looked at
 
 
 def in_place(case: Case, check: Check) -> list[Suspect]:
-    """Drafts that are right at another place than their own."""
+    """Drafts that are right, but at another place than their own."""
     z = check.statistic or 0.0
     lines = (check.detail, f"{z:.0f} standard errors apart")
     return [Suspect(Cause.DRAFT_POSITION, CONDITION + 0.2, lines, example=check.example, explained=check.failed)]
@@ -39,66 +39,68 @@ def placeholders(case: Case, check: Check) -> list[Suspect]:
 def outside_vocabulary(case: Case, check: Check) -> list[Suspect]:
     """Tokens that the drafter does not know: a wrong map, or padding where it is one token over and over."""
     c = case.evidence
-    token, most = Counter(c.token[check.wrong].tolist()).most_common(1)[0]
+    token, count = Counter(c.token[check.wrong].tolist()).most_common(1)[0]
     lines = [f"{counted(check)} hold tokens that the drafter does not know"]
-    if most > MOSTLY * check.failed and check.failed > 2:
-        lines.append(f"token {token} at {most:,} of these")
+    if count > MOSTLY * check.failed and check.failed > 2:
+        lines.append(f"token {token} at {count:,} of these")
         return [Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.04, tuple(lines), example=check.example)]
     return [Suspect(Cause.VOCABULARY_MAP, CONDITION + 0.2, tuple(lines), example=check.example)]
 
 
 def planned(case: Case, check: Check) -> list[Suspect]:
-    """Trees that were to be sampled and are not, or that lack nodes of their plan."""
+    """Trees that were to be sampled and were not, or that lack nodes of the plan."""
     c = case.evidence
     drawn = np.zeros(len(c), np.bool_)
     drawn[c.step[c.sampled]] = True
     lost, pruned = check.wrong[~drawn[check.wrong]], check.wrong[drawn[check.wrong]]
-    found = []
+    suspects = []
     if len(lost):
-        said = f"the tree is to be sampled, but is recorded as deterministic in {len(lost):,} of "
-        said += plural(check.tested, "step")
-        found.append(Suspect(Cause.Q_DROPPED, CERTAIN, (said,), example=c.at_step(int(lost[0])), explained=len(lost)))
+        line = f"the tree is to be sampled, but is recorded as deterministic in {len(lost):,} of "
+        line += plural(check.tested, "step")
+        suspects.append(
+            Suspect(Cause.Q_DROPPED, CERTAIN, (line,), example=c.at_step(int(lost[0])), explained=len(lost))
+        )
     if len(pruned):
         run = case.history.run
-        said = f"{len(pruned):,} of {check.tested:,} sampled trees lack nodes of the plan "
-        said += f"{'' if run is None else run.tree}, though q had tokens left"
+        line = f"{len(pruned):,} of {check.tested:,} sampled trees lack nodes of the plan "
+        line += f"{'' if run is None else run.tree}, though q had tokens left"
         example = c.at_step(int(pruned[0]))
-        found.append(Suspect(Cause.SIBLINGS_PRUNED, CERTAIN - 0.02, (said,), example=example, explained=len(pruned)))
-    return found
+        suspects.append(Suspect(Cause.SIBLINGS_PRUNED, CERTAIN - 0.02, (line,), example=example, explained=len(pruned)))
+    return suspects
 
 
 def likeliest_first(case: Case, check: Check) -> list[Suspect]:
-    """First children that are not their drafter's likeliest tokens: drawn and not said to be, or put there."""
+    """First children that are not their drafter's likeliest tokens: cut off, or drawn and recorded as deterministic."""
     c = case.evidence
     if cut := _first_tokens(c, check):
         return [cut]
     sampled = ~c.greedy[c.step[check.wrong]]
-    said = f"the first child is not the drafter's likeliest token at {counted(check)}"
+    line = f"the first child is not the drafter's likeliest token at {counted(check)}"
     if sampled.mean() > MOSTLY:
-        return [Suspect(Cause.Q_DROPPED, CONDITION, (said,), example=check.example)]
+        return [Suspect(Cause.Q_DROPPED, CONDITION, (line,), example=check.example)]
     return []
 
 
 def _first_tokens(c: Columns, check: Check) -> Suspect | None:
-    """Whether all that is drafted lies among the first tokens, and where it is wrong the likeliest does not."""
+    """Whether only the first tokens are drafted, and wherever a draft is wrong the likeliest token lies beyond them."""
     e = c.parents
-    at = e.at_row[c.row]
-    firsts = ~c.sampled & (c.sibling == 0) & (at >= 0)
+    parent = e.at_node
+    firsts = ~c.sampled & (c.sibling == 0) & (parent >= 0)
     known = int(c.token.max(initial=-1)) + 1
-    beyond = e.draft_top[at, 0] >= known
+    beyond = e.draft_top[parent, 0] >= known
     wrong = np.isin(np.arange(len(c.token)), check.wrong)
     others = int((beyond & firsts & ~wrong).sum())  # but for near ties
     if not beyond[wrong].all() or others > 0.01 * check.tested or check.failed < 5:
         return None
-    said = (
+    line = (
         f"only the first {known:,} tokens are drafted, and the likeliest lies beyond them at all {check.failed:,} "
         f"{check.unit}s where another was taken, at {others:,} of {check.tested - check.failed:,} others"
     )
-    return Suspect(Cause.DRAFT_TOKENS_CUT, CERTAIN - 0.02, (said,), example=check.example)
+    return Suspect(Cause.DRAFT_TOKENS_CUT, CERTAIN - 0.02, (line,), example=check.example)
 
 
 def sorted_siblings(case: Case, check: Check) -> list[Suspect]:
-    """Draws without replacement that come in falling order of q more often than draws do."""
+    """Siblings drawn without replacement that are in falling order of q more often than chance puts them so."""
     more = (check.bias or 0.0) > 0
     lines = (f"of two siblings the likelier one comes first {'more' if more else 'less'} often: {check.detail}",)
     score = CERTAIN - 0.01 if more and _all_falling(case.evidence) else STATISTICAL + 0.2
@@ -113,25 +115,25 @@ def _all_falling(c: Columns) -> bool:
 def fed_features(case: Case, check: Check) -> list[Suspect]:
     """Rows that fed the head: zeros, or those of the position before."""
     zeros = "zero" in check.detail
-    said = f"{check.detail}, and so with {counted(check)} that fed the head"
-    return [Suspect(Cause.FEATURES_MISSING if zeros else Cause.FEATURES_STALE, CERTAIN, (said,), example=check.example)]
+    line = f"{check.detail}, and so with {counted(check)} that fed the head"
+    return [Suspect(Cause.FEATURES_MISSING if zeros else Cause.FEATURES_STALE, CERTAIN, (line,), example=check.example)]
 
 
 def drafters_cache(case: Case, check: Check) -> list[Suspect]:
-    """A draft model that counts tokens as cached that it was not fed: how many too many, and after what?"""
+    """A draft model that counts tokens as cached that it was not fed: how many too many, and after what."""
     c = case.evidence
-    most = most_cached(c)
+    limit = most_cached(c)
     cached = np.array([-1 if visit.part.notes is None else visit.part.notes.cached for visit in c.visits], np.int64)
     batch: dict[int, list[int]] = {}
     for step, visit in enumerate(c.visits):
-        batch.setdefault(visit.record.step, []).append(int(most[step]))
+        batch.setdefault(visit.record.step, []).append(int(limit[step]))
     others = sum(int(cached[step]) in batch[c.visits[step].record.step] for step in check.wrong.tolist())
     if others > MOSTLY * check.failed and check.failed > 2:
-        said = f"{others:,} of the {check.failed:,} caches that are wrong are as long as another request's of that step"
-        return [Suspect(Cause.ROWS_SWAPPED, CERTAIN, (said,), example=check.example)]
+        line = f"{others:,} of the {check.failed:,} caches that are wrong are as long as another request's of that step"
+        return [Suspect(Cause.ROWS_SWAPPED, CERTAIN, (line,), example=check.example)]
     causes = Counter[Cause]()
     for step in check.wrong.tolist():
-        causes[_which_cache(c, step, int(cached[step] - most[step]))] += 1
+        causes[_which_cache(c, step, int(cached[step] - limit[step]))] += 1
     cause, count = causes.most_common(1)[0]
     about = {
         Cause.DRAFTER_KV_FULL: "the drafter counts the last accepted token as cached, though no pass fed it",
@@ -139,9 +141,9 @@ def drafters_cache(case: Case, check: Check) -> list[Suspect]:
         Cause.DRAFTER_KV_REWOUND: "the drafter counts tokens as cached that were rejected",
         Cause.ROWS_SWAPPED: "the drafter counts far more tokens as cached than it was fed",
     }[cause]
-    said = f"{about} in {count:,} of the {check.failed:,} steps in which it is wrong, of {check.tested:,}"
+    line = f"{about} in {count:,} of the {check.failed:,} steps in which it is wrong, of {check.tested:,}"
     score = CONDITION if cause is Cause.ROWS_SWAPPED else CERTAIN
-    return [Suspect(cause, score, (said,), example=check.example, explained=count)]
+    return [Suspect(cause, score, (line,), example=check.example, explained=count)]
 
 
 def _which_cache(c: Columns, step: int, excess: int) -> Cause:
@@ -157,8 +159,8 @@ def _which_cache(c: Columns, step: int, excess: int) -> Cause:
 def other_q(case: Case, check: Check) -> list[Suspect]:
     """q that does not follow from the drafter's raw probability at its own parent.
 
-    First it is asked whether it follows from another row: of the same step, or of the request's step before. Only then
-    for one temperature that explains every node; what it leaves is said.
+    Another row is tried first: of the same step, or of the request's step before. Then one temperature that explains
+    the nodes; the suspect says how many it explains.
     """
     c = case.evidence
     nodes = check.wrong[:: max(1, len(check.wrong) // MOST)][:MOST]
@@ -174,22 +176,22 @@ def other_q(case: Case, check: Check) -> list[Suspect]:
     if fits < MOSTLY * len(nodes):
         return []
     wanted = float(np.median(Nodes.of(c).temperature[nodes]))
-    said = (
+    line = (
         f"q is the drafter's at temperature {temperature:.2g}, the requests' is {wanted:g}: so at {fits:,} of "
         f"{plural(len(nodes), 'node')} whose q does not follow from the requests' temperature"
     )
     explained = round(check.failed * fits / len(nodes))
-    return [Suspect(Cause.Q_TEMPERATURE, CERTAIN - 0.05, (said,), example=check.example, explained=explained)]
+    return [Suspect(Cause.Q_TEMPERATURE, CERTAIN - 0.05, (line,), example=check.example, explained=explained)]
 
 
 def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:
-    """The one temperature that gives most of these nodes their q, and to how many."""
-    best, most = 1.0, -1
+    """The one temperature that gives the most of these nodes their q, and how many that is."""
+    best, count = 1.0, -1
     for temperature in GRID.tolist():
         fits = int(_within(c, nodes, temperature).sum())
-        if fits > most:
-            best, most = temperature, fits
-    return best, most
+        if fits > count:
+            best, count = temperature, fits
+    return best, count
 
 
 def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
@@ -197,18 +199,18 @@ def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
     n = Nodes.of(c)
     inside = np.zeros(len(nodes), np.bool_)
     for near in (temperature * 0.99, temperature, temperature * 1.01):
-        low, high = q_bounds(c, n, n.at[nodes], c.token[nodes], np.full(len(nodes), near), nodes)
+        low, high = q_bounds(c, n, n.parent[nodes], c.token[nodes], np.full(len(nodes), near), nodes)
         inside |= _between(c.q[nodes], low, high)
     return inside
 
 
 def _between(q: Doubles | float, low: Doubles, high: Doubles) -> Bools:
-    """Where q lies between bounds that are near each other: what leaves all open fits whatever there is."""
+    """Where q lies between bounds that are near each other: wide bounds would fit any q."""
     return np.asarray((high < 2 * low) & (q >= low * (1 - 2e-3)) & (q <= high * (1 + 2e-3)))
 
 
 def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
-    """At how many nodes q is what another parent gives the token, and at how many another parent lists it."""
+    """At how many nodes q is what another parent gives the token, out of those where another parent lists it."""
     n, e = Nodes.of(c), c.parents
     record = np.array([visit.record.step for visit in c.visits], np.int64)
     by_record: dict[int, list[int]] = {}
@@ -221,9 +223,9 @@ def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
         others = [*by_record.get(int(record[step]), ())]
         if before[step] >= 0:
             others += by_record.get(int(record[before[step]]), [])
-        at = np.array([one for one in others if one != n.at[node]], np.int64)
-        token = np.full(len(at), c.token[node])
-        listed = at[np.isfinite(e.drafters(at, token))] if len(at) else at
+        parents = np.array([other for other in others if other != n.parent[node]], np.int64)
+        token = np.full(len(parents), c.token[node])
+        listed = parents[np.isfinite(e.drafters(parents, token))] if len(parents) else parents
         if not len(listed):
             continue
         known += 1
@@ -234,7 +236,7 @@ def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
 
 
 def _steps_before(c: Columns) -> Indices:
-    """[S] the request's decode step before, -1 for none."""
+    """[S] the request's previous decode step, -1 for none."""
     last: dict[str, int] = {}
     before = np.full(len(c), -1, np.int64)
     for step, visit in enumerate(c.visits):

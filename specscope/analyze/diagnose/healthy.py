@@ -10,13 +10,13 @@ from specscope.analyze.diagnose.diagnosis import REMARK, Suspect
 from specscope.trace.history.wording import plural
 
 WEAK = 0.5  # of the first drafted tokens accepted
-HARD = 1.0  # nats: as unsure as between three tokens
-EASY = 0.75  # conditional acceptance at the deepest level: one more would gain as much of a token
+HARD = 1.0  # nats: about as unsure as between three equal tokens
+EASY = 0.75  # conditional acceptance at the deepest level: one more level would gain about as much
 FEWEST = 20  # drafts, or trials at a depth
 
 
 def weak_drafter(case: Case) -> Suspect | None:
-    """Most first drafts are rejected, and nothing says why."""
+    """Most first drafts are rejected, and the text is not known to be hard."""
     figures = case.history.acceptance
     if figures.drafts < FEWEST or not figures.conditional or figures.conditional[0] is None:
         return None
@@ -39,9 +39,9 @@ def hard_text(case: Case) -> Suspect | None:
     if entropy is None or entropy[0] <= HARD:
         return None
     nats, bound, roots = entropy
-    said = f"the entropy of the target's own distribution is {bound}{nats:.2f} nats where drafts are tried "
-    said += f"(n = {plural(roots, 'root')})"
-    return Suspect(Cause.HARD_TEXT, REMARK * min(nats / 4, 1.0), (said,))
+    line = f"the entropy of the target's own distribution is {bound}{nats:.2f} nats where drafts are tried "
+    line += f"(n = {plural(roots, 'root')})"
+    return Suspect(Cause.HARD_TEXT, REMARK * min(nats / 4, 1.0), (line,))
 
 
 def tree_too_small(case: Case) -> Suspect | None:
@@ -58,15 +58,15 @@ def tree_too_small(case: Case) -> Suspect | None:
     depth, rate = deep[-1]
     trials = figures.tried_at[depth - 1]
     last = "the last" if depth == reached else f"the deepest with {FEWEST} trials (trees reach {reached})"
-    said = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
-    return Suspect(Cause.TREE_TOO_SMALL, REMARK * rate / 2, (said,))
+    line = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
+    return Suspect(Cause.TREE_TOO_SMALL, REMARK * rate / 2, (line,))
 
 
 def _entropy(case: Case) -> tuple[float, str, int] | None:
     """Mean entropy of the target's raw distribution at the roots that were tried, in nats, with "" or "at least ".
 
-    At temperature 1 without rules it is recorded. Else the likeliest raw tokens bound it from below: they count as they
-    are, and all that they leave as one token. None where the capture does not say.
+    At temperature 1 without other rules it is recorded. Else the likeliest tokens by raw p bound it from below, with
+    the mass that they leave counted as one token. None where the capture does not say.
     """
     c = case.evidence
     e = c.parents

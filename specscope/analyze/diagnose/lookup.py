@@ -1,4 +1,4 @@
-"""Prompt lookup once more: the text alone tells what it drafts, so that each named mistake can be tried exactly."""
+"""Prompt lookup once more: what it drafts follows from the text alone, so each named mistake can be tried exactly."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from specscope.trace.record.tree import ROOT
 
 SHIFTS = (1, -1, 2, -2, 3)
 MOST = 2000  # steps that are looked up again
-FEW = 100  # of them, which tell the rule
+FEW = 100  # of them, from which the rule is found
 ENOUGH = 8  # drafted tokens that a mistake must explain
 
 Paths = frozenset[tuple[int, ...]]
 
 
 def shifted_lookup(case: Case) -> Suspect | None:
-    """Trees that are what the text gives at another place: what follows is taken too late or too early."""
+    """Trees that are what the text gives at another place: the continuation is taken too late or too early."""
     run, plan = case.history.run, case.plan
     if run is None or run.drafter != "ngram" or not isinstance(plan, StaticPlan):
         return None
     depth, width = plan.max_depth, len(plan.shape.children(ROOT))
-    every = [step for step in case.drafting if step.after > 0]
-    steps = every[:: max(1, len(every) // MOST)]
+    steps = [step for step in case.drafting if step.after > 0]
+    steps = steps[:: max(1, len(steps) // MOST)]
     if not steps:
         return None
     recorded = {id(step): _paths(step) for step in steps}
@@ -38,8 +38,8 @@ def shifted_lookup(case: Case) -> Suspect | None:
         pairs = ((step, recorded[id(step)], paths) for step, paths in drafted)
         return [step for step, there, paths in pairs if (bool(there) and there <= paths if shift else there == paths)]
 
-    told = told_rule(run.speculation)
-    rules = [Rule(*sizes) for sizes in SIZES] if told is None else [told]
+    known_rule = told_rule(run.speculation)
+    rules = [Rule(*sizes) for sizes in SIZES] if known_rule is None else [known_rule]
     few = steps[:: max(1, len(steps) // FEW)]
     right = max(rules, key=lambda rule: len(fits(few, rule, 0)))
     alike = {id(step) for step in fits(steps, right, 0)}
@@ -50,16 +50,16 @@ def shifted_lookup(case: Case) -> Suspect | None:
     if len(explained) <= 0.8 * len(wrong) or sum(len(step.tree) for step in explained) < ENOUGH:
         return None
     late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
-    said = (
+    line = (
         f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
         f"steps in which the right lookup does not; {len(steps):,} steps were looked at"
     )
-    return Suspect(Cause.DRAFT_POSITION, CERTAIN, (said,), example=explained[0].reference(), rerun=True)
+    return Suspect(Cause.DRAFT_POSITION, CERTAIN, (line,), example=explained[0].reference(), rerun=True)
 
 
-def _drafted(found: tuple[list[Step], int]) -> int:
+def _drafted(explained: tuple[list[Step], int]) -> int:
     """Tokens that are explained."""
-    return sum(len(step.tree) for step in found[0])
+    return sum(len(step.tree) for step in explained[0])
 
 
 def _paths(step: Step) -> Paths:

@@ -1,8 +1,8 @@
-"""From what failed to its causes: every failed check is explained or said to be unexplained, and faults are ranked.
+"""From failed checks to causes: every failed check is explained or reported as unexplained, and faults are ranked.
 
-verify and audit measure; nothing here measures again. A row of EXPLAINS says what the failures of a check have in
-common. What text and acceptance say speaks for a fault only where a check failed that follows from it; else it is a
-remark.
+verify and audit measure; nothing is measured again here. A function of EXPLAINS says what the failures of a check have
+in common. Evidence from the text or from acceptance counts for a fault only where a check failed that follows from it;
+otherwise it is a remark.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from specscope.trace.history.wording import plural
 
 OF_THE_DRAFTER = (Cause.DRAFTER_KV_FULL, Cause.DRAFTER_KV_PREEMPTION, Cause.DRAFTER_ROTARY, Cause.VOCABULARY_MAP)
 OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)
-NAMED = 0.15  # a fault that explains less of what failed than this, with its certainty, is not named
-NEAR = 0.04  # of the best one's score: such others are shown, though they explain nothing more
-WHOLE = 0.995  # of a failed check: what is explained so far is explained
+NAMED = 0.15  # a fault whose score, by certainty and by how much it explains, is lower is not named
+NEAR = 0.04  # within this of the best score others are named too, though they explain nothing more
+WHOLE = 0.995  # of a failed check: so much explained counts as all of it
 
 Explanation = Callable[[Case, Check], list[Suspect]]
 EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
@@ -74,7 +74,7 @@ EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
     "order of siblings": drafted.sorted_siblings,
 }
 Hypothesis = Callable[[Case], Suspect | None]
-BY_TEXT: tuple[Hypothesis, ...] = (  # that no single check asks
+BY_TEXT: tuple[Hypothesis, ...] = (  # questions that no single check asks
     lookup.shifted_lookup,
     by_text.other_requests_text,
     by_text.vocabulary_map,
@@ -95,7 +95,7 @@ class Failure:
 
     judge: str
     check: Check
-    line: str  # what it found, for people
+    line: str  # what it found, in words
 
     @property
     def weight(self) -> float:
@@ -116,7 +116,7 @@ def diagnose(
 ) -> Diagnosis:
     """Name and rank the causes of what is wrong in a run.
 
-    `compare`: a good run (its side A) beside this one; `again`: what models say that were run under named mistakes.
+    `compare`: a good run (its side A) beside this one; `again`: what the models say, run again under named mistakes.
     """
     case = Case.of(history, verify)
     problems = list(left_out)
@@ -142,7 +142,7 @@ def diagnose(
 
 
 def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect]:
-    """What explains the failed checks, and what else speaks for a cause. One that cannot be asked ends no other."""
+    """What explains the failed checks, and what else speaks for a cause. A question that fails stops no other."""
     suspects: list[Suspect] = []
     for check in case.trial.failed if case.steps else ():
         explain = EXPLAINS.get(check.name)
@@ -167,7 +167,7 @@ def _as_list(ask: Hypothesis, case: Case) -> list[Suspect]:
 
 
 def _guarded(name: str, ask: Callable[[], list[Suspect]], problems: list[str]) -> list[Suspect]:
-    """A capture may hold anything: a question that fails is said to have failed, and the others are asked."""
+    """The answer; where the question fails, as on a damaged capture, that is noted in `problems`."""
     try:
         return ask()
     except (ArithmeticError, LookupError, ValueError, TypeError, AssertionError) as error:
@@ -180,8 +180,10 @@ def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
     failures = [
         Failure("verify", check, f"verify, {check.name}: {check.detail or check.about}") for check in case.trial.failed
     ]
-    differing = [] if audit is None else [one for one in audit.findings if one.check.result is CheckResult.FAILED]
-    return failures + [Failure("audit", finding.check, f"audit: {finding.sentence}") for finding in differing]
+    if audit is not None:
+        wrong = [finding for finding in audit.findings if finding.check.result is CheckResult.FAILED]
+        failures += [Failure("audit", finding.check, f"audit: {finding.sentence}") for finding in wrong]
+    return failures
 
 
 def settled(
@@ -189,8 +191,8 @@ def settled(
 ) -> tuple[list[Suspect], list[Suspect]]:
     """Faults, ranked by how sure they are and how much they explain; and remarks.
 
-    A cause is a fault where a check failed that follows from it, or where it was computed again and came out. What
-    chance explains, and what the models speak against, is left out.
+    A cause is a fault where a check failed that follows from it, or where a rerun under it gave what was recorded.
+    Causes that chance explains, or that the models speak against, are left out.
     """
     faults, remarks = [], []
     for suspect in merged(suspects):
@@ -210,27 +212,27 @@ def settled(
 
 
 def explained_share(suspect: Suspect, failures: Sequence[Failure]) -> float:
-    """Of all that failed, each check by the share that did, how much follows from a cause: 0 to 1."""
+    """How much of all that failed, each check weighted by its failed share, follows from a cause: 0 to 1."""
     whole = sum(failure.weight for failure in failures)
     covered = sum(failure.weight * suspect.covers(failure.check.name) for failure in failures)
     return covered / whole if whole else 0.0
 
 
 def _without_followers(ranked: Sequence[Suspect], failures: Sequence[Failure]) -> list[Suspect]:
-    """Those that explain what no better one does, or that are nearly as good: the others follow from them."""
+    """Those that explain what no better one does, or score nearly the best: the others follow from them."""
     left = {failure.check.name: 1.0 for failure in failures}
-    kept: list[Suspect] = []
+    leading: list[Suspect] = []
     for suspect in ranked:
         new = [name for name, rest in left.items() if rest > 1 - WHOLE and suspect.covers(name) > 0]
-        if new or not kept or not failures or kept[0].score - suspect.score < NEAR:
-            kept.append(suspect)
+        if new or not leading or not failures or leading[0].score - suspect.score < NEAR:
+            leading.append(suspect)
         for name in new:
             left[name] = max(0.0, left[name] - suspect.covers(name))
-    return kept
+    return leading
 
 
 def _refuted(suspect: Suspect, audit: Audit | None) -> bool:
-    """Whether the models agree with all that was recorded of what the cause lies in."""
+    """Whether the models agree with everything recorded of the part, drafter or target, that the cause is in."""
     if audit is None:
         return False
     return (suspect.cause in OF_THE_DRAFTER and _agrees(audit, "drafter")) or (
@@ -240,14 +242,15 @@ def _refuted(suspect: Suspect, audit: Audit | None) -> bool:
 
 def _agrees(audit: Audit, what: str) -> bool:
     """Whether all that was compared of the target or the drafter is the model's."""
-    checks = [one.check for one in audit.findings if one.check.name.startswith(what) and one.check.tested]
+    checks = [finding.check for finding in audit.findings if finding.check.name.startswith(what)]
+    checks = [check for check in checks if check.tested]
     return bool(checks) and all(check.result is CheckResult.PASSED for check in checks)
 
 
 def merged(suspects: Iterable[Suspect]) -> list[Suspect]:
-    """One suspect a cause, the surest line first; the best first, explanations without a fault last."""
+    """One suspect for each cause, its surest lines first; faults first, the best of them leading."""
     best: dict[Cause, Suspect] = {}
-    for suspect in sorted(suspects, key=lambda one: -one.score):
+    for suspect in sorted(suspects, key=lambda suspect: -suspect.score):
         first = best.get(suspect.cause)
         if first is None:
             best[suspect.cause] = suspect
@@ -255,7 +258,7 @@ def merged(suspects: Iterable[Suspect]) -> list[Suspect]:
         explains = dict(first.explains)
         for name, share in suspect.explains.items():
             explains[name] = min(1.0, explains[name] + share) if name in explains else share
-        if first.rerun or suspect.rerun:  # the mistake itself gives what was recorded: a rough fit beside it is moot
+        if first.rerun or suspect.rerun:  # the mistake itself gives what was recorded: it explains the whole check
             explains = {}
         best[suspect.cause] = replace(
             first,
@@ -270,7 +273,7 @@ def merged(suspects: Iterable[Suspect]) -> list[Suspect]:
 
 
 def _unexplained(faults: Sequence[Suspect], failures: Sequence[Failure]) -> list[str]:
-    """What failed and follows from no fault that is named; of what follows in part, how much is left."""
+    """What failed and follows from no named fault; where a part of it does, how much is left."""
     lines = []
     for failure in failures:
         share = sum(fault.covers(failure.check.name) for fault in faults)

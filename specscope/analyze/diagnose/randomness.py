@@ -1,4 +1,4 @@
-"""What lies behind failed checks of coins and of draws: coins used twice, of the wrong key, or noise used again."""
+"""What lies behind failed checks of coins and of draws: coins used twice, coins of a wrong key, or noise used again."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ def coins_unequal(case: Case, check: Check) -> list[Suspect]:
     shared = int(tried[check.wrong].sum())
     suspects = []
     if shared:
-        said = (
+        line = (
             f"the coin that judged a draft also draws the final token in {shared:,} of {plural(check.tested, 'step')}"
         )
-        suspects.append(Suspect(Cause.NOISE_SHARED, CERTAIN, (said,), example=check.example, explained=shared))
+        suspects.append(Suspect(Cause.NOISE_SHARED, CERTAIN, (line,), example=check.example, explained=shared))
     if rest := check.failed - shared:
-        said = f"two coins of a step are the same number in {rest:,} of {plural(check.tested, 'step')}"
-        suspects.append(Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (said,), example=check.example, explained=rest))
+        line = f"two coins of a step are the same number in {rest:,} of {plural(check.tested, 'step')}"
+        suspects.append(Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (line,), example=check.example, explained=rest))
     return suspects
 
 
 def coins_of_requests(case: Case, check: Check) -> list[Suspect]:
     """Coins that another request of the same step has too."""
-    said = f"{counted(check)}: {check.detail}"
-    return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (said,), example=check.example)]
+    line = f"{counted(check)}: {check.detail}"
+    return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (line,), example=check.example)]
 
 
 def wrong_key(case: Case, check: Check) -> list[Suspect]:
     """Coins that do not follow from seed and position: computed again from other keys."""
-    steps = [step for step in map(case.at, check.wrong.tolist()[:LOOKED_AT]) if step is not None]
-    # Where most coins are right the key is: one was used twice, or set by hand, which is another check's
+    steps = [step for step in map(case.step_at, check.wrong.tolist()[:LOOKED_AT]) if step is not None]
+    # Where most of a step's coins are right, so is its key: one was used twice (another check's) or set by hand
     looked = [step for step in steps if step.params is not None and _same(step, _right) <= 0.5]
     if not looked:
         return []
-    said = f"the coins are not those of seed and position in {counted(check)}"
+    line = f"the coins are not those of seed and position in {counted(check)}"
     first = next((step.params.seed for step in case.steps if step.params is not None), 0)
     for name, (cause, key) in _keys(first).items():
         fits = sum(_fits(step, key) for step in looked)
         if fits > MOSTLY * len(looked):
-            lines = (said, f"they are {name} in {fits:,} of these")
+            lines = (line, f"they are {name} in {fits:,} of these")
             score = CERTAIN if cause is not Cause.COINS_SHARED else CERTAIN - 0.05
             return [Suspect(cause, score, lines, example=looked[0].reference())]
-    return _by_row(case, check, said) or _from_elsewhere(case, check, said)
+    return _by_row(case, check, line) or _from_elsewhere(case, check, line)
 
 
 def _keys(first: int) -> dict[str, tuple[Cause, Key]]:
-    """What coins may follow from by mistake. `first`: the seed of the first request."""
+    """The keys that coins may follow from by mistake. `first`: the seed of the first request."""
     by_batch, shared = Cause.COINS_BY_BATCH, Cause.COINS_SHARED
     return {
         "those of the request's step before": (Cause.VERDICT_LATE, _before),
@@ -98,34 +98,34 @@ def _fits(step: Step, key: Key) -> bool:
 
 
 def _same(step: Step, key: Key) -> float:
-    """Which share of the step's coins are those of a key."""
+    """The share of the step's coins that are those of a key."""
     recorded: Doubles = np.array([step.verdict.final_coin, *step.verdict.coin])
     return float((coins(*key(step), len(recorded)) == recorded).mean())
 
 
-def _by_row(case: Case, check: Check, said: str) -> list[Suspect]:
-    """Whether wrong coins lie beyond the first row of a batch, beyond chance."""
+def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
+    """Whether wrong coins lie beyond the first row of a batch more often than by chance."""
     c, wrong = case.evidence, np.isin(np.arange(len(case.evidence)), check.wrong)
     rows = np.array([visit.row > 0 for visit in c.visits], np.bool_)
     a, b = int((rows & wrong).sum()), int((rows & ~wrong).sum())
     others, right = int((~rows & wrong).sum()), int((~rows & ~wrong).sum())
     if log_fisher(a, b, others, right) > LOG_CHANCE:
         return []
-    line = (
+    detail = (
         f"{a:,} of {plural(a + b, 'step')} beyond the first row of their batch, {others:,} of {others + right:,} in it"
     )
-    return [Suspect(Cause.COINS_BY_BATCH, CONDITION, (said, line), example=check.example, chance=0.0)]
+    return [Suspect(Cause.COINS_BY_BATCH, CONDITION, (line, detail), example=check.example, chance=0.0)]
 
 
-def _from_elsewhere(case: Case, check: Check, said: str) -> list[Suspect]:
+def _from_elsewhere(case: Case, check: Check, line: str) -> list[Suspect]:
     """Whether the wrong coins are those of another step: shared between steps or requests."""
     c = case.evidence
     values, first, counts = np.unique(c.final_coin, return_index=True, return_counts=True)
     twice = {float(value) for value, count in zip(values, counts, strict=True) if count > 1 and value > 0}
     shared = sum(float(c.final_coin[step]) in twice for step in check.wrong.tolist())
     if shared > MOSTLY * check.failed and len(first):
-        line = f"{shared:,} of these have the coin of another step"
-        return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.05, (said, line), example=check.example)]
+        detail = f"{shared:,} of these have the coin of another step"
+        return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.05, (line, detail), example=check.example)]
     return []
 
 
@@ -142,12 +142,12 @@ def biased_draws(case: Case, check: Check) -> list[Suspect]:
 
 
 def coins_and_draws(case: Case, check: Check) -> list[Suspect]:
-    """Coins that hang together with what was drafted."""
-    said = f"{check.name}: {check.detail}"
-    return [Suspect(Cause.NOISE_SHARED, STATISTICAL + 0.1, (said,), example=check.example)]
+    """Coins that are correlated with what was drafted."""
+    line = f"{check.name}: {check.detail}"
+    return [Suspect(Cause.NOISE_SHARED, STATISTICAL + 0.1, (line,), example=check.example)]
 
 
 def accepted_otherwise(case: Case, check: Check) -> list[Suspect]:
     """Drafts that are accepted more often, or less, than their acceptance probabilities say."""
-    said = f"{check.name}: {check.detail}"
-    return [Suspect(Cause.AGAINST_COIN, STATISTICAL + 0.1, (said,), example=check.example)]
+    line = f"{check.name}: {check.detail}"
+    return [Suspect(Cause.AGAINST_COIN, STATISTICAL + 0.1, (line,), example=check.example)]

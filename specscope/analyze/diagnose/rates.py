@@ -1,4 +1,4 @@
-"""Shares with their errors, for text in which what is easy for one token is easy for the next."""
+"""Shares with their errors, for text in which neighbouring tokens are easy or hard together."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Rate:
     by_request: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
 
     def add(self, request: str, hit: float, weight: float = 1.0) -> None:
-        """Count one more."""
-        one = self.by_request[request]
-        one[0] += hit
-        one[1] += weight
+        """Count a hit (0 to `weight`) out of `weight`."""
+        counts = self.by_request[request]
+        counts[0] += hit
+        counts[1] += weight
 
     @property
     def hits(self) -> float:
@@ -50,11 +50,11 @@ class Rate:
         return f"{self.share:.2f} ± {Z95 * math.sqrt(self.variance):.2f} of {self.total:,.0f}" if self.total else "none"
 
 
-def z_between(one: Rate, other: Rate) -> float:
-    """How many standard errors `one` lies above `other`."""
-    if not one.total or not other.total:
+def z_between(rate: Rate, other: Rate) -> float:
+    """How many standard errors `rate` lies above `other`."""
+    if not rate.total or not other.total:
         return 0.0
-    return (one.share - other.share) / math.sqrt(one.variance + other.variance)
+    return (rate.share - other.share) / math.sqrt(rate.variance + other.variance)
 
 
 @dataclass
@@ -89,5 +89,5 @@ def share(flags: Iterable[bool]) -> float:
 
 
 def chance_of(z: float) -> float:
-    """How often chance lies so many standard errors off, on either side."""
+    """How often chance gives so many standard errors or more, on either side."""
     return math.erfc(abs(z) / math.sqrt(2))

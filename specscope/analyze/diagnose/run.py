@@ -32,7 +32,7 @@ def examine(
     warnings: Sequence[str] = (),
     progress: Progress = lambda *_: None,
 ) -> Diagnosis:
-    """Verify, audit where models are at hand, ask the models again, compare with a good run, and rank the causes.
+    """Verify, audit where models are at hand, rerun the models, compare with a good run, and rank the causes.
 
     `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out.
     """

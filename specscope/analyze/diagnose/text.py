@@ -14,35 +14,33 @@ SHOWN = 5  # suspects in full
 UNKNOWN = "Something is wrong that fits no known cause"
 
 
-def render_diagnosis(found: Diagnosis, source: str, console: Console) -> None:
+def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> None:
     """Print a diagnosis. Text of models and users is never read as markup."""
-    looked = ", ".join(found.looked_at)
+    looked = ", ".join(diagnosis.looked_at)
     console.print(
-        Text(f"{plural(found.steps, 'decode step')} of {printable(source)}; looked at: {looked}", style="dim")
+        Text(f"{plural(diagnosis.steps, 'decode step')} of {printable(source)}; looked at: {looked}", style="dim")
     )
-    for line in (*found.left_out, *found.declined):
+    for line in (*diagnosis.left_out, *diagnosis.declined):
         console.print(Text(f"! not judged: {printable(line)}", style="yellow"), soft_wrap=True)
-    for place, fault in enumerate(found.faults[:SHOWN], 1):
+    for place, fault in enumerate(diagnosis.faults[:SHOWN], 1):
         _fault(place, fault, source, console)
-    if len(found.faults) > SHOWN:
-        others = ", ".join(fault.cause.label for fault in found.faults[SHOWN:])
+    if len(diagnosis.faults) > SHOWN:
+        others = ", ".join(fault.cause.label for fault in diagnosis.faults[SHOWN:])
         console.print(Text(f"\nless likely: {others}", style="dim"))
-    if found.unexplained:
-        title = (
-            "Also wrong, and not explained by these" if found.faults else "Something is wrong that fits no known cause"
-        )
+    if diagnosis.unexplained:
+        title = "Also wrong, and not explained by these" if diagnosis.faults else UNKNOWN
         console.print(Text(f"\n{title}", style="bold red"))
-        for line in found.unexplained:
+        for line in diagnosis.unexplained:
             console.print(Padding.indent(Text(printable(line)), 2))
-    if found.beside:
+    if diagnosis.beside:
         console.print(Text("\nBeside the good capture", style="bold cyan"))
-        for line in found.beside:
+        for line in diagnosis.beside:
             console.print(Padding.indent(Text(printable(line)), 3))
-    if found.remarks:
+    if diagnosis.remarks:
         console.print(Text("\nRemarks", style="bold cyan"))
-        for remark in found.remarks:
+        for remark in diagnosis.remarks:
             _remark(remark, console)
-    console.print(_verdict(found))
+    console.print(_verdict(diagnosis))
 
 
 def _fault(place: int, fault: Suspect, source: str, console: Console) -> None:
@@ -71,15 +69,15 @@ def _evidence(suspect: Suspect, console: Console) -> None:
         console.print(Padding.indent(Text(f"+ {text}", style="green"), 3))
 
 
-def _verdict(found: Diagnosis) -> Text:
+def _verdict(diagnosis: Diagnosis) -> Text:
     """The last line: what is wrong, or what was covered and holds."""
-    if found.faults:
-        return Text(f"\nMost likely: {found.faults[0].cause.about}.", style="bold red")
-    if found.unexplained:
+    if diagnosis.faults:
+        return Text(f"\nMost likely: {diagnosis.faults[0].cause.about}.", style="bold red")
+    if diagnosis.unexplained:
         return Text("\nThe run is not consistent, and no cause is named.", style="bold red")
-    if not found.steps:
+    if not diagnosis.steps:
         return Text("\nNothing to judge: the capture has no decode step.", style="bold yellow")
-    covered = f"No fault found by {', '.join(found.looked_at[1:])} over {plural(found.steps, 'decode step')}"
-    if found.left_out or found.declined:
+    covered = f"No fault found by {', '.join(diagnosis.looked_at[1:])} over {plural(diagnosis.steps, 'decode step')}"
+    if diagnosis.left_out or diagnosis.declined:
         return Text(f"\n{covered}; what could not be judged is named above.", style="bold yellow")
     return Text(f"\n{covered}.", style="bold green")

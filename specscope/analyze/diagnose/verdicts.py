@@ -23,12 +23,12 @@ from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools
 
 CLOSE = 1e-4  # of a probability that was recorded in float32
-MOSTLY = 0.8  # of what is wrong: a pattern that holds less often is none
-ENOUGH = 3  # wrong places from which a pattern is read
+MOSTLY = 0.8  # of what is wrong: what holds less often is no pattern
+ENOUGH = 3  # wrong places: fewer show no pattern
 
 
 def ratio(case: Case, check: Check) -> list[Suspect]:
-    """Acceptance probabilities that are not min(1, p / q) of the very numbers that stand beside them."""
+    """Acceptance probabilities that are not min(1, p / q) of the p and q recorded beside them."""
     c, wrong = case.evidence, check.wrong
     lines = [f"the acceptance probability is not min(1, p / q) at {counted(check)}"]
     by_p = int((np.abs(c.accept_prob[wrong] - c.p_trial[wrong]) < CLOSE).sum())
@@ -38,7 +38,7 @@ def ratio(case: Case, check: Check) -> list[Suspect]:
 
 
 def outcomes(case: Case, check: Check) -> list[Suspect]:
-    """Accepted where the coin is not below a, or rejected where it is: a count that is off, or another test."""
+    """Accepted where the coin is not below a, or rejected where it is: a wrong count, or another test."""
     if suspects := _of_the_step_before(case, check) or other_counts(case, check):
         return suspects
     c, wrong = case.evidence, check.wrong
@@ -75,7 +75,7 @@ def paths(case: Case, check: Check) -> list[Suspect]:
 
 
 def _of_the_step_before(case: Case, check: Check) -> list[Suspect]:
-    """Steps with the count and the final token of their request's step before: by chance as often as others."""
+    """Wrong steps with the count and the final token of their request's step before, more often than other steps."""
     c = case.evidence
     wrong = set(np.unique(c.step[check.wrong]).tolist())
     last: dict[str, tuple[int, int]] = {}
@@ -96,15 +96,15 @@ def _of_the_step_before(case: Case, check: Check) -> list[Suspect]:
     chance = tail_of_binomial(hits, total, (alike + 1) / (others + 2))
     if chance > CHANCE:
         return []
-    said = (
+    line = (
         f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the final "
         f"token of their request's step before, {alike:,} of {others:,} others have"
     )
-    return [Suspect(Cause.VERDICT_LATE, CERTAIN + 0.02, (said,), example=check.example, chance=chance)]
+    return [Suspect(Cause.VERDICT_LATE, CERTAIN + 0.02, (line,), example=check.example, chance=chance)]
 
 
 def other_counts(case: Case, check: Check) -> list[Suspect]:
-    """How many drafts each wrong step accepted, against how many were judged right: another request's, or one off."""
+    """How many drafts each wrong step committed, against how many its figures accept: another request's, or one off."""
     c = case.evidence
     due, committed = judged_right(c), np.array([verdict.accepted for verdict in c.verdicts], np.int64)
     steps = np.unique(c.step[check.wrong]) if check.unit == "node" else check.wrong
@@ -117,52 +117,52 @@ def other_counts(case: Case, check: Check) -> list[Suspect]:
             by_record[visit.record.step].append(step)
     others = alone = 0
     for step in steps.tolist():
-        batch = [one for one in by_record[c.visits[step].record.step] if one != step]
+        batch = [other for other in by_record[c.visits[step].record.step] if other != step]
         alone += not batch
-        others += any(due[one] == committed[step] for one in batch)
+        others += any(due[other] == committed[step] for other in batch)
     example = c.at_step(int(steps[0]))
     total = plural(int(c.told.sum()), "step")
-    said = f"the committed path is not as long as what was judged right in {len(steps):,} of {total}"
+    line = f"the committed path is not as long as what was judged right in {len(steps):,} of {total}"
     if others == len(steps) and not alone and _as_long_by_chance(c, due, steps, by_record) < CHANCE:
-        lines = (said, f"it is as long as another request's of the same batch in {others:,} of these")
+        lines = (line, f"it is as long as another request's of the same batch in {others:,} of these")
         if swapped := _with_its_final(c, due, steps, by_record):
             more = f"and the final token is what that request's own target chooses in {swapped:,}"
             return [Suspect(Cause.ROWS_SWAPPED, CERTAIN + 0.01, (*lines, more), example=example)]
         return [Suspect(Cause.COUNTS_SWAPPED, CERTAIN + 0.01, lines, example=example)]
     off = Counter((committed[steps] - due[steps]).tolist())
-    by, most = off.most_common(1)[0]
-    if most == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
-        lines = (said, f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {most:,} of these")
+    by, count = off.most_common(1)[0]
+    if count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
+        lines = (line, f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {count:,} of these")
         return [Suspect(Cause.ACCEPTED_COUNT, CERTAIN, lines, example=example)]
     if check.name == "paths":
-        return [Suspect(Cause.ACCEPTED_COUNT, CONDITION, (said,), example=example)]
+        return [Suspect(Cause.ACCEPTED_COUNT, CONDITION, (line,), example=example)]
     return []
 
 
 def _with_its_final(c: Columns, due: Indices, steps: Indices, by_record: dict[int, list[int]]) -> int:
-    """In how many of these steps the final token is another request's too, 0 where that is not so in most."""
+    """In how many of these steps the final token too is another request's; 0 unless it is in most."""
     ends = {}  # by step: the target's choice where the path that was judged right ends, where the evidence has it
     for step in range(len(c)):
         node = next(
             (n for n in range(c.start[step], c.start[step + 1]) if c.depth[n] == due[step] and c.p[n] == 1), None
         )
         row = c.root_row[step] if node is None else c.own_row[node]
-        at = int(c.parents.at_row[row])
-        if at >= 0 and (node is not None or due[step] == 0) and c.final[step] != NO_TOKEN:
-            ends[step] = int(c.parents.choice[at])
+        parent = int(c.parents.at_row[row])
+        if parent >= 0 and (node is not None or due[step] == 0) and c.final[step] != NO_TOKEN:
+            ends[step] = int(c.parents.choice[parent])
     known = hits = 0
     for step in steps.tolist():
-        others = [ends[one] for one in by_record[c.visits[step].record.step] if one != step and one in ends]
+        others = [ends[other] for other in by_record[c.visits[step].record.step] if other != step and other in ends]
         if others and ends.get(step) not in others:
             known, hits = known + 1, hits + (int(c.final[step]) in others)
     return hits if known >= ENOUGH and hits > 0.6 * known else 0
 
 
 def _is_a_count(c: Columns, due: Indices, steps: Indices, by: int) -> bool:
-    """Whether paths that are all off by `by` speak of a count, and not of decisions that are wrong one by one.
+    """Whether paths that are all off by `by` show a wrong count, and not decisions that are wrong one by one.
 
-    A draft that is accepted wrongly is often followed by one that is right, so that the path is longer by more. One
-    that is rejected wrongly always ends it: there all that could be shorter must be.
+    A wrongly accepted draft is often followed by a right one, so that paths would be longer by more than `by`. A wrong
+    rejection always ends the path: then nearly all paths that could be shorter must be.
     """
     drafts = int((np.diff(c.start) > 0).sum())
     if by > 0:
@@ -176,7 +176,7 @@ def judged_right(c: Columns) -> Indices:
     greedy = c.greedy[c.step]
     q = np.where(c.sampled & ~c.by_rule.match[c.step], c.q, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        first = (c.sibling == 0) & (q > 0) & (c.coin < c.p / q)  # known of nodes too that were not tried
+        first = (c.sibling == 0) & (q > 0) & (c.coin < c.p / q)  # known for untried nodes too
     by_coin = np.where(c.tried, c.coin < c.accept_prob, first)
     fits: Bools = np.where(greedy, c.p == 1, np.where(c.coin > 0, by_coin, c.accepted))
     reached = fits.copy()
@@ -189,10 +189,11 @@ def judged_right(c: Columns) -> Indices:
 
 
 def _as_long_by_chance(c: Columns, due: Indices, steps: Indices, by_record: dict[int, list[int]]) -> float:
-    """How often counts that are wrong otherwise would all be another request's: each is one of as many as it may be."""
+    """How often wrong counts would all be another request's by chance, each being any count that its tree allows."""
     chance = 1.0
     for step in steps.tolist():
-        others = {int(due[one]) for one in by_record[c.visits[step].record.step] if one != step} - {int(due[step])}
+        batch = by_record[c.visits[step].record.step]
+        others = {int(due[other]) for other in batch if other != step} - {int(due[step])}
         chance *= min(1.0, len(others) / max(c.visits[step].part.tree.max_depth, 1))
     return chance
 
@@ -231,7 +232,7 @@ def later_p(case: Case, check: Check) -> list[Suspect]:
 
 
 def _masses(c: Columns, node: int) -> float:
-    """What a node's p was divided by: the masses that its elder siblings left."""
+    """What a node's p is divided by: the product of the masses that its elder siblings left."""
     product = 1.0
     while (node := int(c.elder[node])) >= 0:
         product *= float(c.residual_mass[node]) or 1.0
@@ -240,8 +241,8 @@ def _masses(c: Columns, node: int) -> float:
 
 def masses(case: Case, check: Check) -> list[Suspect]:
     """Masses of residuals that p and q do not allow."""
-    said = f"the mass of the residual is not what p and q leave at {counted(check)}"
-    return [Suspect(Cause.RESIDUAL, CERTAIN - 0.02, (said,), example=check.example)]
+    line = f"the mass of the residual is not what p and q leave at {counted(check)}"
+    return [Suspect(Cause.RESIDUAL, CERTAIN - 0.02, (line,), example=check.example)]
 
 
 def trial_q(case: Case, check: Check) -> list[Suspect]:
@@ -251,12 +252,12 @@ def trial_q(case: Case, check: Check) -> list[Suspect]:
     seen: set[int] = set()
     for node in check.wrong.tolist():
         row = int(c.row[node])
-        if row not in seen:  # the first wrong one of a parent: others follow from it
+        if row not in seen:  # the first wrong child of a parent: the others follow from it
             seen.add(row)
             cause = _which_q(c, node)
             causes[cause] += 1
             examples.setdefault(cause, c.at_node(node))
-    cause, most = causes.most_common(1)[0]
+    cause, count = causes.most_common(1)[0]
     about = {
         Cause.SIBLINGS_SWAPPED: "it is the q of another sibling",
         Cause.Q_NOT_RENORMALISED: "it is q as drawn, without division by what was left",
@@ -264,7 +265,7 @@ def trial_q(case: Case, check: Check) -> list[Suspect]:
     }
     lines = (
         f"q as tried does not follow from q as drawn below {plural(len(seen), 'parent')} ({counted(check)})",
-        f"{about[cause]} at {most:,} of these",
+        f"{about[cause]} at {count:,} of these",
     )
     return [Suspect(cause, CERTAIN + 0.02, lines, example=examples[cause])]  # a wrong residual follows from it
 
@@ -283,8 +284,8 @@ def _which_q(c: Columns, node: int) -> Cause:
 def final_tokens(case: Case, check: Check) -> list[Suspect]:
     """Final tokens that were rejected just before, or that had no probability in what was left of p.
 
-    Drawn from p, a rejected token comes out with its p; drawn from q, with its q. Which of the two says better how
-    often that happened is named.
+    Drawn from p, a rejected token comes out with probability p; drawn from q, with probability q. The one that better
+    predicts how often it happened is named.
     """
     c, steps = case.evidence, check.wrong
     at_end = c.rejected & (c.row == c.final_row[c.step]) & ~c.greedy[c.step]
@@ -299,27 +300,27 @@ def final_tokens(case: Case, check: Check) -> list[Suspect]:
             expected = f"drawn from p that comes in {by_p:.1f} steps, from q in {by_q:.1f}"
             lines.append(f"it had just been rejected in {plural(count, 'step')}: {expected}")
         return [Suspect(cause, CERTAIN - 0.02, tuple(lines), example=check.example)]
-    said = f"the final token had no probability in {counted(check)}"
-    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (said,), example=check.example)]
+    line = f"the final token had no probability in {counted(check)}"
+    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (line,), example=check.example)]
 
 
 def final_shares(case: Case, check: Check) -> list[Suspect]:
     """Final tokens that were not drawn with their p, over the mass that rejections left."""
     c, steps = case.evidence, check.wrong
-    recovered, found = _recovered(c)[steps], list[Suspect]()
+    recovered, suspects = _recovered(c)[steps], list[Suspect]()
     tokens = case.checks["final tokens"]
-    no_place = np.isin(steps, tokens.wrong)  # nothing was left of their p: no share of it says how they were drawn
+    no_place = np.isin(steps, tokens.wrong)  # nothing was left of their p: it does not show how they were drawn
     if no_place.any():
-        found += final_tokens(case, tokens)
+        suspects += final_tokens(case, tokens)
         steps, recovered = steps[~no_place], recovered[~no_place]
     if (~recovered).any():
-        said = (
+        line = (
             "the final token was not drawn with its p behind the last accepted node in "
             f"{int((~recovered).sum()):,} of {plural(check.tested, 'draw')}"
         )
         example = c.at_step(int(steps[~recovered][0]))
-        found.append(
-            Suspect(Cause.FINAL_OTHER_NODE, CERTAIN, (said,), example=example, explained=int((~recovered).sum()))
+        suspects.append(
+            Suspect(Cause.FINAL_OTHER_NODE, CERTAIN, (line,), example=example, explained=int((~recovered).sum()))
         )
     if recovered.any():
         whole = of_all_p(c)[steps] & recovered
@@ -328,13 +329,13 @@ def final_shares(case: Case, check: Check) -> list[Suspect]:
             Cause.FINAL_FROM_P: "with its whole p, as if nothing had been rejected",
             Cause.FINAL_NOT_RESIDUAL: "with another probability than the residual of p gives it",
         }
-        said = (
+        line = (
             f"after a rejection the final token was drawn {about[cause]}, in {int(recovered.sum()):,} of "
             f"{plural(check.tested, 'draw')}"
         )
         example = c.at_step(int(steps[recovered][0]))
-        found.append(Suspect(cause, CERTAIN, (said,), example=example, explained=int(recovered.sum())))
-    return found
+        suspects.append(Suspect(cause, CERTAIN, (line,), example=example, explained=int(recovered.sum())))
+    return suspects
 
 
 def greedy_tokens(case: Case, check: Check) -> list[Suspect]:
@@ -343,10 +344,10 @@ def greedy_tokens(case: Case, check: Check) -> list[Suspect]:
     uncertain = np.zeros(len(c), np.bool_)
     uncertain[c.step[~np.isin(c.p, (0, 1))]] = True
     if uncertain[steps].sum() > 0.5 * len(steps):
-        said = f"at temperature 0 p is neither 0 nor 1 in {counted(check)}"
-        return [Suspect(Cause.RULES_WRONG, CONDITION, (said,), example=check.example)]
-    said = f"the final token is not the target's first choice in {counted(check)}"
-    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (said,), example=check.example)]
+        line = f"at temperature 0 p is neither 0 nor 1 in {counted(check)}"
+        return [Suspect(Cause.RULES_WRONG, CONDITION, (line,), example=check.example)]
+    line = f"the final token is not the target's first choice in {counted(check)}"
+    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (line,), example=check.example)]
 
 
 def _recovered(c: Columns) -> Bools:
@@ -354,20 +355,20 @@ def _recovered(c: Columns) -> Bools:
 
 
 def parameters(case: Case, check: Check) -> list[Suspect]:
-    """p that the sampling parameters cannot give; along the path where all at the root are right."""
+    """p that the sampling parameters cannot give: everywhere, or only below the root's children."""
     c = case.evidence
     depths = c.depth[check.wrong]
     at_root = bool((depths == 1).any())
     cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
     where = "" if at_root else ", all of them below the root's children"
-    said = f"{check.name}: p is not what the sampling parameters give at {counted(check)}{where}"
-    return [Suspect(cause, CONDITION, (said,), example=check.example)]
+    line = f"{check.name}: p is not what the sampling parameters give at {counted(check)}{where}"
+    return [Suspect(cause, CONDITION, (line,), example=check.example)]
 
 
 def probabilities(case: Case, check: Check) -> list[Suspect]:
     """Figures that no probability can have."""
-    said = f"figures are not numbers, or lie outside 0 to 1, in {counted(check)}: {check.detail}"
-    return [Suspect(Cause.NOT_A_NUMBER, CERTAIN + 0.04, (said,), example=check.example)]
+    line = f"figures are not numbers, or lie outside 0 to 1, in {counted(check)}: {check.detail}"
+    return [Suspect(Cause.NOT_A_NUMBER, CERTAIN + 0.04, (line,), example=check.example)]
 
 
 def other_rule(case: Case, check: Check) -> list[Suspect]:

@@ -1,4 +1,4 @@
-"""Numbers over all nodes of many steps, and how they hang together."""
+"""Helpers for arrays over the nodes of many steps: joined, stacked, numbered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def join(arrays: Sequence[NDArray[Any]], dtype: type[T]) -> NDArray[T]:
 
 
 def stack(arrays: Sequence[NDArray[Any]], dtype: type[T]) -> NDArray[T]:
-    """Arrays of [k, t] one below the other, t the largest: filled with tokens -1, or probabilities 0."""
+    """Arrays [k, t] one below the other, padded to the largest t: with -1 for tokens, with 0 for probabilities."""
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 2)
     out: NDArray[T] = np.full((shapes[:, 0].sum(), shapes[:, 1].max(initial=0)), -1 if dtype is np.int64 else 0, dtype)
     width = np.repeat(shapes[:, 1], shapes[:, 0])  # of each row
@@ -30,25 +30,25 @@ def stack(arrays: Sequence[NDArray[Any]], dtype: type[T]) -> NDArray[T]:
 
 
 def levels(above: Indices) -> Indices:
-    """How many steps up, by `above`, lead out of the array (-1): 1 for those at the top."""
-    level, at = np.zeros(len(above), np.int64), np.arange(len(above))
-    while (inside := at >= 0).any():
+    """The level of each element: how many steps along `above` lead to -1, so that it is 1 at the top."""
+    level, node = np.zeros(len(above), np.int64), np.arange(len(above))
+    while (inside := node >= 0).any():
         level += inside
-        at = np.where(inside, above[at], -1)
+        node = np.where(inside, above[node], -1)
     return level
 
 
 def places(sorted_keys: NDArray[np.generic]) -> Ints:
-    """The place of each element among those that equal it, in an array where equal ones lie together."""
+    """The place of each element, from 0, among those equal to it; equal elements are adjacent."""
     n = len(sorted_keys)
     new = np.ones(n, np.bool_)
     new[1:] = sorted_keys[1:] != sorted_keys[:-1]
-    at = np.arange(n)
-    return (at - np.maximum.accumulate(np.where(new, at, 0))).astype(np.int32)
+    index = np.arange(n)
+    return (index - np.maximum.accumulate(np.where(new, index, 0))).astype(np.int32)
 
 
 def siblings(family: NDArray[Any]) -> Ints:
-    """The place of each element among those of the same family, wherever they lie, in their order."""
+    """The place of each element, from 0, among those of its family, which need not be adjacent."""
     order = np.argsort(family, kind="stable")
     place = np.empty(len(order), np.int32)
     place[order] = places(family[order])

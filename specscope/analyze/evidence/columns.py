@@ -1,7 +1,7 @@
 """Decode steps laid out as arrays: the one place where records become columns, for every judge and every table.
 
-Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: its root, then its nodes; a
-row stands for the place at which its children are tried. TreeRows number the trees end to end.
+Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: one for its root, then one for
+each node; the children of a root or node are tried at its row. TreeRows numbers the rows of all trees end to end.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 @dataclass(frozen=True)
 class ByRule:
-    """Of S steps with N nodes. Ratios are 1 under rules that do not go by them."""
+    """Of S steps with N nodes. Ratios are 1 under rules that do not use them."""
 
     walks: Bools  # [S] from the root down, sibling after sibling: standard and match
     ahead: Bools  # [S] block and traversal
     match: Bools  # [S]
     judged: Bools  # [N] whether the node's own coin decided
-    parent: Doubles  # [N] what was left of the parent's ratio when the node came up
-    left: Doubles  # [N] what was left of the node's own when its coin spoke
+    parent: Doubles  # [N] what was left of the parent's ratio when the node was tried
+    left: Doubles  # [N] what was left of the node's own ratio when its coin decided
     open: Bools  # [N] whether what lies below a tried node could be accepted
 
     @property
     def told(self) -> Bools:
-        """[S] rules whose steps can be checked."""
+        """[S] whether the step's rule can be checked."""
         return self.walks | self.ahead
 
     @staticmethod
     def of(parts: Sequence[RequestStep], *, ours: bool) -> ByRule:
-        """`ours`: whether our engine made the run: another one's block verification tells less."""
+        """`ours`: whether our own engine made the run; block verification by another engine records less."""
         rule = np.array([part.rule for part in parts], np.str_)
         match = rule == MATCH
         ahead = np.isin(rule, (BLOCK, TRAVERSAL)) & ours
@@ -64,31 +64,31 @@ class ByRule:
         for step in np.flatnonzero(ahead).tolist():
             part, end = parts[step], int(ends[step])
             assert part.verdict is not None
-            mine, found = slice(end - len(part.tree), end), ratios(part.tree, part.verdict)
-            judged[mine], open_[mine] = part.verdict.judged, found.own > 0
-            parent[mine], left[mine] = found.parent, found.left
+            mine, path_ratios = slice(end - len(part.tree), end), ratios(part.tree, part.verdict)
+            judged[mine], open_[mine] = part.verdict.judged, path_ratios.own > 0
+            parent[mine], left[mine] = path_ratios.parent, path_ratios.left
         walks = (rule == STANDARD) | match
         return ByRule(walks, ahead, match, judged, parent, left, open_)
 
 
-def left_out(parts: Sequence[RequestStep], told: Bools) -> list[str]:
-    """The rules of steps that are not checked."""
-    return sorted({part.rule for part, yes in zip(parts, told.tolist(), strict=True) if not yes})
+def left_out(parts: Sequence[RequestStep], checked: Bools) -> list[str]:
+    """The rules of the steps that are not checked."""
+    return sorted({part.rule for part, yes in zip(parts, checked.tolist(), strict=True) if not yes})
 
 
 KINDS = tuple(FinalKind)
 PRECEDED = tuple(Preceded)
-SUMMED = 1e-4  # by which rounding may carry a probability beyond 0 or 1
+SUMMED = 1e-4  # how far rounding may carry a probability beyond 0 or 1
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
 
 
 def in_range(values: Doubles) -> Bools:
-    """Which are numbers from 0 to 1, by rounding; a comparison with NaN holds nowhere."""
+    """Which values lie from 0 to 1, with an allowance for rounding; NaN never does."""
     return np.asarray((values >= -SUMMED) & (values <= 1 + SUMMED))
 
 
 def rows_in_range(table: Doubles) -> Bools:
-    """[K] of a table [K] or [K, t]: the rows in which all are."""
+    """[K] of a table [K] or [K, t]: the rows whose values are all in range."""
     inside = in_range(table)
     return inside if inside.ndim == 1 else np.all(inside, axis=1)
 
@@ -98,7 +98,7 @@ class Columns:
     """S decode steps with N nodes, and K parents where the evidence has them."""
 
     parts: list[RequestStep]  # [S] each has a verdict
-    visits: Sequence[Visit] = ()  # [S] the same with what lies around them; none where only their numbers matter
+    visits: Sequence[Visit] = ()  # [S] the same with what lies around them; empty where only their figures matter
     ours: bool = True  # whether our own engine made the run: then coins follow from seed and position
 
     # [N] fields of DraftTree and Verdict
@@ -115,7 +115,7 @@ class Columns:
     residual_mass = of_verdicts("residual_mass", np.float64)
     by_own_coin = of_verdicts("judged", np.bool_)
     margin = of_verdicts("margin", np.float64)
-    prob = of_notes("prob", np.float64, np.nan)  # the drafter's own; draft_prob passes over a text's
+    prob = of_notes("prob", np.float64, np.nan)  # the drafter's own; draft_prob leaves out tokens taken from a text
     draw_margin = of_notes("draw_margin", np.float64, np.nan)  # of the drafter's draw
     score = of_notes("score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
     source = of_methods("source", np.int32, -1)  # who drafted it: a number of method.SOURCES; -1 where only one drafts
@@ -146,7 +146,7 @@ class Columns:
 
     @cached_property
     def kind(self) -> NDArray[np.uint8]:
-        """[S] of the final token, its place in KINDS."""
+        """[S] the kind of the final token, as its place in KINDS."""
         place = {kind: i for i, kind in enumerate(KINDS)}
         return np.array([place[verdict.kind] for verdict in self.verdicts], np.uint8)
 
@@ -182,16 +182,16 @@ class Columns:
 
     @cached_property
     def told(self) -> Bools:
-        """[S] whether it can be checked: its rule is lossless, what that goes by is in the evidence, and in range."""
+        """[S] whether it can be checked: its rule is lossless and has the evidence it needs, and all is in range."""
         return self.by_rule.told & self.sound
 
     @cached_property
     def sound(self) -> Bools:
-        """[S] whether all its figures are probabilities: from what is none nothing can be computed."""
+        """[S] whether all its figures are in range: nothing can be computed from others."""
         sound: Bools = np.all([in_range(values) for values in self.figures_of_finals().values()], axis=0)
         for values in self.figures_of_nodes().values():
             sound[self.step[~in_range(values)]] = False
-        for values in (self.accept_prob, self.residual_mass):  # which checks of their own hold against p and q
+        for values in (self.accept_prob, self.residual_mass):  # checks of their own compare these with p and q
             sound[self.step[~np.isfinite(values)]] = False
         e = self.parents
         for table in e.shares().values():
@@ -231,7 +231,7 @@ class Columns:
 
     @cached_property
     def last(self) -> Indices:
-        """[S] the node behind the accepted path as a number over all nodes; -1 where nothing was accepted."""
+        """[S] the last node of the accepted path, numbered over all nodes; -1 where nothing was accepted."""
         ends = [int(verdict.path[-1]) if len(verdict.path) else -1 for verdict in self.verdicts]
         last = np.array(ends, np.int64)
         return np.where(last < 0, -1, self.start[:-1] + last)
@@ -244,27 +244,27 @@ class Columns:
 
     @cached_property
     def root_row(self) -> Indices:
-        """[S]"""
+        """[S] the row of the root."""
         return self.start[:-1] + np.arange(len(self))
 
     @cached_property
     def rows(self) -> int:
-        """TreeRows of all steps."""
+        """How many rows all trees have."""
         return len(self.token) + len(self)
 
     @cached_property
     def fresh(self) -> Bools:
         """[S] False where an earlier step of another request had the same seed and position, and so the same coins.
 
-        What hangs on coins that are known already is no chance any more, and sums over chance leave it out. Another
-        engine's coins may follow from something else: there the first coin itself tells.
+        An outcome that depends on coins already seen is no independent event: sums over chance leave it out. Another
+        engine's coins may follow from something else: there the first coin itself is compared too.
         """
         seen: set[object] = set()
         fresh = []
         for visit, position in zip(self.visits, self.position.tolist(), strict=True):
             info, verdict = visit.request.info, visit.part.verdict
-            own = info is None or info.labels.get("seed") == "none"  # then nobody shares its coins
-            keys: list[object] = [(visit.request.id if own or info is None else info.params.seed, position)]
+            own_coins = info is None or info.labels.get("seed") == "none"  # no other request shares them
+            keys: list[object] = [(visit.request.id if own_coins or info is None else info.params.seed, position)]
             if not self.ours and verdict is not None and len(verdict.coin) and verdict.coin[0] > 0:
                 keys.append(float(verdict.coin[0]))
             fresh.append(seen.isdisjoint(keys))
@@ -275,7 +275,7 @@ class Columns:
 
     @cached_property
     def named(self) -> Bools:
-        """[N] whether its token is told."""
+        """[N] whether its token id is recorded."""
         return np.not_equal(self.token, NO_TOKEN)
 
     @cached_property
@@ -290,12 +290,12 @@ class Columns:
 
     @cached_property
     def row(self) -> Indices:
-        """[N] of its parent: siblings share it."""
+        """[N] the row of its parent, which siblings share."""
         return self.root_row[self.step] + 1 + self.parent
 
     @cached_property
     def own_row(self) -> Indices:
-        """[N] its own: that of its children."""
+        """[N] the node's own row, at which its children are tried."""
         return np.arange(len(self.token)) + self.step + 1
 
     @cached_property
@@ -319,7 +319,7 @@ class Columns:
 
     @cached_property
     def q_left(self) -> Doubles:
-        """[N] what earlier siblings, which were not put back, left of q when the node was drawn: its q is over that."""
+        """[N] what earlier siblings drawn without replacement left of q; the node was drawn with its q over that."""
         left = np.ones(len(self.token))
         gone = np.where(self.drawn == Drawn.WITHOUT_REPLACEMENT, self.q, 0.0)
         for place in range(1, int(self.sibling.max(initial=0)) + 1):
@@ -329,7 +329,7 @@ class Columns:
 
     @cached_property
     def depth(self) -> Indices:
-        """[N] the root's children at 1."""
+        """[N] 1 for the root's children."""
         return levels(self.above)
 
     @cached_property
@@ -361,7 +361,7 @@ class Columns:
 
     @cached_property
     def on_path(self) -> Bools:
-        """[N] whether the accepted path names it."""
+        """[N] whether it is on the accepted path."""
         mask = np.zeros(len(self.token), np.bool_)
         mask[join([v.path + self.start[s] for s, v in enumerate(self.verdicts) if len(v.path)], np.int64)] = True
         return mask
@@ -393,18 +393,18 @@ class Columns:
 
     @cached_property
     def has_coins(self) -> bool:
-        """Whether there are any: an engine of others may not tell them."""
+        """Whether coins are recorded: another engine may not record them."""
         return bool(len(self)) and not (np.all(self.coin == 0) and np.all(self.final_coin == 0))
 
     def children_at(self, nodes: Bools) -> Bools:
         """[rows] whether any of these nodes is a child of the row."""
-        found = np.zeros(self.rows, np.bool_)
-        found[self.row[nodes]] = True
-        return found
+        has_child = np.zeros(self.rows, np.bool_)
+        has_child[self.row[nodes]] = True
+        return has_child
 
     @cached_property
     def parents(self) -> TriedParents:
-        """What the evidence says of the parents that were tried."""
+        """What the evidence says about the parents that were tried."""
         notes = [part.parents for part in self.parts]
         there = np.array([note is not None for note in notes], np.bool_)
         rows = TreeRows(self.step, self.row, self.root_row, self.rows)

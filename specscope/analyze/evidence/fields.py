@@ -26,47 +26,47 @@ def of_trees(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
 
 def of_verdicts(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[N] a field of Verdict, likewise."""
-    return cached_property(lambda columns: join([getattr(one, name) for one in columns.verdicts], kind))
+    return cached_property(lambda columns: join([getattr(verdict, name) for verdict in columns.verdicts], kind))
 
 
 def of_notes(name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
     """[N] a field of DraftNotes, likewise; `missing` where the step has none."""
     return cached_property(
-        lambda columns: _where_told(columns, [part.notes for part in columns.parts], name, kind, missing)
+        lambda columns: _where_noted(columns, [part.notes for part in columns.parts], name, kind, missing)
     )
 
 
 def of_methods(name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
     """[N] a field of MethodNotes, likewise."""
     return cached_property(
-        lambda columns: _where_told(columns, [part.method for part in columns.parts], name, kind, missing)
+        lambda columns: _where_noted(columns, [part.method for part in columns.parts], name, kind, missing)
     )
 
 
-def _where_told(columns: Any, notes: Sequence[Any], name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
-    """[N] of notes over the nodes, [S] of them; those of another length tell nothing."""
+def _where_noted(columns: Any, notes: Sequence[Any], name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
+    """[N] a field of notes [S], each over its step's nodes; notes of another length count as missing."""
     column = np.full(len(columns.token), missing, kind)
     values = [np.zeros(0) if note is None else getattr(note, name) for note in notes]
-    told = np.array([len(array) for array in values], np.int64) == np.diff(columns.start)
-    column[told[columns.step]] = join([array for array, is_told in zip(values, told, strict=True) if is_told], kind)
+    fits = np.array([len(array) for array in values], np.int64) == np.diff(columns.start)
+    column[fits[columns.step]] = join([array for array, fit in zip(values, fits, strict=True) if fit], kind)
     return column
 
 
 def of_parents(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[K] a field of ParentNotes, likewise."""
-    return cached_property(lambda parents: join([getattr(one, name) for one in parents.notes], kind))
+    return cached_property(lambda parents: join([getattr(note, name) for note in parents.notes], kind))
 
 
 def stacked(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[K, t] a field of ParentNotes, likewise."""
-    return cached_property(lambda parents: stack([getattr(one, name) for one in parents.notes], kind))
+    return cached_property(lambda parents: stack([getattr(note, name) for note in parents.notes], kind))
 
 
 def width_of(name: str) -> cached_property[Indices]:
     """[K] how many columns of a field of [K, t] each parent's own step has."""
 
     def laid(parents: Any) -> Indices:  # noqa: ANN401
-        shapes = np.array([getattr(one, name).shape for one in parents.notes], np.int64).reshape(-1, 2)
+        shapes = np.array([getattr(note, name).shape for note in parents.notes], np.int64).reshape(-1, 2)
         return np.repeat(shapes[:, 1], shapes[:, 0])
 
     return cached_property(laid)
@@ -77,7 +77,7 @@ def of_their_nodes(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
 
     def laid(parents: Any) -> NDArray[T]:  # noqa: ANN401
         column = np.zeros(len(parents.rows.steps), kind)
-        column[parents.there[parents.rows.steps]] = join([getattr(one, name) for one in parents.notes], kind)
+        column[parents.there[parents.rows.steps]] = join([getattr(note, name) for note in parents.notes], kind)
         return column
 
     return cached_property(laid)
@@ -88,7 +88,7 @@ def of_finals(name: str) -> cached_property[Doubles]:
 
     def laid(parents: Any) -> Doubles:  # noqa: ANN401
         column = np.zeros(len(parents.there))
-        column[parents.there] = [getattr(one, name) for one in parents.notes]
+        column[parents.there] = [getattr(note, name) for note in parents.notes]
         return column
 
     return cached_property(laid)

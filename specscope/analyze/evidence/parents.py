@@ -1,4 +1,4 @@
-"""What the evidence says of the parents that were tried, over many steps, as arrays."""
+"""What the evidence says about the parents that were tried, over many steps, as arrays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TriedParents:
     top_p = stacked("top_p", np.float64)
     draft_top = stacked("draft_top", np.int64)
     draft_top_p = stacked("draft_top_p", np.float64)
-    tops, draft_tops = width_of("top_p"), width_of("draft_top_p")  # [K] how many of the t and m are told
+    tops, draft_tops = width_of("top_p"), width_of("draft_top_p")  # [K] how many of the t and m are recorded
     # [N] of each node; 0 where there are no notes
     raw_p = of_their_nodes("raw_p", np.float64)
     rank = of_their_nodes("rank", np.int64)
@@ -59,20 +59,20 @@ class TriedParents:
 
     @cached_property
     def step(self) -> Indices:
-        """[K]"""
-        return np.repeat(np.flatnonzero(self.there), [len(one.node) for one in self.notes])
+        """[K] the step of each."""
+        return np.repeat(np.flatnonzero(self.there), [len(note.node) for note in self.notes])
 
     @cached_property
     def row(self) -> Indices:
-        """[K]"""
+        """[K] the row of each."""
         return self.rows.of_roots[self.step] + 1 + self.node
 
     @cached_property
     def at_row(self) -> Indices:
         """[rows] the parent at each row, -1 where there is none."""
-        found = np.full(self.rows.count, -1)
-        found[self.row] = np.arange(len(self.row))
-        return found
+        parents = np.full(self.rows.count, -1)
+        parents[self.row] = np.arange(len(self.row))
+        return parents
 
     @cached_property
     def at_node(self) -> Indices:
@@ -80,9 +80,9 @@ class TriedParents:
         return self.at_row[self.rows.of_nodes]
 
     def of_rows(self, values: Doubles, rows: Indices) -> Doubles:
-        """Of values over parents those at these rows; NaN where no parent stands."""
-        at = self.at_row[rows]
-        return np.where(at >= 0, values[at], np.nan) if len(values) else np.full(len(at), np.nan)
+        """The values [K] of the parents at these rows; NaN where there is none."""
+        parents = self.at_row[rows]
+        return np.where(parents >= 0, values[parents], np.nan) if len(values) else np.full(len(parents), np.nan)
 
     @cached_property
     def gap(self) -> Doubles:
@@ -107,9 +107,9 @@ class TriedParents:
         """[K] each, by name: entropies and varentropies."""
         return {name: getattr(self, name) for name in ("entropy", "varentropy", "q_entropy", "q_varentropy")}
 
-    def drafters(self, at: Indices, token: Indices) -> Doubles:
+    def drafters(self, parents: Indices, token: Indices) -> Doubles:
         """The drafter's raw probability of these tokens at these parents; NaN where it is not among the likeliest."""
         if not self.draft_top.size:
-            return np.full(len(at), np.nan)
-        same = (self.draft_top[at] == token[:, None]) & (at >= 0)[:, None]
-        return np.where(same.any(axis=1), np.where(same, self.draft_top_p[at], 0).sum(axis=1), np.nan)
+            return np.full(len(parents), np.nan)
+        same = (self.draft_top[parents] == token[:, None]) & (parents >= 0)[:, None]
+        return np.where(same.any(axis=1), np.where(same, self.draft_top_p[parents], 0).sum(axis=1), np.nan)

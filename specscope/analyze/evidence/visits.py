@@ -24,7 +24,7 @@ class Visit:
 
     @property
     def preceded(self) -> Preceded:
-        """What came before a decode step, as recorded; in captures of before, as it follows from the steps."""
+        """What came before a decode step, as recorded; in older captures, as it follows from the steps."""
         return self.due if self.part.preceded is None else self.part.preceded
 
     def reference(self, node: int | None = None) -> Reference:

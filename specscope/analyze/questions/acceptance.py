@@ -2,7 +2,7 @@
 
 A draft is a step in which something was drafted (trace/history/stats.py). Its buckets: output tokens before it; tokens
 of context before its root; the entropy of p, and the target's raw p of its likeliest token, both at the root; requests
-in the batch. Intervals of tau are over requests, whose steps are alike: none is given of fewer than three.
+in the batch. Intervals of tau are over requests, as the steps of one are alike; fewer than three give none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from specscope.analyze.compare.bootstrap import FEWEST
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.questions.evidence import POSITIONS, Evidence
-from specscope.analyze.questions.groups import Buckets, Examples, Grouping, Share, doubling
+from specscope.analyze.questions.groups import Buckets, Examples, Grouping, Share, by_value, doubling
 from specscope.analyze.significance import t_quantile
 from specscope.trace.record.tree import Doubles
 
@@ -63,8 +63,8 @@ class ByCondition:
 
 def by_condition(evidence: Evidence) -> ByCondition:
     """The answer."""
-    if told := evidence.lacking(evidence.drafts):
-        return ByCondition((), told)
+    if lacking := evidence.lacking(evidence.drafts):
+        return ByCondition((), lacking)
     c, parents = evidence.columns, evidence.columns.parents
     top = parents.top_p[:, 0] if parents.top_p.size else np.zeros(0)
     conditions: tuple[tuple[str, Buckets, Doubles], ...] = (
@@ -81,10 +81,9 @@ def by_condition(evidence: Evidence) -> ByCondition:
 
 def _rows(evidence: Evidence, steps: Indices, by: str, buckets: Buckets, values: Doubles) -> Iterator[Bucket]:
     c = evidence.columns
-    found, group = np.unique(buckets.place(values), return_inverse=True)
-    if found.tolist() == [len(buckets.edges)]:
-        return  # nothing is known of it: the notes say so
-    groups = Grouping(group.reshape(-1).astype(np.int64), len(found))
+    places, groups = by_value(buckets.place(values))
+    if places.tolist() == [len(buckets.edges)]:
+        return  # nothing is known about it: the notes say so
     nodes = np.diff(c.start)[steps]
     accepted = np.bincount(c.step[c.on_path], minlength=len(c))[steps]
     depth = np.zeros(len(c), np.int64)
@@ -92,14 +91,14 @@ def _rows(evidence: Evidence, steps: Indices, by: str, buckets: Buckets, values:
     drafts, drafted, taken = groups.counts(), groups.sums(nodes), groups.sums(accepted)
     first, intervals = groups.counts(accepted > 0), _intervals(groups, accepted, evidence.request[steps])
     examples = groups.examples(c, steps, depth[steps] - accepted, nodes=False)
-    for at, place in enumerate(found.tolist()):
-        share = Share(first[at], drafts[at])
-        counts = drafts[at], int(drafted[at]), int(taken[at])
-        yield Bucket(by, buckets.name(place), *counts, intervals[at], share, examples[at])
+    for index, place in enumerate(places.tolist()):
+        share = Share(first[index], drafts[index])
+        counts = drafts[index], int(drafted[index]), int(taken[index])
+        yield Bucket(by, buckets.name(place), *counts, intervals[index], share, examples[index])
 
 
 def _intervals(groups: Grouping, accepted: Indices, request: Indices) -> list[tuple[float, float] | None]:
-    """Of each group's tau: its error is that of a ratio of sums over requests."""
+    """Of each group's tau, whose error is that of a ratio of sums over requests."""
     drafts = np.array(groups.counts(), np.float64)
     mean = groups.sums(accepted) / drafts
     off = accepted - mean[groups.group]
@@ -109,11 +108,11 @@ def _intervals(groups: Grouping, accepted: Indices, request: Indices) -> list[tu
     of_group = pairs // span
     squares = np.bincount(of_group, by_request**2, minlength=groups.groups)
     requests = np.bincount(of_group, minlength=groups.groups)
-    found: list[tuple[float, float] | None] = []
+    intervals: list[tuple[float, float] | None] = []
     for m, n, square, k in zip(mean.tolist(), drafts.tolist(), squares.tolist(), requests.tolist(), strict=True):
         if k < FEWEST:
-            found.append(None)
+            intervals.append(None)
             continue
         half = t_quantile(LEVEL, k - 1) * math.sqrt(square * k / (k - 1)) / n
-        found.append((max(1 + m - half, 1.0), 1 + m + half))
-    return found
+        intervals.append((max(1 + m - half, 1.0), 1 + m + half))
+    return intervals

@@ -64,9 +64,9 @@ def plain(value: Any) -> Any:  # noqa: ANN401
         case StrEnum():
             return value.value
         case dict():
-            return {str(plain(key)): plain(one) for key, one in value.items()}
+            return {str(plain(key)): plain(item) for key, item in value.items()}
         case tuple() | list():
-            return [plain(one) for one in value]
+            return [plain(item) for item in value]
         case float():
             return value if math.isfinite(value) else None
     return _fields(value) if dataclasses.is_dataclass(value) else value

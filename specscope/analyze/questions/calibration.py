@@ -1,10 +1,11 @@
 """How well the drafter's probability tells what will be accepted.
 
 Two probabilities are plotted, each for its own nodes: q as drawn for sampled nodes; the drafter's own probability for
-deterministic ones, whose q is 1. For a deterministic node the rule accepts with the target's p, so a calibrated drafter
-is accepted as often as it is sure. A sampled node is accepted with min(1, p / q): there a calibrated drafter, whose q
-equals p, is always accepted. So the error of both is how far the drafter's probability is from the target's p:
-the expected calibration error, the mean of |mean p - mean of the drafter's| over the bins, by their nodes.
+deterministic ones, whose q is 1. A deterministic node is accepted with probability p, so a calibrated drafter is
+accepted as often as it is sure. A sampled node is accepted with probability min(1, p / q), so a calibrated drafter,
+whose q equals p, is always accepted. The error of both is therefore how far the drafter's probability is from the
+target's p: the expected calibration error, the mean of |mean p - mean of the drafter's| over the bins, weighted by
+their nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.groups import Examples, Grouping, Share
+from specscope.analyze.questions.groups import Examples, Share, by_value
 from specscope.trace.history.wording import plural
 
 BINS = 10
@@ -67,8 +68,8 @@ class Calibration:
 
 def calibration(evidence: Evidence) -> Calibration:
     """The answer."""
-    if told := evidence.lacking(evidence.judged):
-        return Calibration((), told)
+    if lacking := evidence.lacking(evidence.judged):
+        return Calibration((), lacking)
     odd = evidence.judged & ~evidence.sound
     judged, sampled = evidence.judged & ~odd, evidence.columns.sampled
     unknown = judged & np.isnan(evidence.confidence)
@@ -89,9 +90,8 @@ def calibration(evidence: Evidence) -> Calibration:
 
 
 def _curve(evidence: Evidence, plotted: Plotted, nodes: Indices) -> CalibrationCurve:
-    """Of these nodes."""
     bins = tuple(_bins(evidence, plotted, nodes))
-    error = sum(abs(one.target_p - one.mean) * one.accepted.total for one in bins) / len(nodes)
+    error = sum(abs(bin_.target_p - bin_.mean) * bin_.accepted.total for bin_ in bins) / len(nodes)
     return CalibrationCurve(plotted, Share(int(evidence.columns.accepted[nodes].sum()), len(nodes)), error, bins)
 
 
@@ -99,22 +99,21 @@ def _bins(evidence: Evidence, plotted: Plotted, nodes: Indices) -> Iterator[Bin]
     c = evidence.columns
     values = evidence.confidence[nodes]
     places = np.clip((values * BINS).astype(np.int64), 0, BINS - 1)
-    found, group = np.unique(places, return_inverse=True)
-    groups = Grouping(group.reshape(-1).astype(np.int64), len(found))
+    filled, groups = by_value(places)
     total, accepted = groups.counts(), groups.counts(c.accepted[nodes])
     mean, target_p = groups.means(values), groups.means(c.p[nodes])
     walked = np.where(c.by_rule.walks[c.step[nodes]], 0.0, np.nan)
     expected = groups.means(c.accept_prob[nodes] + walked)
     mixed = groups.counts(np.isnan(walked))
     examples = groups.examples(c, nodes, values + 2 * c.rejected[nodes], nodes=True)
-    for at, place in enumerate(found.tolist()):
+    for index, place in enumerate(filled.tolist()):
         yield Bin(
             plotted,
             place / BINS,
             (place + 1) / BINS,
-            mean[at] or 0.0,
-            Share(accepted[at], total[at]),
-            None if mixed[at] else expected[at],
-            target_p[at] or 0.0,
-            examples[at],
+            mean[index] or 0.0,
+            Share(accepted[index], total[index]),
+            None if mixed[index] else expected[index],
+            target_p[index] or 0.0,
+            examples[index],
         )

@@ -1,9 +1,9 @@
 """Acceptance by depth and sibling: which node of a tree is not worth its row.
 
-Every drafted node takes a row of the target's pass, tried or not, and brings a token where the accepted path takes it.
-So a cell of the tree, a depth and a place among siblings in draw order, is worth accepted / drafted tokens a row. They
-are ranked by the upper end of their interval, the least worth first, so that few rows condemn none. With a cell go all
-below it.
+Every drafted node takes a row of the target's pass, tried or not, and gives a token where it is on the accepted path.
+So a cell of the tree, a depth and a place among siblings in draw order, is worth accepted / drafted tokens a row. Cells
+are ranked by the upper end of their interval, the least worth first, so that none is condemned by a few rows. A cell
+that is dropped takes all below it with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.groups import Examples, Grouping, Share
+from specscope.analyze.questions.groups import Examples, Share, by_value
 
 FEWEST = 20  # rows below which a cell is not named as one of the least worth
 NAMED = 3
@@ -24,7 +24,7 @@ class TreeCell:
     """The nodes at one depth that are so-many-th among their siblings."""
 
     depth: int  # 1 for the root's children
-    sibling: int  # in draw order, from 1
+    sibling: int  # its place in draw order, from 1
     accepted: Share  # on the accepted path, of all that were drafted
     tried: int  # of those drafted
     draft_p: float | None  # mean of the drafter's probability; None where it is not known
@@ -47,13 +47,12 @@ class TreeCells:
 
 def by_cell(evidence: Evidence) -> TreeCells:
     """The answer."""
-    if told := evidence.lacking(evidence.drafts):
-        return TreeCells((), told)
+    if lacking := evidence.lacking(evidence.drafts):
+        return TreeCells((), lacking)
     c = evidence.columns
     nodes = np.flatnonzero(evidence.drafts[c.step])
     span = int(c.sibling.max()) + 1
-    found, group = np.unique(c.depth[nodes] * span + c.sibling[nodes], return_inverse=True)
-    groups = Grouping(group.reshape(-1).astype(np.int64), len(found))
+    keys, groups = by_value(c.depth[nodes] * span + c.sibling[nodes])
     drafted, tried = groups.counts(), groups.counts(c.tried[nodes])
     accepted, draft_p = groups.counts(c.on_path[nodes]), groups.means(c.draft_prob[nodes])
     sure = np.nan_to_num(evidence.confidence[nodes], nan=0.0, posinf=0.0, neginf=0.0)
@@ -62,12 +61,12 @@ def by_cell(evidence: Evidence) -> TreeCells:
         TreeCell(
             int(key) // span,
             int(key) % span + 1,
-            Share(accepted[at], drafted[at]),
-            tried[at],
-            draft_p[at],
-            examples[at],
+            Share(accepted[index], drafted[index]),
+            tried[index],
+            draft_p[index],
+            examples[index],
         )
-        for at, key in enumerate(found.tolist())
+        for index, key in enumerate(keys.tolist())
     ]
     return TreeCells(tuple(sorted(cells, key=_worth)), evidence.notes())
 

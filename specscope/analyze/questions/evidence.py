@@ -1,4 +1,4 @@
-"""What the questions are asked of: the decode steps as arrays, and what is known of each step besides."""
+"""What the questions are asked of: the decode steps as arrays, and what else is known about each step."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Evidence:
     @staticmethod
     def of(history: History, request: str | None = None) -> Evidence:
         """Of all requests on the path, or of one."""
-        found = [visit for visit in visits(history) if request is None or visit.part.request == request]
-        return Evidence(Columns.of(found), history.run, bool(history.acceptance.aggregates) and not found)
+        chosen = [visit for visit in visits(history) if request is None or visit.part.request == request]
+        return Evidence(Columns.of(chosen), history.run, bool(history.acceptance.aggregates) and not chosen)
 
     def lacking(self, asked: Bools) -> tuple[str, ...]:
         """Why there is nothing to ask of these nodes or steps; empty where there is something."""
@@ -56,9 +56,9 @@ class Evidence:
 
     @cached_property
     def judged(self) -> Bools:
-        """[N] whether the rule decided on the node where the output came to: it was tried, and was not forced.
+        """[N] whether the rule decided on the node, unforced, at a place that the output reached.
 
-        Rules that look ahead also try nodes below those that they reject.
+        Rules that look ahead also try nodes below those that they reject: these are left out.
         """
         c = self.columns
         reached = (c.above < 0) | c.on_path[c.above] if len(c.token) else c.tried
@@ -85,9 +85,9 @@ class Evidence:
     def sound(self) -> Bools:
         """[N] whether p, q, what it was accepted by and the drafter's own number can all be probabilities."""
         c = self.columns
-        told = np.stack([c.p, c.q, c.accept_prob, np.where(np.isnan(c.draft_prob), 0, c.draft_prob)])
-        found: Bools = ~np.isnan(sound(told)).any(axis=0)
-        return found
+        figures = np.stack([c.p, c.q, c.accept_prob, np.where(np.isnan(c.draft_prob), 0, c.draft_prob)])
+        is_sound: Bools = ~np.isnan(sound(figures)).any(axis=0)
+        return is_sound
 
     @cached_property
     def noted(self) -> Bools:
@@ -107,20 +107,20 @@ class Evidence:
 
     @cached_property
     def rank(self) -> Doubles:
-        """[N] the token's rank for the target: among its raw likeliest; below them in p, where it has any there.
+        """[N] the token's rank for the target: among its likeliest tokens by raw p; below these its rank in p.
 
         Infinite where all that is known is that it is below them; NaN where nothing is known.
         """
-        found = np.full(len(self.columns.token), np.nan)
+        ranks = np.full(len(self.columns.token), np.nan)
         parents, nodes = self.columns.parents, np.flatnonzero(self.noted)
         top = parents.top[parents.at_row[self.columns.row[nodes]]]
         same = top == self.columns.token[nodes, None]
         in_p, named = parents.rank[nodes], self.columns.named[nodes]
         lower = np.where(in_p > 0, np.maximum(in_p, top.shape[1] + 1), np.inf)
-        by_p = np.where(in_p > 0, in_p, np.nan)  # where which token it is is not told
+        by_p = np.where(in_p > 0, in_p, np.nan)  # where token ids are not recorded
         listed = np.where(same.any(axis=1), same.argmax(axis=1) + 1 if top.size else 0, lower)
-        found[nodes] = np.where(named, listed, by_p)
-        return found
+        ranks[nodes] = np.where(named, listed, by_p)
+        return ranks
 
     @cached_property
     def position(self) -> Doubles:
@@ -182,18 +182,20 @@ class Evidence:
         return self._labels[1]
 
     def of_root(self, values: Doubles) -> Doubles:
-        """[S] of values over parents, that of the step's root; NaN where the evidence has none."""
+        """[S] the value [K] of the step's root; NaN where the evidence has none."""
         return self.columns.parents.of_rows(values, self.columns.root_row)
 
     def notes(self, *, of_tokens: bool = False) -> tuple[str, ...]:
         """What a reader of any answer must know. `of_tokens`: the answer asks which token it was."""
-        told = []
+        notes = []
         if of_tokens and self.run is not None and not self.run.tells_tokens:
-            told.append(f"{self.run.privacy.lack}: which token it was, and where the target's choice was, is not known")
+            notes.append(
+                f"{self.run.privacy.lack}: which token it was, and where the target's choice was, is not known"
+            )
         if self.left_out:
-            told.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
+            notes.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
         if not self.columns.parents.there[self.drafts].all():
-            told.append(
+            notes.append(
                 "raw p, ranks, entropies and the drafter's likeliest tokens need full evidence: some steps lack it"
             )
-        return tuple(told)
+        return tuple(notes)

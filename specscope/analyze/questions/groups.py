@@ -20,19 +20,19 @@ Z = 1.959963984540054  # of a 95 % interval
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole, with Wilson's 95 % interval, which takes the counted ones as independent."""
+    """A part of a whole, with Wilson's 95 % interval, which takes what is counted as independent."""
 
     count: int
     total: int
 
     @property
     def value(self) -> float | None:
-        """None of nothing."""
+        """None where the total is 0."""
         return self.count / self.total if self.total else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The lowest and the highest share that go with the count."""
+        """The lowest and the highest share that the count allows."""
         n = self.total
         if not n:
             return None
@@ -58,7 +58,7 @@ class Grouping:
     groups: int
 
     def counts(self, chosen: NDArray[np.bool_] | None = None) -> list[int]:
-        """[groups] how many items; of the chosen ones only."""
+        """[groups] how many items; with `chosen`, of the chosen ones only."""
         inside = self.group >= 0 if chosen is None else (self.group >= 0) & chosen
         counts: list[int] = np.bincount(self.group[inside], minlength=self.groups).tolist()
         return counts
@@ -80,43 +80,43 @@ class Grouping:
         order = inside[np.lexsort((values[inside], self.group[inside]))]
         count = np.bincount(self.group[inside], minlength=self.groups)
         middle = np.cumsum(count) - count + (count - 1) // 2
-        return [float(values[order[at]]) if n else None for at, n in zip(middle, count, strict=True)]
+        return [float(values[order[place]]) if n else None for place, n in zip(middle, count, strict=True)]
 
     def best(self, weight: NDArray[Any]) -> Indices:
-        """[groups] the item of the highest weight, the first of several; -1 where the group is empty."""
+        """[groups] the item of the highest weight, the first of equals; -1 where the group is empty."""
         inside = np.flatnonzero(self.group >= 0)
         order = inside[np.lexsort((-inside, np.nan_to_num(weight[inside], nan=-np.inf)))]
-        found = np.full(self.groups, -1)
-        found[self.group[order]] = order  # the last one assigned stays
-        return found
+        items = np.full(self.groups, -1)
+        items[self.group[order]] = order  # the last one assigned stays
+        return items
 
     def first(self) -> Indices:
         """[groups] the first item; -1 where the group is empty."""
         return self.best(np.zeros(len(self.group)))
 
     def commonest(self, values: Indices) -> list[list[tuple[int, int]]]:
-        """[groups] the items' values (0 and up; -1 is none) with how often each is there, the commonest first."""
-        found: list[list[tuple[int, int]]] = [[] for _ in range(self.groups)]
+        """[groups] the items' values (0 and up; -1 is none) with how often each occurs, the commonest first."""
+        counted: list[list[tuple[int, int]]] = [[] for _ in range(self.groups)]
         inside = (self.group >= 0) & (values >= 0)
         if not inside.any():
-            return found
+            return counted
         span = int(values.max()) + 1
         key, count = np.unique(self.group[inside].astype(np.int64) * span + values[inside], return_counts=True)
-        for at in np.argsort(-count, kind="stable").tolist():
-            found[int(key[at]) // span].append((int(key[at]) % span, int(count[at])))
-        return found
+        for place in np.argsort(-count, kind="stable").tolist():
+            counted[int(key[place]) // span].append((int(key[place]) % span, int(count[place])))
+        return counted
 
     def examples(self, columns: Columns, places: Indices, weight: NDArray[Any], *, nodes: bool) -> list[Examples]:
-        """[groups] of groups that are not empty; `places`: the node, or the step, behind each item."""
-        at = columns.at_node if nodes else columns.at_step
+        """[groups] of groups that are not empty. `places`: the node, or the step, of each item."""
+        reference = columns.at_node if nodes else columns.at_step
         pairs = zip(places[self.first()].tolist(), places[self.best(weight)].tolist(), strict=True)
-        return [Examples(at(first), at(clearest)) for first, clearest in pairs]
+        return [Examples(reference(first), reference(clearest)) for first, clearest in pairs]
 
 
 def by_value(values: Indices) -> tuple[Indices, Grouping]:
     """The different values, and the items in a group for each."""
-    found, group = np.unique(values, return_inverse=True)
-    return found.astype(np.int64), Grouping(group.reshape(-1), len(found))
+    different, group = np.unique(values, return_inverse=True)
+    return different.astype(np.int64), Grouping(group.reshape(-1), len(different))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Buckets:
     names: tuple[str, ...]
 
     def place(self, values: NDArray[Any]) -> Indices:
-        """The bucket of each value; one more than the last for those that are not known (NaN)."""
+        """The bucket of each value; one past the last for those that are not known (NaN)."""
         place = np.clip(np.searchsorted(self.edges, values, "right") - 1, 0, len(self.edges) - 1)
         return np.where(np.isnan(values), len(self.edges), place)
 
@@ -138,7 +138,7 @@ class Buckets:
 
 def doubling(first: int, *, start: int = 0, count: int = 16) -> Buckets:
     """Whole numbers: `start` to `first` - 1, then as wide as all before."""
-    edges = [start, *(first << at for at in range(count - 1))]
+    edges = [start, *(first << power for power in range(count - 1))]
     return Buckets(tuple(edges), tuple(_whole(edges)))
 
 

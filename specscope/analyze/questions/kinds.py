@@ -1,9 +1,9 @@
 """The kinds of rejection of a run, and what each of them cost.
 
-A kind is where the token that the target wanted (its likeliest, as sampled) was for the drafter (Place), the depth of
-the rejection, and what came before the step. Its cost: a step that rejected at depth d kept d - 1 tokens; those of the
-run that got past depth d kept a mean of m. With the token in the tree it would have kept as many: m - (d - 1) tokens
-were lost.
+A kind is where the token that the target wanted (its likeliest, as sampled) was for the drafter (ChoicePlace), the
+depth of the rejection, and what came before the step. Its cost: a step that rejected at depth d accepted d - 1 tokens;
+those of the run that got past depth d accepted a mean of m. With the token in the tree it would have accepted as many:
+m - (d - 1) tokens were lost.
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ class RejectionKind:
     depth: int
     preceded: Preceded
     rejections: Share  # of all steps that ended in a rejection
-    cost: float  # tokens lost, all together: an estimate
-    compared: (
-        int  # drafts that got past this depth: what the estimate rests on; where there are none it is a token each
-    )
+    cost: float  # tokens lost in all: an estimate
+    compared: int  # drafts that got past this depth, on which the estimate rests; without any it is a token each
     examples: tuple[Reference, ...]  # where the target was surest first
 
     @property
@@ -76,51 +74,53 @@ class RejectionKinds:
 
     @cached_property
     def _keys(self) -> Indices:
-        """[R, 3] place, depth and what preceded, as numbers."""
+        """[R, 3] the place, the depth and what came before, as numbers."""
         c = self._evidence.columns
         place = Ends(self._evidence, self._steps, self._wanted).place if len(self._steps) else self._steps
         before = [PRECEDED.index(c.visits[step].preceded) for step in self._steps.tolist()]
-        return np.stack([place, self._kept[self._steps] + 1, np.array(before, np.int64)], axis=1)
+        return np.stack([place, self._accepted[self._steps] + 1, np.array(before, np.int64)], axis=1)
 
     @cached_property
     def _parent(self) -> Indices:
-        """[R] the parent at which the path ended; -1 where the evidence does not tell of it."""
+        """[R] the tried parent at which the path ended; -1 where it is not in the evidence."""
         c = self._evidence.columns
         return c.parents.at_row[c.final_row[self._steps]]
 
     @cached_property
     def _wanted(self) -> Indices:
         """[R] the target's likeliest token where the path ended; the one that it took where that is not recorded."""
-        c, at = self._evidence.columns, self._parent
+        c, parent = self._evidence.columns, self._parent
         if not len(c.parents):
             return c.final[self._steps]
-        return np.where(at >= 0, c.parents.choice[at], c.final[self._steps])
+        return np.where(parent >= 0, c.parents.choice[parent], c.final[self._steps])
 
     @cached_property
-    def _kept(self) -> Indices:
+    def _accepted(self) -> Indices:
         """[S] accepted nodes."""
         return np.array([verdict.accepted for verdict in self._evidence.columns.verdicts], np.int64)
 
     @cached_property
     def _sure(self) -> Doubles:
-        """[R] how sure the target was: its raw p of its likeliest token there, else what the final token had."""
-        c, at = self._evidence.columns, self._parent
+        """[R] how sure the target was: its raw p of its likeliest token there, else the final token's p."""
+        c, parent = self._evidence.columns, self._parent
         if not c.parents.top_p.size:
             return c.final_p[self._steps]
-        return np.where(at >= 0, c.parents.top_p[at, 0], c.final_p[self._steps])
+        return np.where(parent >= 0, c.parents.top_p[parent, 0], c.final_p[self._steps])
 
     def all(self) -> list[RejectionKind]:
         """The costliest first."""
         if not len(self._steps):
             return []
         keys, group = np.unique(self._keys, axis=0, return_inverse=True)
-        kinds = [self._kind(key, np.flatnonzero(group.reshape(-1) == at)) for at, key in enumerate(keys.tolist())]
+        kinds = [
+            self._kind(key, np.flatnonzero(group.reshape(-1) == number)) for number, key in enumerate(keys.tolist())
+        ]
         return sorted(kinds, key=lambda kind: -kind.cost)
 
     def of(self, request: str, index: int) -> RejectionKind | None:
-        """The kind of one step, its examples being others; None where it did not end in a rejection."""
+        """The kind of one step, with other steps as examples; None where it did not end in a rejection."""
         parts = [self._evidence.columns.visits[step].part for step in self._steps.tolist()]
-        same = [at for at, part in enumerate(parts) if (part.request, part.index) == (request, index)]
+        same = [row for row, part in enumerate(parts) if (part.request, part.index) == (request, index)]
         if not same:
             return None
         alike = np.flatnonzero((self._keys == self._keys[same[0]]).all(axis=1))
@@ -128,16 +128,16 @@ class RejectionKinds:
 
     def _kind(self, key: Sequence[int], members: Indices, without: int = -1) -> RejectionKind:
         place, depth, before = key
-        past = self._kept[self._evidence.drafts & (self._kept >= depth)]
-        kept = float(past.mean()) if len(past) else float(depth)
+        past = self._accepted[self._evidence.drafts & (self._accepted >= depth)]
+        mean_accepted = float(past.mean()) if len(past) else float(depth)
         surest = members[np.argsort(-self._sure[members], kind="stable")]
-        others = [int(self._steps[at]) for at in surest.tolist() if at != without][:ALIKE]
+        others = [int(self._steps[row]) for row in surest.tolist() if row != without][:ALIKE]
         return RejectionKind(
             PLACES[place],
             depth,
             PRECEDED[before],
             Share(len(members), len(self._steps)),
-            len(members) * (kept - (depth - 1)),
+            len(members) * (mean_accepted - (depth - 1)),
             len(past),
             tuple(self._evidence.columns.at_step(step) for step in others),
         )

@@ -3,7 +3,7 @@
 Every token that a draft's step commits is one decision, and stands in one place:
 
 accepted    it was drafted, and accepted
-beyond      the path had come to a leaf: nothing was drafted there, and no other branch has the token there
+beyond      the path ended at a leaf: nothing was drafted there, and no other branch has the token there
 child       it is a child of the last accepted node that was not accepted (rules other than the standard one; repeats)
 branch      the whole path to it is in the tree, on another branch, which was not taken
 dropped     it was drafted there, and left out of the tree when that was re-ranked
@@ -33,7 +33,7 @@ from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools, Doubles
 
-# Where the target's path, with the final token, is in its draft tree, if it is there at all.
+# Where the accepted path with the final token is in the draft tree, if it is there at all.
 
 
 def among_children(c: Columns, steps: Indices, token: Indices) -> Indices:
@@ -54,15 +54,15 @@ def on_branches(c: Columns, steps: Indices, token: Indices) -> Indices:
         nodes = np.flatnonzero(c.depth == depth)
         above = c.above[nodes]
         key[nodes] = np.where(above < 0, c.step[nodes], path[above]) * span + c.token[nodes]
-        found, place = np.unique(key[nodes], return_inverse=True)
+        paths, place = np.unique(key[nodes], return_inverse=True)
         path[nodes] = count + place.reshape(-1)
-        count += len(found)
+        count += len(paths)
     last = c.last[steps]
     return _find(key, np.where(last < 0, steps, path[last]) * span + token)
 
 
 def among_dropped(c: Columns, steps: Indices, token: Indices) -> Indices:
-    """Of each of these steps, a number of 0 and up where re-ranking dropped this token there; -1: it did not."""
+    """Of each of these steps, 0 or more where re-ranking dropped this token at the end of its path; else -1."""
     drafted = [(step, notes) for step, visit in enumerate(c.visits) if (notes := visit.part.notes) is not None]
     sizes = [len(notes.dropped_token) for _, notes in drafted]
     step = np.repeat(np.array([step for step, _ in drafted], np.int64), sizes)
@@ -81,12 +81,12 @@ def _span(c: Columns) -> int:
 
 
 def _find(keys: Indices, wanted: Indices) -> Indices:
-    """Of each wanted key, the first place where it is; -1: it is nowhere."""
+    """Of each wanted key, its first place among the keys; -1: it is not there."""
     if not len(keys):
         return np.full(len(wanted), -1)
     known, first = np.unique(keys, return_index=True)
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where(known[at] == wanted, first[at], -1)
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where(known[place] == wanted, first[place], -1)
 
 
 RANKED = 32
@@ -144,13 +144,13 @@ class Missed:
 
 def missed(evidence: Evidence) -> Missed:
     """The answer."""
-    if told := evidence.lacking(evidence.drafts):
-        return Missed(0, (), told)
+    if lacking := evidence.lacking(evidence.drafts):
+        return Missed(0, (), lacking)
     steps = np.flatnonzero(evidence.drafts)
-    kept = np.flatnonzero(evidence.columns.on_path & evidence.drafts[evidence.columns.step])
+    accepted = np.flatnonzero(evidence.columns.on_path & evidence.drafts[evidence.columns.step])
     ends = Ends(evidence, steps)
-    choices = [_accepted(evidence, kept, len(steps))] if len(kept) else []
-    choices += [ends.choice(at, len(kept)) for at in np.unique(ends.place).tolist()]
+    choices = [_accepted(evidence, accepted, len(steps))] if len(accepted) else []
+    choices += [ends.choice(place, len(accepted)) for place in np.unique(ends.place).tolist()]
     return Missed(len(steps), tuple(choices), evidence.notes(of_tokens=True))
 
 
@@ -172,14 +172,14 @@ class Ends:
         c, parents = evidence.columns, evidence.columns.parents
         row, token = c.final_row[steps], c.final[steps] if token is None else token
         named = token != NO_TOKEN
-        found = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
-        child, branch, dropped = (np.where(named, node, -1) for node in found)
-        self.node = np.where(child >= 0, child, branch)  # that has the token; -1 where none has
-        at = parents.at_row[row]
-        in_top, top_p = _likeliest(parents, at, token)
-        chosen, rank, choice_q = _as_choice(parents, at, token)
+        matches = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
+        child, branch, dropped = (np.where(named, node, -1) for node in matches)
+        self.node = np.where(child >= 0, child, branch)  # the node that has the token; -1 where none has
+        parent = parents.at_row[row]
+        in_top, top_p = _likeliest(parents, parent, token)
+        chosen, rank, choice_q = _as_choice(parents, parent, token)
         chosen &= named
-        known = _has_drafter(parents, at) & named
+        known = _has_drafter(parents, parent) & named
         outside = _outside(evidence, token) | (known & chosen & (rank == 0))
         ranked = known & chosen & (rank > 0) & (rank <= RANKED)
         leaf = ~c.children_at(np.ones(len(c.token), np.bool_))[row]
@@ -195,50 +195,50 @@ class Ends:
         )
         places = [PLACES.index(place) for _, place in order]
         self.place = np.select([where for where, _ in order], places, PLACES.index(ChoicePlace.UNKNOWN))
-        own = np.where(self.node >= 0, evidence.confidence[self.node], np.nan)
-        self.draft_p = np.where(in_top, top_p, np.where(known & chosen & (rank > 0), choice_q, own))
+        of_node = np.where(self.node >= 0, evidence.confidence[self.node], np.nan)
+        self.draft_p = np.where(in_top, top_p, np.where(known & chosen & (rank > 0), choice_q, of_node))
 
     def choice(self, place: int, accepted: int) -> Choice:
         """The row of one place."""
         c = self.evidence.columns
-        one = np.flatnonzero(self.place == place)
-        draft_p, sure = self.draft_p[one], c.final_p[self.steps[one]]
+        members = np.flatnonzero(self.place == place)
+        draft_p, sure = self.draft_p[members], c.final_p[self.steps[members]]
         weight = np.where(np.isnan(draft_p), sure - 1, draft_p)  # those with a drafter's p above those without
         known = draft_p[~np.isnan(draft_p)]
         total = accepted + len(self.steps)
         return Choice(
             PLACES[place],
-            Share(len(one), total),
-            len(one) / len(self.steps),
+            Share(len(members), total),
+            len(members) / len(self.steps),
             float(known.mean()) if len(known) else None,
-            Examples(self._at(int(one[0])), self._at(int(one[np.argmax(weight)]))),
+            Examples(self._reference(int(members[0])), self._reference(int(members[np.argmax(weight)]))),
         )
 
-    def _at(self, at: int) -> Reference:
+    def _reference(self, index: int) -> Reference:
         """The step, and the node that has the token."""
-        c, node = self.evidence.columns, int(self.node[at])
-        return c.at_node(node) if node >= 0 else c.at_step(int(self.steps[at]))
+        c, node = self.evidence.columns, int(self.node[index])
+        return c.at_node(node) if node >= 0 else c.at_step(int(self.steps[index]))
 
 
-def _likeliest(parents: TriedParents, at: Indices, token: Indices) -> tuple[Bools, Doubles]:
+def _likeliest(parents: TriedParents, parent: Indices, token: Indices) -> tuple[Bools, Doubles]:
     """Whether each token is among the drafter's likeliest at its parent, and the drafter's p of it there."""
-    p = np.where(token != NO_TOKEN, parents.drafters(at, token), np.nan)
+    p = np.where(token != NO_TOKEN, parents.drafters(parent, token), np.nan)
     return p > 0, p
 
 
-def _has_drafter(parents: TriedParents, at: Indices) -> Bools:
+def _has_drafter(parents: TriedParents, parent: Indices) -> Bools:
     """Whether the drafter's distribution is known at each parent."""
     if not parents.draft_top_p.size:
-        return np.zeros(len(at), np.bool_)
-    return (at >= 0) & (parents.draft_top_p[at] > 0).any(axis=1)
+        return np.zeros(len(parent), np.bool_)
+    return (parent >= 0) & (parents.draft_top_p[parent] > 0).any(axis=1)
 
 
-def _as_choice(parents: TriedParents, at: Indices, token: Indices) -> tuple[Bools, Indices, Doubles]:
+def _as_choice(parents: TriedParents, parent: Indices, token: Indices) -> tuple[Bools, Indices, Doubles]:
     """Whether each token is the target's raw first choice at its parent; that one's rank and p for the drafter."""
     if not parents.top.size:
-        nothing = np.zeros(len(at))
+        nothing = np.zeros(len(parent))
         return nothing.astype(np.bool_), nothing.astype(np.int64), nothing
-    return (at >= 0) & (parents.top[at, 0] == token), parents.choice_rank[at], parents.choice_q[at]
+    return (parent >= 0) & (parents.top[parent, 0] == token), parents.choice_rank[parent], parents.choice_q[parent]
 
 
 def _outside(evidence: Evidence, token: Indices) -> Bools:

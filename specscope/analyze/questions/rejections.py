@@ -89,8 +89,8 @@ class Rejections:
 
 def rejections(evidence: Evidence) -> Rejections:
     """The answer."""
-    if told := evidence.lacking(evidence.judged):
-        return Rejections(Share(0, 0), {}, (), (), told)
+    if lacking := evidence.lacking(evidence.judged):
+        return Rejections(Share(0, 0), {}, (), (), lacking)
     c = evidence.columns
     tried = np.flatnonzero(evidence.judged)
     nodes = np.flatnonzero(evidence.judged & c.rejected)
@@ -109,18 +109,18 @@ def _misses(evidence: Evidence, nodes: Indices) -> Indices:
     """Of these nodes, the place in MISSES."""
     raw, top, rank = evidence.raw_p[nodes], evidence.top_p[nodes], evidence.rank[nodes]
     near = (raw >= NEAR * top) | ((rank <= NEAR_RANK) & (raw >= NEAR_LEAST))
-    found = np.where(near, 0, np.where(raw < NONSENSE, 2, 1))
-    return np.where(np.isnan(raw), 3, found).astype(np.int64)
+    kind = np.where(near, 0, np.where(raw < NONSENSE, 2, 1))
+    return np.where(np.isnan(raw), 3, kind).astype(np.int64)
 
 
 def _counted(groups: Grouping, miss: Indices) -> list[dict[Miss, int]]:
     """Of each group: how many misses of which kind."""
-    columns = [groups.counts(miss == at) for at in range(len(MISSES))]
+    columns = [groups.counts(miss == kind) for kind in range(len(MISSES))]
     return [dict(zip(MISSES, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _tokens(evidence: Evidence, tried: Indices, nodes: Indices, miss: Indices) -> Iterator[RejectedToken]:
-    """A row a token, the most rejections first."""
+    """A row for each token, the most rejections first."""
     c = evidence.columns
     if not c.named[nodes].all():
         return
@@ -131,18 +131,18 @@ def _tokens(evidence: Evidence, tried: Indices, nodes: Indices, miss: Indices) -
     depth, label = groups.commonest(c.depth[nodes]), groups.commonest(evidence.label[c.step[nodes]])
     position = groups.medians(evidence.position[nodes])
     examples = groups.examples(c, nodes, evidence.confidence[nodes], nodes=True)
-    for at in np.argsort(-np.array(rejected), kind="stable").tolist():
+    for row in np.argsort(-np.array(rejected), kind="stable").tolist():
         yield RejectedToken(
-            int(tokens[at]),
-            Share(rejected[at], total[at]),
-            tuple(Count(*pair) for pair in taken[at][:TAKEN]),
-            misses[at],
-            raw[at],
-            rank[at],
-            depth[at][0][0],
-            evidence.label_names[label[at][0][0]],
-            position[at],
-            examples[at],
+            int(tokens[row]),
+            Share(rejected[row], total[row]),
+            tuple(Count(*pair) for pair in taken[row][:TAKEN]),
+            misses[row],
+            raw[row],
+            rank[row],
+            depth[row][0][0],
+            evidence.label_names[label[row][0][0]],
+            position[row],
+            examples[row],
         )
 
 
@@ -153,13 +153,13 @@ def _groups(evidence: Evidence, tried: Indices, nodes: Indices, miss: Indices) -
     label, kind = evidence.label[c.step], c.kind[c.step].astype(np.int64)
     yield from _rows(evidence, "depth", c.depth[tried], nodes, c.depth[nodes], miss, str)
     yield from _rows(evidence, "kind", label[tried], nodes, label[nodes], miss, evidence.label_names.__getitem__)
-    yield from _rows(evidence, "final", kind[tried], nodes, kind[nodes], miss, lambda at: KINDS[at].value)
+    yield from _rows(evidence, "final", kind[tried], nodes, kind[nodes], miss, lambda number: KINDS[number].value)
     yield from _rows(evidence, "position", place[tried], nodes, place[nodes], miss, POSITIONS.name)
     if (c.source >= 0).any():  # a text drafts beside a model
         source = c.source.astype(np.int64)
-        names = (*SOURCES, "one drafter")  # -1, of steps in which one drafted alone, is the last
+        names = (*SOURCES, "one drafter")  # the last is also number -1: steps with one drafter alone
         yield from _rows(evidence, "source", source[tried], nodes, source[nodes], miss, names.__getitem__)
-    yield from _rows(evidence, "miss", None, nodes, miss, miss, lambda at: MISSES[at].value)
+    yield from _rows(evidence, "miss", None, nodes, miss, miss, lambda number: MISSES[number].value)
 
 
 def _rows(
@@ -171,18 +171,21 @@ def _rows(
     miss: Indices,
     name: Callable[[int], str],
 ) -> Iterator[RejectionGroup]:
-    """A row a value that has rejections. `trials`: the values of all nodes tried; None: of all rejections."""
+    """A row for each value that has rejections.
+
+    `trials`: the values of all nodes tried, of which the share is; None: the share is of all rejections.
+    """
     c = evidence.columns
     values, groups = by_value(value)
     total = [len(nodes)] * len(values) if trials is None else _times(values, trials)
     rejected, misses = groups.counts(), _counted(groups, miss)
     token, taken = groups.commonest(c.token[nodes]), groups.commonest(evidence.taken[nodes])
     examples = groups.examples(c, nodes, evidence.confidence[nodes], nodes=True)
-    for at, one in enumerate(values.tolist()):
-        most = Count(*taken[at][0]) if taken[at] else None
-        share = Share(rejected[at], total[at])
-        rejected_most = Count(*token[at][0]) if token[at] else None
-        yield RejectionGroup(by, name(one), share, misses[at], rejected_most, most, examples[at])
+    for row, key in enumerate(values.tolist()):
+        taken_most = Count(*taken[row][0]) if taken[row] else None
+        share = Share(rejected[row], total[row])
+        rejected_most = Count(*token[row][0]) if token[row] else None
+        yield RejectionGroup(by, name(key), share, misses[row], rejected_most, taken_most, examples[row])
 
 
 def _times(values: Indices, among: Indices) -> list[int]:

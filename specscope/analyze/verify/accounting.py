@@ -32,17 +32,17 @@ class Account:
 
     @property
     def ended(self) -> RequestEnd | None:
-        """Its end, where all its steps before are known."""
+        """Its end, where all its steps are known."""
         return self.visits[0].request.end if self.whole and not self.gaps else None
 
     def tells(self, end: RequestEnd) -> bool:
-        """Whether its output is in the capture. (Those with --no-text of before had none.)"""
+        """Whether its output is in the capture. (Older captures made with --no-text have none.)"""
         run = self.history.run
         return run is not None and (run.tells_text or len(end.output) > 0)
 
     @property
     def gaps(self) -> bool:
-        """Whether steps are known to be missing: then a jump says nothing."""
+        """Whether steps are known to be missing: then a jump proves nothing."""
         return bool(self.history.lost)
 
     def pairs(self) -> Iterator[tuple[Visit | None, Visit]]:
@@ -55,21 +55,20 @@ class Account:
 
 
 def accounting_checks(history: History, every: Sequence[Visit], *, ours: bool) -> list[Check]:
-    """All of them, over every step of every request."""
+    """All checks, over every step of every request."""
     by_request: dict[str, list[Visit]] = {}
     for visit in every:
         by_request.setdefault(visit.part.request, []).append(visit)
     accounts = [Account(visits, history, ours) for visits in by_request.values()]
     number = {id(visit): place for place, visit in enumerate(every)}
-    return [_check(*what, accounts, number) for what in CHECKS] + [
-        *(blocks_shared(history), blocks_kept(history)),
-    ]
+    checks = [_check(*what, accounts, number) for what in CHECKS]
+    return [*checks, blocks_shared(history), blocks_kept(history)]
 
 
 def _check(
     name: str, about: str, look: Callable[[Account], Looked], accounts: Sequence[Account], number: dict[int, int]
 ) -> Check:
-    """`number`: of each visit, by its id."""
+    """`number`: each visit's number, by its `id()`."""
     unit = "request" if name in OF_REQUESTS else UNIT
     tested, problems = 0, dict[int, tuple[Visit, str]]()
     for account in accounts:
@@ -95,7 +94,7 @@ def step_numbers(account: Account) -> Looked:
 
 
 def once_in_a_batch(account: Account) -> Looked:
-    """A request has one part in a step, and none after its end."""
+    """A request has one part in a step."""
     last = -1
     for visit in account.visits:
         yield visit, "twice in one step" if visit.record.step == last else ""
@@ -103,14 +102,14 @@ def once_in_a_batch(account: Account) -> Looked:
 
 
 def cached(account: Account) -> Looked:
-    """A step begins with the KV that the one before left; at first and after a preemption, with what was found."""
+    """A step begins with the KV that the one before left; the first, or after a preemption, with what was found."""
     for before, visit in account.pairs():
         here = visit.part.context_len
         if visit.preempted or (before is None and visit.part.index == 0):
             if account.ours:  # others share the KV of a common prefix
-                found = visit.part.found
-                said = f"{here} tokens in the cache before any was fed"
-                yield visit, "" if here == found else said + (f", {found} were found there" if found else "")
+                reused = visit.part.found
+                problem = f"{here} tokens in the cache before any was fed"
+                yield visit, "" if here == reused else problem + (f", {reused} were found there" if reused else "")
         elif before is not None:
             part = before.part
             left = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
@@ -118,7 +117,7 @@ def cached(account: Account) -> Looked:
 
 
 def positions(account: Account) -> Looked:
-    """The root is the last token: behind the prompt at first, then behind what the steps committed."""
+    """The root is the last token: of the prompt at first, then of what the steps committed."""
     info = account.visits[0].request.info
     due: int | None = None
     if account.whole and info is not None and len(info.prompt_tokens):
@@ -134,7 +133,7 @@ def positions(account: Account) -> Looked:
 
 
 def emitted(account: Account) -> Looked:
-    """All that was committed is emitted, but for what lies behind the request's end."""
+    """Every committed token is emitted, except those past the request's end."""
     last, end = account.visits[-1], account.visits[-1].request.end
     dropped = end is not None and end.reason in (FinishReason.CANCELLED, FinishReason.ERROR)  # while its step ran
     for visit in account.visits:
@@ -153,9 +152,9 @@ def outputs(account: Account) -> Looked:
         return
     made = [token for visit in account.visits for token in visit.part.output()]
     output = told_ids(end.output)
-    if output is None and len(made) == len(end.output):  # how many there are can be told alone
+    if output is None and len(made) == len(end.output):  # without token ids only the count can be checked
         output = made
-    most = end.info.params.max_tokens
+    allowed = end.info.params.max_tokens
     if output is None:
         yield last, f"the steps emitted {len(made)} tokens, the output has {len(end.output)}"
     elif made != output:
@@ -163,7 +162,7 @@ def outputs(account: Account) -> Looked:
         same = parted[0] if parted else min(len(made), len(output))
         yield last, f"the steps emitted {len(made)} tokens, the output has {len(output)}; they part at token {same}"
     else:
-        yield last, f"{len(output)} tokens where {most} were allowed" if len(output) > most else ""
+        yield last, f"{len(output)} tokens where {allowed} were allowed" if len(output) > allowed else ""
 
 
 def ends(account: Account) -> Looked:

@@ -1,4 +1,4 @@
-"""KV blocks from step to step: who writes to which, as each step tells."""
+"""KV blocks from step to step: who writes to which, as each step records it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specscope.analyze.findings import Check, CheckResult, Reference
 from specscope.trace.history.history import History
 
 LACKING = "the capture does not tell which blocks were written"
-UNIT = "request step"  # prefill chunks among them, numbered as `walk.visits` gives them
+UNIT = "request step"  # prefill chunks among them, numbered as `evidence.visits.visits` gives them
 Looked = Iterator[tuple[int, Reference, str]]  # number, where it is, and what is wrong there: "" for nothing
 
 
@@ -45,7 +45,7 @@ def _moved_or_taken(history: History) -> Looked:
     tables: dict[str, _Table] = {}
     owner: dict[int, str] = {}  # of each block in them
     for record in history.steps if size else ():
-        if record.after is not None or record.rewound:  # what lies where is not known any more
+        if record.after is not None or record.rewound:  # which block holds what is no longer known
             tables, owner = {}, {}
         here = {part.request for part in record.requests}
         for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):
@@ -58,9 +58,9 @@ def _moved_or_taken(history: History) -> Looked:
             if blocks:
                 problem = _problem(part.request, blocks, first, behind, table, owner)
                 yield number, Reference(part.request, part.index, record.step), problem
-            kept = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
+            committed = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
             _release(behind.values(), owner)
-            held = blocks[: max(-(-kept // size) - first, 0)]
+            held = blocks[: max(-(-committed // size) - first, 0)]
             table.extend(first, held)
             owner.update((block, part.request) for block in held)
         for end in record.finished:
@@ -75,14 +75,14 @@ class _Table:
     block: list[int] = field(default_factory=list)  # of each
 
     def cut(self, first: int) -> dict[int, int]:
-        """Take out the entries from `first` on: their blocks."""
+        """Take out the entries from `first` on, and return their blocks by entry."""
         start = bisect_left(self.entry, first)
         behind = dict(zip(self.entry[start:], self.block[start:], strict=True))
         del self.entry[start:], self.block[start:]
         return behind
 
     def extend(self, first: int, blocks: list[int]) -> None:
-        """Blocks behind all that it has, the first at entry `first`."""
+        """Append blocks, the first at entry `first`."""
         self.entry.extend(range(first, first + len(blocks)))
         self.block.extend(blocks)
 
@@ -91,11 +91,11 @@ def _problem(
     request: str, blocks: list[int], first: int, behind: dict[int, int], table: _Table, owner: dict[int, str]
 ) -> str:
     """`behind`: what the table held from entry `first` on; `table`: what it holds before."""
-    for at, block in enumerate(blocks, first):
+    for entry, block in enumerate(blocks, first):
         if owner.get(block, request) != request:
             return f"writes to block {block}, which holds tokens of {owner[block]}"
-        if behind.get(at, block) != block:
-            return f"entry {at} of its block table is block {behind[at]}, but it writes to block {block}"
+        if behind.get(entry, block) != block:
+            return f"entry {entry} of its block table is block {behind[entry]}, but it writes to block {block}"
         if block in table.block:
             return f"block {block} is in its table twice"
     return "" if len(set(blocks)) == len(blocks) else "a block is in its table twice"

@@ -42,7 +42,7 @@ def unequal(c: Columns) -> Check:
 
 
 def of_requests(c: Columns) -> Check:
-    """No two requests of an engine step have the same coin, but where seed and position give them the same."""
+    """No two requests of an engine step have the same coin, except where they have one seed and position."""
     name, about = "coins of requests", "no two requests of a step have the same coin, but with one seed and position"
     if not c.has_coins:
         return Check(name, CheckResult.SKIPPED, about, note="the capture has no coins", unit="step")
@@ -57,7 +57,7 @@ def of_requests(c: Columns) -> Check:
     batch = np.bincount(np.unique(record, return_inverse=True)[1])
     if not (batch > 1).any():
         return Check(name, CheckResult.SKIPPED, about, note="no step has two requests", unit="step")
-    # A coin in float32 is one of 2^24: two requests may come by the same one
+    # A coin in float32 is one of 2^24: two requests may get the same one by chance
     single = bool((c.coin == c.coin.astype(np.float32)).all())
     expected = len(nodes) * float(np.diff(c.start).max(initial=0)) * float(batch.max()) * 2.0**-24 if single else 0.0
     if len(pairs) <= expected + 5 * math.sqrt(expected):
@@ -70,28 +70,28 @@ def of_requests(c: Columns) -> Check:
     )
 
 
-def _share_seed(c: Columns, one: int, other: int) -> bool:
+def _share_seed(c: Columns, first: int, second: int) -> bool:
     """Whether two steps are known to have the same seed and position."""
-    if not (c.known[one] and c.known[other]) or c.position[one] != c.position[other]:
+    if not (c.known[first] and c.known[second]) or c.position[first] != c.position[second]:
         return False
-    infos = [visit.request.info for visit in (c.visits[one], c.visits[other])]
+    infos = [visit.request.info for visit in (c.visits[first], c.visits[second])]
     seeded = all(info is not None and info.labels.get("seed") != "none" for info in infos)
-    return seeded and c.params[one].seed == c.params[other].seed
+    return seeded and c.params[first].seed == c.params[second].seed
 
 
 def of_nodes(c: Columns) -> Bools:
-    """[N] whether a coin was tossed for the node; under match the first sibling's is that of all."""
+    """[N] whether a coin was tossed for the node; under match all siblings share the first one's."""
     return (c.coin > 0) & ~(c.by_rule.match[c.step] & (c.sibling > 0))
 
 
 def of_finals(c: Columns) -> Bools:
-    """[S] likewise for the final token; under match a recovered token has its rejected siblings' coin."""
+    """[S] likewise for the final token; under match a recovered token shares the coin of the rejected siblings."""
     shared: Bools = c.by_rule.match & (c.kind == KINDS.index(FinalKind.RECOVERED))
     return (c.final_coin > 0) & ~shared
 
 
 def _by_chance(c: Columns) -> Bools:
-    """[S] whether coins are random numbers there: of no earlier step, and numbers at all, which has its own check."""
+    """[S] whether the step's coins count as random: not those of an earlier step, and in range (a check of its own)."""
     return c.fresh & c.sound
 
 
@@ -104,7 +104,7 @@ def _all(c: Columns) -> tuple[Doubles, Indices]:
 
 
 def uniform(c: Columns) -> list[Distance]:
-    """Those of nodes, and those that drew final tokens."""
+    """How far from uniform the coins of nodes are, and those that drew final tokens."""
     by_chance = _by_chance(c)
     finals = c.final_coin[by_chance & of_finals(c)]
     return [Distance.of(c.coin[by_chance[c.step] & of_nodes(c)]), Distance.of(finals)]
@@ -122,8 +122,8 @@ def serial(c: Columns) -> Sum:
 def against_draws(c: Columns) -> list[Sum]:
     """As correlations: a node's coin with its token's q and with its id, the final coin with the first draft's id.
 
-    A token drawn by inverting a cumulative sum rises with the coin that drew it: where one coin serves twice, its id
-    tells. Numbered by step.
+    The id of a token drawn by inverting a cumulative sum rises with the coin that drew it, and so shows where a coin is
+    used twice. Numbered by step.
     """
     by_chance = _by_chance(c)[c.step]
     nodes = np.flatnonzero(c.sampled & by_chance & of_nodes(c))

@@ -13,7 +13,7 @@ import numpy as np
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, CheckResult, Unit
-from specscope.analyze.verify.exact import found
+from specscope.analyze.verify.exact import check_each
 from specscope.analyze.verify.sums import share_of
 from specscope.trace.plan import StaticPlan, read_plan
 from specscope.trace.record.draft_vocabulary import draft_tokens
@@ -22,7 +22,7 @@ from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Preceded, RunInfo
 from specscope.trace.record.tree import ROOT, Bools, Doubles, DraftTree
 
-# What the text went on to be behind each root: what drafts are held against that no p judges.
+# The text that followed each root: drafts are compared with it where no p judges them.
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Follows:
         text = np.array([token for text in texts for token in text], np.int64)
         return Follows(numbered, text, begins, ends, outputs, behind)
 
-    def at(self, step: Indices, depth: Indices) -> Indices:
+    def token_at(self, step: Indices, depth: Indices) -> Indices:
         """The text's token at a depth below the root of each step, the first at 1; -1 outside of its text."""
         place = self.behind[step] + depth - 1
         number = self.request[step]
@@ -76,15 +76,15 @@ class Follows:
         return np.where(inside, self.text[np.where(inside, place, 0)] if len(self.text) else -1, -1)
 
     def by_request(self, hits: Bools, step: Indices) -> tuple[Doubles, Doubles]:
-        """[R] hits, and how many there are, of items in these steps."""
+        """[R] hits and totals, of items in these steps."""
         number, requests = self.request[step], len(self.begins)
-        every = np.bincount(number, minlength=requests).astype(np.float64)
-        return np.bincount(number, hits, requests).astype(np.float64), every
+        total = np.bincount(number, minlength=requests).astype(np.float64)
+        return np.bincount(number, hits, requests).astype(np.float64), total
 
 
 SHIFTS = (-2, -1, 0, 1, 2)
-FEWEST = 40  # drafted tokens: fewer say little of the text
-SIGMAS = 5.0  # by which the text must speak; over requests, as the tokens of one hang together
+FEWEST = 40  # drafted tokens: fewer say little about the text
+SIGMAS = 5.0  # standard errors that count; over requests, as the tokens of one are not independent
 AS_OFTEN = 2.0  # times as often at another place as at its own
 LEFT = 1e-3  # of q: with less, no further sibling could be drawn
 
@@ -104,17 +104,21 @@ def draft_checks(c: Columns, run: RunInfo | None) -> list[Check]:
 
 
 def draft_vocabulary(c: Columns, run: RunInfo | None) -> Check:
-    """Skipped, with the reason, where no token is outside or the capture does not tell."""
+    """Skipped, with the reason, where the drafter's vocabulary is not reduced or not known."""
     name, about = "draft vocabulary", "every drafted token is one that the drafter knows"
     known = draft_tokens(run)
     if known is None:
-        told = run is not None and bool(run.evidence)
-        why = "the drafter's vocabulary is not reduced" if told else "the capture does not tell what the drafter knows"
+        has_evidence = run is not None and bool(run.evidence)
+        why = (
+            "the drafter's vocabulary is not reduced"
+            if has_evidence
+            else "the capture does not tell what the drafter knows"
+        )
         return Check(name, CheckResult.SKIPPED, about, note=why, unit="node")
     every = c.source != TEXT  # what a text drafts beside a model may be any token
     bad = every & ~np.isin(c.token, known)
     note = f"{len(known):,} tokens of the target"
-    return found(name, about, bad, every, c.nodes, lambda i: f"token {c.token[i]} is not among them", note=note)
+    return check_each(name, about, bad, every, c.nodes, lambda i: f"token {c.token[i]} is not among them", note=note)
 
 
 def plan_of(run: RunInfo | None) -> StaticPlan | None:
@@ -138,12 +142,12 @@ def planned(c: Columns, run: RunInfo | None) -> Check:
     children = [plan.shape.children(node) for node in range(-1, len(plan.shape))]
     for step in np.flatnonzero(tested & drawn & (sizes < len(plan.shape))).tolist():
         part = c.visits[step].part
-        # Another engine's scheduler may cut a chain: by a form, by a step's budget, where a request is about to end.
+        # Another engine's scheduler may cut a chain: by a grammar, by a step's budget, where a request is about to end.
         cut = part.sizing or part.is_ranked_with_text or (run is not None and not run.is_ours)
-        # Behind a node a form may refuse all that the drafter knows.
+        # After a node the grammar may refuse every token that the drafter knows.
         cut = cut or c.params[step].has("structured_outputs")
         lacking[step] = 0 if cut else _lacking(part.tree, children)
-    return found(
+    return check_each(
         name,
         about,
         ~drawn | (lacking > 0),
@@ -178,14 +182,14 @@ def likeliest_first(c: Columns, run: RunInfo | None) -> Check:
     tested = np.zeros(len(c.token), np.bool_)
     bad = tested
     if e.draft_top.size:
-        at = e.at_row[c.row]
+        parent = e.at_node
         with_text = np.array([visit.part.is_ranked_with_text for visit in c.visits], np.bool_)
         moved = np.array([params.moved for params in c.params], np.bool_)
-        tested = ~c.sampled & (c.sibling == 0) & (at >= 0) & (c.known & ~moved & ~with_text)[c.step]
-        tested &= (e.draft_top[at, 0] >= 0) & (e.draft_top_p[at, 0] > 0)
-        drafters = np.nan_to_num(e.drafters(at, c.token))
-        bad = (e.draft_top[at, 0] != c.token) & (drafters < e.draft_top_p[at, 0] * (1 - 1e-3) - 1e-6)
-    return found(
+        tested = ~c.sampled & (c.sibling == 0) & (parent >= 0) & (c.known & ~moved & ~with_text)[c.step]
+        tested &= (e.draft_top[parent, 0] >= 0) & (e.draft_top_p[parent, 0] > 0)
+        drafters = np.nan_to_num(e.drafters(parent, c.token))
+        bad = (e.draft_top[parent, 0] != c.token) & (drafters < e.draft_top_p[parent, 0] * (1 - 1e-3) - 1e-6)
+    return check_each(
         "likeliest draft first",
         "a deterministic first child is the token that the drafter held likeliest",
         bad,
@@ -200,7 +204,7 @@ def likeliest_first(c: Columns, run: RunInfo | None) -> Check:
 
 
 def chains(c: Columns) -> Indices:
-    """The nodes that are first children from the root down: what the drafter believes in most."""
+    """The nodes that are first children all the way from the root: what the drafter thinks likeliest."""
     first = c.sibling == 0
     chain = first.copy()
     for depth in range(2, int(c.depth.max(initial=0)) + 1):
@@ -215,22 +219,21 @@ def in_place(c: Columns, follows: Follows) -> Check:
     nodes = chains(c)
     shares: dict[int, tuple[float, float]] = {}  # by shift: the share that fits, and its variance
     for shift in SHIFTS:
-        there = follows.at(c.step[nodes], c.depth[nodes] + shift)
+        there = follows.token_at(c.step[nodes], c.depth[nodes] + shift)
         some = there >= 0
         shares[shift] = share_of(*follows.by_request(c.token[nodes[some]] == there[some], c.step[nodes[some]]))
     best = max(shares, key=lambda shift: shares[shift][0])
-    total = int((follows.at(c.step[nodes], c.depth[nodes]) >= 0).sum())
+    total = int((follows.token_at(c.step[nodes], c.depth[nodes]) >= 0).sum())
     if total < FEWEST:
         return Check(name, CheckResult.SKIPPED, about, note="too few to judge", unit="draft")
-    (own, of_own), (other, of_other) = shares[0], shares[best]
-    z = (other - own) / math.sqrt(of_own + of_other)
-    if best == 0 or z < SIGMAS or other < AS_OFTEN * own or other < 0.1:
+    (own_share, own_variance), (share, variance) = shares[0], shares[best]
+    z = (share - own_share) / math.sqrt(own_variance + variance)
+    if best == 0 or z < SIGMAS or share < AS_OFTEN * own_share or share < 0.1:
         return Check(name, CheckResult.PASSED, about, total, unit="draft")
-    fits = follows.at(c.step[nodes], c.depth[nodes] + best) == c.token[nodes]
+    fits = follows.token_at(c.step[nodes], c.depth[nodes] + best) == c.token[nodes]
     where = f"{abs(best)} {'further on' if best > 0 else 'before'}"
-    detail = (
-        f"a drafted token is the text's token {where} in {100 * other:.0f} %, at its own place in {100 * own:.0f} %"
-    )
+    detail = f"a drafted token is the text's token {where} in {100 * share:.0f} %, "
+    detail += f"at its own place in {100 * own_share:.0f} %"
     return Check(
         name,
         CheckResult.FAILED,
@@ -247,9 +250,9 @@ def in_place(c: Columns, follows: Follows) -> Check:
 
 
 def placeholders(c: Columns, run: RunInfo | None, follows: Follows) -> Check:
-    """No token is drafted over and over that is nobody's choice, in no text, and never accepted."""
+    """No token that is nobody's choice, in no text and never accepted is drafted over and over."""
     name, about = "placeholders", "no token that is in no text and nobody's choice is drafted over and over"
-    free = ~np.array([params.limited for params in c.params], np.bool_)[c.step]  # a form has its own likings
+    free = ~np.array([params.limited for params in c.params], np.bool_)[c.step]  # a grammar favours tokens of its own
     if free.sum() < FEWEST:
         return Check(name, CheckResult.SKIPPED, about, note="too few to judge", unit="node")
     tokens, place, counts = np.unique(c.token, return_inverse=True, return_counts=True)
@@ -261,7 +264,7 @@ def placeholders(c: Columns, run: RunInfo | None, follows: Follows) -> Check:
     rare = (accepted == 0) & (spoken <= 0.001 * len(follows.text)) & (counts >= max(20, 0.05 * free.sum()))
     odd = [token for token in np.flatnonzero(rare).tolist() if not _is_chosen(c, run, int(tokens[token]))]
     bad = np.isin(place, odd)
-    return found(
+    return check_each(
         name,
         about,
         bad,
@@ -273,15 +276,15 @@ def placeholders(c: Columns, run: RunInfo | None, follows: Follows) -> Check:
 
 def _is_chosen(c: Columns, run: RunInfo | None, token: int) -> bool:
     """Whether the drafter's own notes have a token among its likeliest where it was drafted."""
-    e, at = c.parents, c.parents.at_row[c.row]
-    noted = (c.token == token) & (at >= 0)
-    if not e.draft_top.size or not (noted & (e.draft_top_p[at].any(axis=1))).any():
+    e, parent = c.parents, c.parents.at_node
+    noted = (c.token == token) & (parent >= 0)
+    if not e.draft_top.size or not (noted & (e.draft_top_p[parent].any(axis=1))).any():
         return run is not None and bool(run.draft_model) and token > 2  # as far as is known
-    return bool(np.isfinite(e.drafters(at[noted], c.token[noted])).mean() > 0.5)
+    return bool(np.isfinite(e.drafters(parent[noted], c.token[noted])).mean() > 0.5)
 
 
 def fed_features(c: Columns) -> Check:
-    """What fed an EAGLE head is no row of zeros, and no copy of the position before: no layer gives these."""
+    """What fed an EAGLE head is no row of zeros, and no copy of the position before: no layer produces either."""
     rows: list[tuple[int, str]] = []  # the step of each row that was looked at, and what is wrong with it
     last: dict[str, tuple[int, tuple[float, ...]]] = {}  # of each request: position and norms of its last row
     for step, visit in enumerate(c.visits):
@@ -300,7 +303,7 @@ def fed_features(c: Columns) -> Check:
     wrong = [row for row, (_, problem) in enumerate(rows) if problem]
     bad = np.zeros(len(rows), np.bool_)
     bad[wrong] = True
-    return found(
+    return check_each(
         "features fed",
         "the rows that fed the head hold features, each its own",
         bad,
@@ -313,33 +316,33 @@ def fed_features(c: Columns) -> Check:
 
 def drafters_cache(c: Columns) -> Check:
     """A draft model's cache holds no more than what its passes have fed: its text, and accepted nodes that it ran."""
-    most = most_cached(c)
+    limit = most_cached(c)
     cached = np.array([-1 if visit.part.notes is None else visit.part.notes.cached for visit in c.visits], np.int64)
     runs_model = np.array([model_part(visit.part.drafter) == "draft_model" for visit in c.visits], np.bool_)
-    tested: Bools = runs_model & (most >= 0) & (cached >= 0)
-    return found(
+    tested: Bools = runs_model & (limit >= 0) & (cached >= 0)
+    return check_each(
         "drafter's cache",
         "a draft model's cache holds no token that it was not fed",
-        cached > most,
+        cached > limit,
         tested,
         c.steps,
-        lambda s: f"counts {cached[s]} tokens as cached, {most[s]} at most were fed and kept",
+        lambda s: f"counts {cached[s]} tokens as cached, {limit[s]} at most were fed and kept",
         note="" if runs_model.any() else "the drafter is no draft model",
     )
 
 
 def most_cached(c: Columns) -> Indices:
     """[S] how many tokens a draft model's cache may hold when each step begins; -1 where that is not known."""
-    most = np.full(len(c), -1, np.int64)
+    limit = np.full(len(c), -1, np.int64)
     last: dict[str, int] = {}  # of each request, its decode step before
     for step, visit in enumerate(c.visits):
         part, before = visit.part, last.get(visit.request.id)
         if part.preceded is Preceded.PREEMPTION and not part.found:
-            most[step] = 0
+            limit[step] = 0
         elif before is not None and part.index == c.visits[before].part.index + 1:
-            most[step] = _held_after(c, before)
+            limit[step] = _held_after(c, before)
         last[visit.request.id] = step
-    return most
+    return limit
 
 
 def _held_after(c: Columns, step: int) -> int:

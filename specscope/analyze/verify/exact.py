@@ -1,8 +1,8 @@
 """Every step by itself: the verdict's arithmetic, done again from what was recorded.
 
-Each by its rule (speculate/verify/ has them), and of what was forced nothing that follows from being forced. p and q
-were float32: what is computed again from them may differ by rounding, which residuals magnify, and that is followed
-through.
+Each step is checked by its own rule (see speculate/verify/); what follows from a forced outcome is not checked. p and q
+were float32: figures computed again from them may differ by rounding, which residuals magnify, and this error is
+carried along.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RunInfo
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
-# Whether what was recorded are probabilities at all, and whether every step was judged by the run's rule.
+# Whether the recorded figures are probabilities at all, and whether every step was judged by the run's rule.
 #
-# A value of the right type that no probability can have is evidence: the first thing to convict. What would be computed
-# from it says nothing, so that other checks leave its step out.
+# A value of the right type that no probability can have is itself evidence of a fault. Nothing can be computed from it,
+# so the other checks leave its step out.
 
 
 def probabilities(c: Columns) -> Check:
-    """Every step whose figures are not numbers, or no probabilities."""
+    """Every step with a figure that is not a number, or not a probability."""
     details = {int(step): text for step, text in _wrong(c)}
     bad = np.isin(np.arange(len(c)), list(details))
-    return found(
+    return check_each(
         "probabilities",
         "every p, q, coin and entropy is a number in its range",
         bad,
@@ -63,7 +63,7 @@ def rule_of_the_run(c: Columns, run: RunInfo | None, *, edited: bool) -> Check:
     """Each step's rule is the one that the header names. `edited`: a debugger may have changed it on the way."""
     known = run is not None and run.is_ours and not edited
     bad = np.array([run is not None and visit.part.rule != run.rule for visit in c.visits], np.bool_)
-    return found(
+    return check_each(
         "rule of verification",
         "every step was judged by the rule that the run names",
         bad,
@@ -77,7 +77,7 @@ def rule_of_the_run(c: Columns, run: RunInfo | None, *, edited: bool) -> Check:
 RELATIVE = 1e-5  # of a probability: float32, and sums over a vocabulary of it
 LEAST = 1e-6  # of any figure
 WHOLE = 3e-5  # by which a sum of float32 over a vocabulary may miss 1: 5e-6 was seen with 49,152 tokens
-HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing is said
+HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing is judged
 BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
 
 
@@ -98,7 +98,7 @@ def exact_checks(columns: Columns, *, ours: bool) -> list[Check]:
     ]
 
 
-def found(
+def check_each(
     name: str,
     about: str,
     bad: Bools,
@@ -120,13 +120,13 @@ def found(
 
 
 def accept_probability(c: Columns) -> Check:
-    """min(1, p / q) at the trial; under rules that look ahead what is left of the ratio of the path."""
+    """min(1, p / q) at the trial; under rules that look ahead, what is left of the path's ratio."""
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = np.where(c.q_trial > 0, np.minimum(1.0, c.p_trial / c.q_trial), 0.0)
     ahead = c.by_rule.ahead[c.step]
     expected = np.where(ahead, c.by_rule.left, expected)
     bad = ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST)
-    return found(
+    return check_each(
         "accept probability",
         "a = min(1, p / q), with p and q as tried; under block and traversal what is left of its path's ratio",
         bad,
@@ -147,7 +147,7 @@ def outcomes(c: Columns) -> Check:
         return Check(name, CheckResult.SKIPPED, about, note="the capture has no coins")
     near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
     bad = (c.accepted != (c.coin < c.accept_prob)) & ~near
-    return found(
+    return check_each(
         name,
         about,
         bad,
@@ -158,13 +158,13 @@ def outcomes(c: Columns) -> Check:
 
 
 def trial_order(c: Columns) -> Check:
-    """Below an accepted node or the root: one after the other until one is accepted; nowhere else."""
+    """Siblings are tried one after the other until one is accepted, below the root or an accepted node only."""
     reached = (c.above < 0) | np.where(c.by_rule.ahead[c.step], c.by_rule.open, c.accepted)[c.above]
     turn = (c.elder < 0) | c.rejected[c.elder]
     due = reached & turn
     if not len(c.token):
         due = np.zeros(0, np.bool_)
-    return found(
+    return check_each(
         "trial order",
         "siblings are tried in draw order until one is accepted, and only below accepted nodes",
         due != c.tried,
@@ -180,7 +180,7 @@ def target_at_trial(c: Columns) -> Check:
     clear = error < HOPELESS
     clear &= c.named | (c.drawn != Drawn.WITH_REPLACEMENT)  # else whether it is the elder's own token is not known
     bad = np.abs(c.p_trial - expected) > error + LEAST + RELATIVE * expected
-    return found(
+    return check_each(
         "p at later trials",
         "p as tried follows from p, and after a rejection from the renormalised residual",
         bad,
@@ -215,12 +215,12 @@ def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
 
 
 def draft_at_trial(c: Columns) -> Check:
-    """q as drawn is q as tried: 1 for a point mass, renormalised where nothing was put back."""
+    """q at the trial follows from q as drawn: 1 for a point mass, renormalised where nothing was put back."""
     left = np.maximum(c.q_left, 1e-12)
     error = RELATIVE + WHOLE / left
     expected = np.where(c.sampled & ~c.by_rule.match[c.step], c.q / left, 1.0)
     bad = (np.abs(c.q_trial - expected) > error * expected + LEAST) | (c.q_trial <= 0) | (c.q_trial > 1 + 1e-4)
-    return found(
+    return check_each(
         "q at trials",
         "q as tried is q over what earlier siblings left of it, and 1 where the draft is deterministic",
         bad,
@@ -231,7 +231,10 @@ def draft_at_trial(c: Columns) -> Check:
 
 
 def residual_mass(c: Columns) -> Check:
-    """Of a point mass 1 - p exactly; of a sampled node between what its token shows and 1 - p; p times its ratio."""
+    """Exactly 1 - p after a point mass; after a sampled node between what its token shows and 1 - p.
+
+    Under rules that look ahead, 1 and p are scaled by what is left of the parent's ratio.
+    """
     ratio = c.by_rule.parent
     mass, p, q = c.residual_mass, ratio * c.p_trial, c.q_trial
     slack = WHOLE
@@ -239,7 +242,7 @@ def residual_mass(c: Columns) -> Check:
     high = ratio - p + np.where(by_q, np.maximum(p - q, 0), 0)
     low = np.where(by_q, ratio - 1 + np.maximum(q - p, 0), high)
     bad = (mass > high + slack) | (mass < low - slack)
-    return found(
+    return check_each(
         "residual mass",
         "what is left of p after a rejection has the mass that p and q allow",
         bad,
@@ -261,7 +264,7 @@ def siblings(c: Columns) -> Check:
     total = np.bincount(c.row[distinct], c.p[distinct], c.rows) if len(c.row) else np.zeros(c.rows)
     over = distinct & (total[c.row] > 1 + 1e-4) & ~again
     bad = (again & distinct) | over
-    return found(
+    return check_each(
         "siblings",
         "siblings are distinct tokens, and the target's probabilities of them sum to at most 1",
         bad,
@@ -277,7 +280,7 @@ def paths(c: Columns) -> Check:
     bad[c.step[c.on_path != c.accepted]] = True
     chained = c.on_path & ~((c.above < 0) | c.on_path[c.above]) if len(c.token) else c.on_path
     bad[c.step[chained]] = True
-    return found(
+    return check_each(
         "paths",
         "the path holds every accepted node and no other",
         bad,
@@ -293,7 +296,7 @@ def final_kinds(c: Columns) -> Check:
     expected[np.diff(c.start) == 0] = TARGET
     if len(c.token):
         expected[c.children_at(np.ones(len(c.token), np.bool_))[c.final_row]] = RECOVERED
-    return found(
+    return check_each(
         "kind of final token",
         "bonus behind an accepted leaf, recovered behind a rejection, target where nothing was drafted",
         c.kind != expected,
@@ -308,11 +311,11 @@ def final_tokens(c: Columns) -> Check:
     bad = ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4))
     again = np.zeros(len(c), np.bool_)
     same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
-    same &= c.named & ~c.forced  # of what was rejected by force alone something may be left
-    # Under rules that look ahead a node of ratio 1 may be rejected with all below it: of its token something is left
+    same &= c.named & ~c.forced  # a token that was rejected by force alone may have a share of the residual
+    # Under rules that look ahead a node of ratio 1 may be rejected with all below it: its token has a share of it too
     same &= ~(c.by_rule.ahead[c.step] & c.sampled & (c.by_rule.parent * c.p_trial > c.q_trial))
     again[c.step[same]] = True
-    return found(
+    return check_each(
         "final tokens",
         "the final token had a probability above 0, and was not rejected at the same place",
         bad | again,
@@ -327,7 +330,7 @@ def final_tokens(c: Columns) -> Check:
 
 
 def recomputed_coins(c: Columns, *, ours: bool) -> Check:
-    """Each coin from its key."""
+    """Each coin, computed again from its key."""
     name, about = "coins", "every coin follows from the request's seed, the stream and the root's position"
     if not ours:
         return Check(name, CheckResult.SKIPPED, about, note="the coins are another engine's")
@@ -345,7 +348,7 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
     bad[known] = c.final_coin[known] != final
     nodes = np.flatnonzero(c.known[c.step])
     bad[c.step[nodes[c.coin[nodes] != of_node[nodes]]]] = True
-    return found(
+    return check_each(
         name,
         about,
         bad,
@@ -357,7 +360,7 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
 
 
 def _share_coins(c: Columns, known: Indices, of_node: Doubles, final: Doubles) -> None:
-    """Under match: tried siblings have the first one's coin, and so has a token recovered behind them. In place."""
+    """Under match tried siblings share the first one's coin, and so does a token recovered after them. In place."""
     first = np.flatnonzero((c.sibling == 0) & c.by_rule.match[c.step])
     of_row = np.zeros(c.rows)
     of_row[c.row[first]] = of_node[first]
@@ -368,7 +371,7 @@ def _share_coins(c: Columns, known: Indices, of_node: Doubles, final: Doubles) -
 
 
 def _unforced_ratios(c: Columns) -> Bools:
-    """[N] of steps that can be checked: where ratios count, those in which none follows from what was forced."""
+    """[N] whether the node's step can be checked and, where its rule goes by ratios, nothing in it was forced."""
     forced = np.zeros(len(c), np.bool_)
     forced[c.step[c.forced]] = True
     return (c.told & ~(c.by_rule.ahead & forced))[c.step]

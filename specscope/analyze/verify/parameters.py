@@ -1,9 +1,9 @@
 """p against the sampling parameters, at every node along its own path: what these parameters can never give.
 
-After all rules p is still, among the tokens that are kept, the raw distribution to the power 1 / temperature, with
-logit bias and penalties before it; so any two kept tokens tell. Top-p's border takes the raw distribution itself, and
-is looked at where the temperature is 1. Repetition penalty depends on a logit's sign, which nobody recorded: where a
-token was seen before, only its direction is known.
+Among the tokens that are kept, p is the raw distribution, after logit bias and penalties, to the power 1 / temperature;
+so any two kept tokens can be checked against each other. Top-p's border depends on the raw distribution itself, and is
+checked where the temperature is 1. Repetition penalty depends on a logit's sign, which is not recorded: where a token
+was seen before, only its direction is known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check
-from specscope.analyze.verify.exact import LEAST, found
+from specscope.analyze.verify.exact import LEAST, check_each
 from specscope.analyze.verify.parents import LACKING
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import told_ids
@@ -35,29 +35,29 @@ def parameter_checks(c: Columns) -> list[Check]:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The parameters of each node's request, by name; and the parent that told of it."""
+    """The parameters of each node's request, by name; and the parent at which the node was tried."""
 
     temperature: Doubles  # [N]
     top_k: Indices
     top_p: Doubles
     min_p: Doubles
     shaped: Bools  # whether bias or penalties move logits
-    limited: Bools  # whether a form, or a least length, may refuse tokens: of the rest each keeps its share
+    limited: Bools  # whether a grammar, or a least length, may refuse tokens: the others keep their shares
     judged: Bools  # sampled requests of known parameters, at parents that the evidence has
-    at: Indices  # its parent among Columns.parents, -1 for none
+    parent: Indices  # its parent among Columns.parents, -1 for none
     choice_p: Doubles  # the likeliest token's p there
 
     @staticmethod
     def of(c: Columns) -> Nodes:
-        """Of each."""
+        """Of each node."""
 
         def each(name: str, kind: type) -> np.ndarray:
             return np.array([getattr(params, name) for params in c.params], kind)[c.step]
 
         shaped = np.array([params.penalised or params.has("logit_bias") for params in c.params], np.bool_)[c.step]
-        at = c.parents.at_row[c.row]
-        judged = (at >= 0) & (c.known & ~c.greedy)[c.step] & c.told[c.step]
-        choice_p = c.parents.choice_p[at] if len(c.parents) else np.zeros(len(at))
+        parent = c.parents.at_node
+        judged = (parent >= 0) & (c.known & ~c.greedy)[c.step] & c.told[c.step]
+        choice_p = c.parents.choice_p[parent] if len(c.parents) else np.zeros(len(parent))
         return Nodes(
             each("temperature", np.float64),
             each("top_k", np.int64),
@@ -66,7 +66,7 @@ class Nodes:
             shaped,
             np.array([params.limited for params in c.params], np.bool_)[c.step],
             judged,
-            at,
+            parent,
             choice_p,
         )
 
@@ -81,10 +81,10 @@ def _note(c: Columns, what: str, asked: Bools) -> str:
 
 
 def top_k(c: Columns, n: Nodes) -> Check:
-    """A token that is kept has fewer than k before it."""
+    """A token that is kept has fewer than k above it."""
     asked = n.top_k > 0
     bad = (c.p > 0) & (c.parents.rank > n.top_k)
-    return found(
+    return check_each(
         "top-k",
         "no token beyond the k likeliest has a probability, at any depth",
         bad,
@@ -96,10 +96,10 @@ def top_k(c: Columns, n: Nodes) -> Check:
 
 
 def min_p(c: Columns, n: Nodes) -> Check:
-    """A token that is kept has at least its share of the likeliest one's p."""
+    """A token that is kept has at least min_p times the likeliest one's p."""
     asked = n.min_p > 0
     bad = (c.p > 0) & (c.p < n.min_p * n.choice_p * (1 - 1e-3) - LEAST)
-    return found(
+    return check_each(
         "min-p",
         "no token below its share of the likeliest has a probability, at any depth",
         bad,
@@ -121,20 +121,20 @@ def _raw_choice(c: Columns) -> Doubles:
 
 
 def top_p(c: Columns, n: Nodes) -> Check:
-    """At temperature 1, raw over p is the mass that was kept: at least top_p, and not without its last token."""
+    """At temperature 1, raw p over p is the mass that was kept: at least top_p, and less without its last token."""
     asked = (n.top_p < 1) & (n.temperature == 1) & ~n.shaped & ~n.limited & (n.top_k == 0) & (n.min_p == 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        kept = (_raw_choice(c) / c.parents.choice_p)[n.at] if len(c.parents) else np.ones(len(n.at))
-    short = kept < n.top_p - 1e-3
-    beyond = (c.p > 0) & (kept - TIES * c.parents.raw_p > n.top_p + 1e-3)
-    return found(
+        kept_mass = (_raw_choice(c) / c.parents.choice_p)[n.parent] if len(c.parents) else np.ones(len(n.parent))
+    short = kept_mass < n.top_p - 1e-3
+    beyond = (c.p > 0) & (kept_mass - TIES * c.parents.raw_p > n.top_p + 1e-3)
+    return check_each(
         "top-p",
         "the tokens with a probability are the fewest that reach top_p, at any depth",
         short | beyond,
-        asked & n.judged & np.isfinite(kept),
+        asked & n.judged & np.isfinite(kept_mass),
         c.nodes,
         lambda i: (
-            f"the tokens kept have {kept[i]:.6g} of the raw mass, with top_p {n.top_p[i]}, at depth {c.depth[i]}; "
+            f"the tokens kept have {kept_mass[i]:.6g} of the raw mass, with top_p {n.top_p[i]}, at depth {c.depth[i]}; "
             f"this one has {c.parents.raw_p[i]:.3g}"
         ),
         note=_note(c, "top_p alone at temperature 1", asked),
@@ -144,22 +144,22 @@ def top_p(c: Columns, n: Nodes) -> Check:
 def temperature(c: Columns, n: Nodes) -> Check:
     """log(p / p of the choice) times the temperature is the raw tokens' log ratio, after bias and penalties."""
     e = c.parents
-    raw = _raw_choice(c)[n.at] if len(e) else np.full(len(n.at), np.nan)
-    told = n.judged & (c.p > 0) & (e.raw_p > FAINT) & np.isfinite(raw) & (raw > FAINT) & (c.p > FAINT)
+    raw = _raw_choice(c)[n.parent] if len(e) else np.full(len(n.parent), np.nan)
+    tested = n.judged & (c.p > 0) & (e.raw_p > FAINT) & np.isfinite(raw) & (raw > FAINT) & (c.p > FAINT)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = n.temperature * np.log(c.p / n.choice_p)
         expected = np.log(e.raw_p / raw)
-    low, high = np.zeros(len(n.at)), np.zeros(len(n.at))
-    _shape(c, n, told, low, high)
+    low, high = np.zeros(len(n.parent)), np.zeros(len(n.parent))
+    _shape(c, n, tested, low, high)
     slack = 2e-3 + 1e-4 * np.abs(expected) + 1e-3 * n.temperature
     with np.errstate(invalid="ignore"):
         bad = (ratio < expected + low - slack) | (ratio > expected + high + slack)
     asked = (c.known & ~c.greedy)[c.step]
-    return found(
+    return check_each(
         "temperature and penalties",
         "p follows from the raw p by temperature, bias and penalties, at any depth",
         bad,
-        told,
+        tested,
         c.nodes,
         lambda i: (
             f"log p / p of the choice, times temperature {n.temperature[i]:g}: {ratio[i]:.4g}; raw {expected[i]:.4g}, "
@@ -170,24 +170,24 @@ def temperature(c: Columns, n: Nodes) -> Check:
 
 
 def draft_temperature(c: Columns, n: Nodes) -> Check:
-    """q is the drafter's raw distribution to the power 1 / temperature; its likeliest tokens bound what it sums to.
+    """q is the drafter's raw distribution to the power 1 / temperature; its likeliest tokens bound the sum of powers.
 
-    Of the other tokens none is likelier than the last of those, so that the sum of their powers is bounded too: from
-    above below temperature 1, from below above it. Where rules cut tokens off, q can only be larger.
+    No other token is likelier than the last of those, so the sum over the others is bounded too: from above at
+    temperatures below 1, from below at temperatures above 1. Where rules cut tokens off, q can only be larger.
     """
     e = c.parents
-    raw = e.drafters(n.at, c.token)
+    raw = e.drafters(n.parent, c.token)
     asked = c.sampled & n.judged & ~n.shaped
-    told = asked & (raw > FAINT)
+    tested = asked & (raw > FAINT)
     low, high = np.zeros(len(raw)), np.ones(len(raw))
-    if told.any():
-        low, high = q_bounds(c, n, n.at, c.token, n.temperature, np.arange(len(raw)))
+    if tested.any():
+        low, high = q_bounds(c, n, n.parent, c.token, n.temperature, np.arange(len(raw)))
     bad = (c.q < low * (1 - 2e-3) - LEAST) | (c.q > high * (1 + 2e-3) + LEAST)
-    return found(
+    return check_each(
         "draft's temperature",
         "q follows from the drafter's raw probability by the request's temperature",
         bad,
-        told,
+        tested,
         c.nodes,
         lambda i: (
             f"q = {c.q[i]:.6g}; the drafter's {raw[i]:.6g} at temperature {n.temperature[i]:g} allows "
@@ -198,14 +198,14 @@ def draft_temperature(c: Columns, n: Nodes) -> Check:
 
 
 def q_bounds(
-    c: Columns, n: Nodes, at: Indices, token: Indices, temperature: Doubles, node: Indices
+    c: Columns, n: Nodes, parent: Indices, token: Indices, temperature: Doubles, node: Indices
 ) -> tuple[Doubles, Doubles]:
-    """Between what q of tokens can be, drawn at these parents and temperatures by the rules of the nodes' requests.
+    """(low, high) of what q of tokens can be, drawn at these parents and temperatures by the nodes' requests' rules.
 
     NaN where a parent does not list the token.
     """
     e = c.parents
-    raw, top, power = e.drafters(at, token), e.draft_top_p[at], 1 / temperature
+    raw, top, power = e.drafters(parent, token), e.draft_top_p[parent], 1 / temperature
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         listed = (top ** power[:, None]).sum(axis=1)
         rest = np.maximum(1 - top.sum(axis=1), 0) * np.maximum(top[:, -1], FAINT) ** (power - 1)
@@ -222,21 +222,21 @@ def _range(low: float, high: float) -> str:
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
-def _shape(c: Columns, n: Nodes, told: Bools, low: Doubles, high: Doubles) -> None:
-    """What bias and penalties add to the log ratio of each node's token and the choice: between low and high."""
+def _shape(c: Columns, n: Nodes, tested: Bools, low: Doubles, high: Doubles) -> None:
+    """Fill in, from low to high, what bias and penalties add to the log ratio of each node's token and the choice."""
     seen = _Seen(c)
-    for i in np.flatnonzero(told & n.shaped).tolist():
+    for i in np.flatnonzero(tested & n.shaped).tolist():
         s = int(c.step[i])
         counts, path = seen.before(s), Counter(_path(c.visits[s].part, int(c.parent[i])))
         params = c.params[s]
         prompt = seen.prompt(s)
-        tokens = int(c.token[i]), int(c.parents.choice[n.at[i]])
+        tokens = int(c.token[i]), int(c.parents.choice[n.parent[i]])
         (a, b), (x, y) = (_moved(token, params, counts + path, prompt) for token in tokens)
         low[i], high[i] = a - y, b - x
 
 
 def _moved(token: int, params: SamplingParams, output: Counter[int], prompt: set[int]) -> tuple[float, float]:
-    """How far a token's logit is moved: between these."""
+    """(low, high): how far bias and penalties move a token's logit."""
     times = output[token]
     by = params.logit_bias.get(token, 0.0) - params.frequency_penalty * times - params.presence_penalty * bool(times)
     if params.repetition_penalty != 1 and (times or token in prompt):
@@ -249,7 +249,7 @@ def _path(part: RequestStep, parent: int) -> list[int]:
 
 
 class _Seen:
-    """How often each token is in a request's output before a step; asked in the order of steps."""
+    """How often each token is in a request's output before a step; steps must be asked for in their order."""
 
     def __init__(self, c: Columns) -> None:
         self.c = c

@@ -1,4 +1,4 @@
-"""The run as a whole: did chance fall as the recorded probabilities say that it should? One level for all checks."""
+"""The run as a whole: did chance fall as the recorded probabilities say? One significance level for all checks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 # The sums over a run: what verification decided and drew, against the chances that it recorded.
 
-FLAT = 1e-4  # nats^2: a distribution of less varentropy is all but one token, and rounding outweighs chance
+FLAT = 1e-4  # nats^2: a distribution of less varentropy is nearly all one token, and rounding outweighs chance
 WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # an output that ended by itself
-SPENT = 0.01  # of q: where less is left, what is said of the rest is rounding
+SPENT = 0.01  # of q: where less is left, figures of the rest are mostly rounding
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Chances:
     def _output(self) -> tuple[Bools, Bools]:
         """[N] accepted nodes and [S] final tokens that a sum over what came out may count.
 
-        Under rules that look ahead, how many tokens a step gives hangs on which they are. There only whole outputs
-        count, to where they ended by themselves: no token that was cut off, and no request that is not at its end.
+        Under rules that look ahead, how many tokens a step gives depends on which they are. There only whole outputs
+        count, up to where they ended by themselves: no token that was cut off, and no request that has not ended.
         """
         c = self.c
         finals, nodes = np.ones(len(c), np.bool_), c.accepted.copy()
@@ -77,8 +77,8 @@ class Chances:
         rows[c.root_row] = self.free()
         rows[c.own_row] = self.free()[c.step]
         rows[c.row[c.forced]] = False
-        # Whether a final token counts hangs on what was accepted before it, and under rules that look ahead on all of a
-        # tree: then a step that was forced is left out as a whole
+        # Whether a final token counts depends on what was accepted before it, and under rules that look ahead on the
+        # whole tree: then a step in which anything was forced is left out as a whole
         gone = c.forced_final.copy()
         gone[c.step[c.forced]] |= c.by_rule.ahead[c.step[c.forced]]
         rows[c.root_row[gone]] = False
@@ -92,13 +92,13 @@ class Chances:
         nodes = np.flatnonzero(out & rows[c.row])
         ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
         others = np.flatnonzero((c.kind != RECOVERED) & e.there & self._untouched()[c.final_row] & finals)
-        at = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
+        parent = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
         p = np.concatenate([c.p[nodes], e.final_p[ends], e.final_p[others]])
-        entropy = np.concatenate([e.entropy[at], e.final_entropy[others]])
-        varentropy = np.concatenate([e.varentropy[at], e.final_varentropy[others]])
+        entropy = np.concatenate([e.entropy[parent], e.final_entropy[others]])
+        varentropy = np.concatenate([e.varentropy[parent], e.final_varentropy[others]])
         steps = np.concatenate([c.step[nodes], ends, others])
-        kept = varentropy > FLAT
-        return _surprisal(p[kept], entropy[kept], varentropy[kept], steps[kept])
+        usable = varentropy > FLAT
+        return _surprisal(p[usable], entropy[usable], varentropy[usable], steps[usable])
 
     def top_token(self) -> Sum:
         """Whether the target's first choice came out, against its p; numbered by step."""
@@ -106,13 +106,13 @@ class Chances:
         rows, (out, finals) = self._untouched() & (e.at_row >= 0), self._output()
         nodes = np.flatnonzero(out & rows[c.row])
         ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
-        at = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
+        parent = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
         token = np.concatenate([c.token[nodes], c.final[ends]])
         steps = np.concatenate([c.step[nodes], ends])
-        chance = e.choice_p[at]
-        kept = (chance > 0) & (chance < 1)
-        difference, variance = (e.choice[at] == token) - chance, chance * (1 - chance)
-        return Sum.of(difference[kept], variance[kept], 1.0, steps[kept])
+        chance = e.choice_p[parent]
+        usable = (chance > 0) & (chance < 1)
+        difference, variance = (e.choice[parent] == token) - chance, chance * (1 - chance)
+        return Sum.of(difference[usable], variance[usable], 1.0, steps[usable])
 
     def drafted(self) -> tuple[Sum, Sum]:
         """Surprisal of sampled drafts against the entropy of q: first siblings, and later ones; numbered by node."""
@@ -124,15 +124,15 @@ class Chances:
     def _draws(self) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
         """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from.
 
-        Without replacement the sums over q of log q and log^2 q lose a term with each draw; that gives both.
+        Without replacement the sums of q log q and q log^2 q lose one term with each draw; both figures follow.
         """
         c, e = self.c, self.c.parents
-        at = e.at_row[c.row]
+        parent = e.at_node
         sums = np.zeros((2, c.rows))
         rows = np.flatnonzero(e.at_row >= 0)
         k = e.at_row[rows]
         sums[0, rows], sums[1, rows] = -e.q_entropy[k], e.q_varentropy[k] + e.q_entropy[k] ** 2
-        usable = c.sampled & (at >= 0) & self.free()[c.step] & (c.q > 0)
+        usable = c.sampled & (parent >= 0) & self.free()[c.step] & (c.q > 0)
         for place in range(int(c.sibling[usable].max(initial=0)) + 1):
             nodes = np.flatnonzero(usable & (c.sibling == place))
             left, (first, second) = c.q_left[nodes], sums[:, c.row[nodes]]
@@ -149,8 +149,8 @@ class Chances:
     def draw_order(self) -> Sum:
         """Whether the likelier of two neighbours came first, against its chance of that; numbered by node.
 
-        Of two tokens drawn one after the other without replacement, with q a and b of what was left, a comes first with
-        a b / (1 - a) against a b / (1 - b) for b.
+        Of two tokens drawn one after the other without replacement, with shares a and b of what was left of q, a comes
+        first with probability a b / (1 - a), b with a b / (1 - b).
         """
         c = self.c
         nodes = np.flatnonzero((c.elder >= 0) & c.sampled & self.free()[c.step])
@@ -165,7 +165,7 @@ class Chances:
 
 
 def _surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
-    """Of tokens drawn with these probabilities. The bound is the largest that was seen."""
+    """Of tokens drawn with these probabilities. The bound is the largest difference that was seen."""
     difference = -np.log(np.maximum(p, 1e-45)) - entropy
     return Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), places)
 
@@ -179,7 +179,7 @@ AGAINST = ("a node's coin and its q", "a node's coin and its token id", "the fin
 
 @dataclass(frozen=True)
 class Cell:
-    """One sum of a check: all there is, or what has one depth, place or size."""
+    """One sum of a check: over everything, or over one depth, place or size."""
 
     name: str  # "" where there is only one
     sum: Sum | Distance
@@ -201,13 +201,13 @@ class Family:
 
     @cached_property
     def judged(self) -> list[Cell]:
-        """The cells with enough in them to show a bias that is possible."""
-        most = math.inf if self.unit is nats else 1.0
-        return [cell for cell in self.cells if cell.sum.judged and cell.sum.least_bias(LOOSE) < most]
+        """The cells with enough in them to show a bias of a possible size."""
+        largest = math.inf if self.unit is nats else 1.0
+        return [cell for cell in self.cells if cell.sum.judged and cell.sum.least_bias(LOOSE) < largest]
 
     @property
     def worst(self) -> Cell:
-        """The cell that speaks loudest."""
+        """The cell with the smallest p-value."""
         return min(self.judged, key=lambda cell: cell.sum.p_value)
 
     @property
@@ -216,7 +216,7 @@ class Family:
         return min(1.0, len(self.judged) * self.worst.sum.p_value)
 
     def skipped(self) -> Check:
-        """As one that could not be judged."""
+        """The check, where it could not be judged."""
         return Check(self.name, CheckResult.SKIPPED, self.about, note=self.lacking, unit=self.counted)
 
     @property
@@ -225,59 +225,59 @@ class Family:
         return "coin" if self.name.startswith("coins") else "decision" if self.name.startswith("acceptance") else "draw"
 
     def check(self, level: float, *, failed: bool) -> Check:
-        """As it was judged. `level`: what its p-value had to be below, in the first place."""
+        """The check, where it was judged. `level`: that of the first step of Holm's procedure."""
         worst, cells = self.worst, self.judged
-        found = worst.sum
+        measured = worst.sum
         least = max(cell.sum.least_bias(level / len(cells)) for cell in _large(cells))
         here = f"{worst.name}: " if worst.name else ""
-        detail = f"{here}off by {self.unit(found.bias)} on average, z = {found.z:.2f} over {found.count:,}"
+        detail = f"{here}off by {self.unit(measured.bias)} on average, z = {measured.z:.2f} over {measured.count:,}"
         return Check(
             self.name,
             CheckResult.FAILED if failed else CheckResult.PASSED,
             self.about,
             tested=sum(cell.sum.count for cell in cells),
-            example=self.of.where(found.worst) if failed and found.worst >= 0 else None,
+            example=self.of.where(measured.worst) if failed and measured.worst >= 0 else None,
             detail=detail if failed else "",
             note="" if failed else f"would have seen {self.unit(least)} with 95 % power",
-            statistic=found.z,
+            statistic=measured.z,
             p_value=self.p_value,
-            bias=found.bias,
+            bias=measured.bias,
             least_bias=least,
             unit=self.counted,
         )
 
 
 def _large(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells with a tenth of the largest one's observations: of smaller ones no pass says much."""
-    most = max(cell.sum.count for cell in cells)
-    return [cell for cell in cells if cell.sum.count >= most / 10]
+    """Cells with at least a tenth of the largest one's observations: that a smaller one passes says little."""
+    largest = max(cell.sum.count for cell in cells)
+    return [cell for cell in cells if cell.sum.count >= largest / 10]
 
 
 def share(value: float) -> str:
-    """Of a probability."""
+    """A bias of a probability, in words."""
     return f"{100 * value:.2g} %"
 
 
 def nats(value: float) -> str:
-    """Of a surprisal."""
+    """A bias of a surprisal, in words."""
     return f"{value:.2g} nats a token"
 
 
 def correlation(value: float) -> str:
-    """Of two numbers."""
+    """A correlation of two numbers, in words."""
     return f"a correlation of {value:.2g}"
 
 
 def distance(value: float) -> str:
-    """From a uniform distribution."""
+    """A distance from the uniform distribution, in words."""
     return f"a distance of {value:.2g}"
 
 
 def statistical_checks(c: Columns, alpha: float, *, by_outcome: bool = False) -> list[Check]:
-    """All of them, with a family-wise error of alpha over those that can be judged.
+    """All checks, with a family-wise error of alpha over those that can be judged.
 
-    `by_outcome`: the capture holds requests that were chosen for what became of them, with whose chances nothing can be
-    said: of those with poor acceptance, acceptance is poor.
+    `by_outcome`: the capture holds requests that were kept for their outcome, and so says nothing about chance: where
+    requests with poor acceptance were kept, acceptance is poor.
     """
     families = [*_decisions(c), *_draws(c), *_coins(c)]
     if by_outcome:
@@ -352,8 +352,8 @@ def _coins(c: Columns) -> list[Family]:
         no_coins = "the capture has no coins"
         names = ("coins uniform", "coins in series", "coins and draws")
         return [Family(name, "", (), distance, c.steps, no_coins) for name in names]
-    uniform = [Cell(name, found) for name, found in zip(OF, coins.uniform(c), strict=True)]
-    draws = [Cell(name, found) for name, found in zip(AGAINST, coins.against_draws(c), strict=True)]
+    uniform = [Cell(name, measured) for name, measured in zip(OF, coins.uniform(c), strict=True)]
+    draws = [Cell(name, measured) for name, measured in zip(AGAINST, coins.against_draws(c), strict=True)]
     return [
         Family("coins uniform", "coins are spread evenly over 0 to 1", uniform, distance, c.steps),
         Family(

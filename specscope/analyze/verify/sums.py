@@ -5,8 +5,8 @@ are judged by Bernstein's inequality as Freedman has it: for differences below b
 
     P(|sum| >= t) <= 2 exp(-t^2 / (2 (V + b t / 3))).
 
-It holds for three numbers as for three million, so that a short run raises no false alarm; against the normal law it
-gives away a sixth of the power.
+It holds for three numbers as for three million, so that a short run raises no false alarm; compared with a normal
+approximation it costs a sixth of the power.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Sum:
     variance: float
     count: int
     bound: float  # on each of them
-    worst: int = -1  # which of them speaks loudest for the sum's sign, as the caller numbers them
+    worst: int = -1  # the one that adds most in the direction of the sum, as the caller numbers them
 
     @staticmethod
     def of(difference: Doubles, variance: Doubles, bound: float, places: Indices) -> Sum:
-        """Of these; `places`: how the caller numbers them."""
+        """Of these differences. `places`: how the caller numbers them."""
         total = float(difference.sum())
         worst = int(places[np.argmax(difference * math.copysign(1, total))]) if len(difference) else -1
         return Sum(total, float(variance.sum()), len(difference), bound, worst)
@@ -58,7 +58,7 @@ class Sum:
 
     @property
     def p_value(self) -> float:
-        """At most how likely a sum so far from 0 is."""
+        """An upper bound on the chance of a sum so far from 0."""
         t = abs(self.total)
         return min(1.0, 2 * math.exp(-t * t / (2 * (self.variance + self.bound * t / 3))))
 
@@ -80,12 +80,12 @@ class Distance:
 
     @staticmethod
     def of(values: Doubles) -> Distance:
-        """Of these."""
+        """Of these values."""
         ordered, n = np.sort(values), len(values)
         if not n:
             return Distance(0.0, 0)
-        at = np.arange(n)
-        return Distance(float(max((ordered - at / n).max(), ((at + 1) / n - ordered).max())), n)
+        rank = np.arange(n)
+        return Distance(float(max((ordered - rank / n).max(), ((rank + 1) / n - ordered).max())), n)
 
     @property
     def judged(self) -> bool:
@@ -99,7 +99,7 @@ class Distance:
 
     @property
     def p_value(self) -> float:
-        """At most how likely a distance so large is."""
+        """An upper bound on the chance of a distance so large."""
         return min(1.0, 2 * math.exp(-2 * self.count * self.bias**2))
 
     def least_bias(self, alpha: float) -> float:
@@ -108,17 +108,17 @@ class Distance:
 
 
 def share_of(hits: Doubles, total: Doubles) -> tuple[float, float]:
-    """(the share, its variance) of hits [R] of so many: requests are independent, the tokens of one are not.
+    """(the share, its variance) of hits [R] out of totals [R]: requests are independent, the tokens of one are not.
 
     The variance is the larger of two: by request (the ratio estimator's), and Wilson's of independent trials, which is
     not 0 where all or nothing was a hit.
     """
-    every, count = float(total.sum()), int((total > 0).sum())
-    if not every:
+    trials, count = float(total.sum()), int((total > 0).sum())
+    if not trials:
         return 0.0, math.inf
-    share = float(hits.sum()) / every
-    around = (float(hits.sum()) + Z95**2 / 2) / (every + Z95**2)
-    alone = around * (1 - around) / every
+    share = float(hits.sum()) / trials
+    around = (float(hits.sum()) + Z95**2 / 2) / (trials + Z95**2)
+    alone = around * (1 - around) / trials
     if count < 2:
         return share, alone
-    return share, max(float(((hits - share * total) ** 2).sum()) * count / (count - 1) / every**2, alone)
+    return share, max(float(((hits - share * total) ** 2).sum()) * count / (count - 1) / trials**2, alone)

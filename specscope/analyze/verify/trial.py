@@ -23,7 +23,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.rules import is_lossy
 
-# What tells whether tokens that were drawn are distributed as the target's
+# The checks of whether drawn tokens are distributed as the target's
 DISTRIBUTION = ("acceptance", "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")
 # What cannot be looked at where token ids were left out
 BY_TOKENS = frozenset(
@@ -41,7 +41,7 @@ BY_TOKENS = frozenset(
         "coins and draws",
     )
 )
-# And what is looked at in part: what is left of it
+# What can be looked at only in part then, and which part
 IN_PART = {
     "siblings": "the sum alone: token ids are not in this file",
     "final tokens": "its probability alone: token ids are not in this file",
@@ -140,13 +140,15 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
         Group("Over the run", (unequal(columns), of_requests(columns), *sums)),
     )
     if run is not None and not run.tells_tokens:
-        groups = tuple(Group(one.title, tuple(_unnamed(check, run.privacy) for check in one.checks)) for one in groups)
+        groups = tuple(
+            Group(group.title, tuple(_unnamed(check, run.privacy) for check in group.checks)) for group in groups
+        )
     tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)
     return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)), columns)
 
 
 def _unnamed(check: Check, privacy: Privacy) -> Check:
-    """A check of a run without token ids: what it could not look at it does not pass."""
+    """A check of a run without token ids: it does not pass on what it could not look at."""
     if check.name in BY_TOKENS:
         return Check(check.name, CheckResult.SKIPPED, check.about, note=privacy.lack, unit=check.unit)
     if check.name in IN_PART and check.result is not CheckResult.SKIPPED:
@@ -172,7 +174,7 @@ def _notes(history: History, c: Columns) -> list[str]:
     unsound = int((~c.sound).sum())
     if unsound:
         notes.append(f"{plural(unsound, 'step')} with figures that are no probabilities: other checks leave them out")
-    forced = int(len(set(c.step[c.forced].tolist())) + (c.forced_final).sum())
+    forced = int(len(set(c.step[c.forced].tolist())) + c.forced_final.sum())
     if forced:
         notes.append(f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out")
     again = int((~c.fresh & c.known & ~c.greedy).sum())

@@ -24,11 +24,11 @@ from specscope.trace.record.method import model_part
 from specscope.trace.record.tree import ROOT, DraftTree
 
 REQUESTS, STEPS = 6, 12  # that are run again: the first steps of some requests
-SOME = 0.02  # of parents that differ as it should be: fewer are no mistake of every step
-MOSTLY = 0.8  # of parents: with fewer that are right, one mistake under which all are is no chance
+SOME = 0.02  # of parents that differ without any mistake: fewer are no sign of a mistake in every step
+MOSTLY = 0.8  # of parents: where fewer are right, a mistake under which all are right is no chance
 FEW = 2  # requests that every mistake is asked about
-NEAR = 0.2  # of the best gain there: what comes so near is asked about all
-GAIN = 0.3  # of the parents that differ a mistake must explain so many
+NEAR = 0.2  # below the best gain there: a mistake that comes so near is asked about all requests
+GAIN = 0.3  # of the parents that differ, how many a mistake must explain
 AS_DRAFTER: dict[Cause | None, Cause] = {
     Cause.POSITION_BY_INDEX: Cause.DRAFTER_ROTARY,
     Cause.KV_NOT_MOVED: Cause.DRAFTER_KV_NOT_MOVED,
@@ -43,14 +43,15 @@ Parts = Sequence[Sequence[Step]]  # the first steps of some requests
 def target_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     """Masks, positions and KV of the target; the sampling parameters where its raw probabilities are right."""
     rows = of_model(models.target)
-    found = origins(case, audit, rows) or (rule_mistakes(case, audit, rows) if _is_ruled(audit) else [])
-    if found:
-        return found
+    if suspects := origins(case, audit, rows) or (rule_mistakes(case, audit, rows) if _is_ruled(audit) else []):
+        return suspects
     parts = beginnings(case.steps, REQUESTS, STEPS)
     model = models.target
-    asked = _all(
-        case, parts, targets.RIGHT, targets.MISTAKES, lambda one, of: _decode(model, of, one, case, drafter=False)
-    )
+
+    def ask(mistake: targets.TreeMistake, some: Parts) -> Asked:
+        return _decode(model, some, mistake, case, drafter=False)
+
+    asked = _all(case, parts, targets.RIGHT, targets.MISTAKES, ask)
     if suspects := _suspects(asked, TARGETS, parts):
         return suspects
     begins = seldom.onsets(case, audit, ("target raw p", "target top tokens"))
@@ -72,39 +73,50 @@ def _is_drawn(audit: Audit) -> bool:
 def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     """What a drafter that is a model is fed, and what becomes of its probabilities."""
     run = case.history.run
-    parts = beginnings(case.steps, REQUESTS, STEPS)
-    begins = seldom.onsets(case, audit, ("drafter top tokens", "draft p"))
     eagle = run is not None and model_part(run.drafter) == "eagle"
     rows = of_head(models.head, models.target) if eagle else of_model(models.draft)
-    if _is_drawn(audit) and (found := rule_mistakes(case, audit, rows, drafter=True)):
-        return found
-    if eagle:
-        again = heads.HeadRerun(models)
-        right, *mistakes = heads.MISTAKES
-        cuts = [
-            [heads.HeadMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
-            for some in (case.drafting, [begin[-1] for begin in begins])
-        ]
-        mistakes += cuts[0]
-        asked = _all(case, parts, right, mistakes, lambda one, of: _fed_head(again, of, one, case))
-        if suspects := _suspects(asked, DRAFTERS, parts):
-            return suspects
-        return seldom.suspects(seldom.of_head(again, begins, case, [*mistakes, *cuts[1]]), DRAFTERS, begins)
+    if _is_drawn(audit) and (suspects := rule_mistakes(case, audit, rows, drafter=True)):
+        return suspects
+    if not eagle and (suspects := origins(case, audit, rows, drafter=True)):
+        return suspects
+    begins = seldom.onsets(case, audit, ("drafter top tokens", "draft p"))
+    return _head_mistakes(case, models, begins) if eagle else _draft_model_mistakes(case, models, begins)
+
+
+def _head_mistakes(case: Case, models: Models, begins: Sequence[seldom.Begin]) -> list[Suspect]:
+    """An EAGLE head under each mistake: all through first, then in one step alone."""
+    parts = beginnings(case.steps, REQUESTS, STEPS)
+    again = heads.HeadRerun(models)
+    right, *mistakes = heads.MISTAKES
+    cut, cut_there = (
+        [heads.HeadMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
+        for some in (case.drafting, [begin[-1] for begin in begins])
+    )
+    mistakes += cut
+    asked = _all(case, parts, right, mistakes, lambda mistake, some: _fed_head(again, some, mistake, case))
+    if suspects := _suspects(asked, DRAFTERS, parts):
+        return suspects
+    return seldom.suspects(seldom.of_head(again, begins, case, [*mistakes, *cut_there]), DRAFTERS, begins)
+
+
+def _draft_model_mistakes(case: Case, models: Models, begins: Sequence[seldom.Begin]) -> list[Suspect]:
+    """A draft model under each mistake: all through first, then in one step alone."""
+    parts = beginnings(case.steps, REQUESTS, STEPS)
     model = models.draft
-    if found := origins(case, audit, rows, drafter=True):
-        return found
     cut, cut_there = (
         [targets.TreeMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
         for some in (case.drafting, [begin[-1] for begin in begins])
     )
-    first, *rest = (replace(one, keep=_fed(one.keep)) for one in (targets.RIGHT, *targets.MISTAKES, *cut))
-    asked = _all(case, parts, first, [*rest, *OF_ITS_KV], lambda one, of: _decode(model, of, one, case, drafter=True))
+    of_trees = (targets.RIGHT, *targets.MISTAKES, *cut)
+    first, *mistakes = (replace(mistake, keep=_fed(mistake.keep)) for mistake in of_trees)
+    mistakes += OF_ITS_KV
+    asked = _all(case, parts, first, mistakes, lambda mistake, some: _decode(model, some, mistake, case, drafter=True))
     if len(asked) > 1:
         late = _decode(model, parts, first, case, drafter=True, late=True)
         asked.append(("each draft from the tokens without the last one", Cause.DRAFT_POSITION, late[2]))
     if suspects := _suspects(_as_drafter(asked), DRAFTERS, parts):
         return suspects
-    rare = seldom.of_model(model, begins, [*rest, *OF_ITS_KV, *cut_there], case, drafter=True)
+    rare = seldom.of_model(model, begins, [*mistakes, *cut_there], case, drafter=True)
     return seldom.suspects(_as_drafter(rare), DRAFTERS, begins)
 
 
@@ -114,25 +126,25 @@ def _as_drafter(asked: Sequence[Asked]) -> list[Asked]:
 
 
 def _all(case: Case, parts: Parts, right: M, mistakes: Iterable[M], ask: Callable[[M, Parts], Asked]) -> list[Asked]:
-    """What is right first; then the mistakes, where something differs, up to one that explains all of it.
+    """No mistake first; then, where something differs, the mistakes, up to one that explains all of it.
 
-    Most mistakes explain nothing. So each is asked about the requests that differ most, and about all of them only
-    where it comes within reach of the best.
+    Most mistakes explain nothing. So each is asked about the few requests that differ most, and about all requests only
+    where it comes near the best.
     """
     asked = [ask(right, parts)]
     rounded = case.dtype != "float32"  # then small differences do not show parent by parent
     if asked[0][2].share >= 1 - SOME and not rounded:
         return asked
     alone = [(part, ask(right, [part])[2]) for part in parts if part] if len(parts) > FEW else []
-    worst = sorted(alone, key=lambda one: (one[1].share, -one[1].mean))[:FEW]
+    worst = sorted(alone, key=lambda pair: (pair[1].share, -pair[1].mean))[:FEW]
     few = [part for part, _ in worst] or list(parts)
     base = ask(right, few)[2]
-    tried = [(one, ask(one, few)[2].gain(base)) for one in mistakes]
+    tried = [(mistake, ask(mistake, few)[2].gain(base)) for mistake in mistakes]
     reach = max((gain for _, gain in tried), default=0.0) - NEAR
-    for one, gain in sorted(tried, key=lambda pair: -pair[1]):
+    for mistake, gain in sorted(tried, key=lambda pair: -pair[1]):
         if gain < max(reach, GAIN / 2) and len(few) < len(parts):
             break
-        asked.append(ask(one, parts))
+        asked.append(ask(mistake, parts))
         if asked[0][2].share < MOSTLY and asked[-1][2].share > 1 - SOME:
             break
     if len(asked) == 1 and tried:
@@ -141,15 +153,15 @@ def _all(case: Case, parts: Parts, right: M, mistakes: Iterable[M], ask: Callabl
 
 
 def _fed_head(again: heads.HeadRerun, parts: Parts, mistake: heads.HeadMistake, case: Case) -> Asked:
-    found = Match()
+    match = Match()
     for steps in parts:
         if steps:
-            found.add(again.ask(steps, mistake, slack(case.dtype)))
-    return mistake.name, mistake.cause, found
+            match.add(again.ask(steps, mistake, slack(case.dtype)))
+    return mistake.name, mistake.cause, match
 
 
 def _first_tokens(steps: Iterable[Step]) -> list[tuple[str, int]]:
-    """The first tokens of the vocabulary that hold all that these steps drafted and listed, as a mistake has it."""
+    """The mistake of choosing among the first tokens only: its name, and how few hold all that the steps drafted."""
     largest = 0
     for step in steps:
         largest = max(largest, int(step.tree.token.max(initial=0)))
@@ -169,7 +181,7 @@ def _inner(tree: DraftTree) -> list[int]:
 
 
 def _first_run(path: Sequence[int], tree: DraftTree) -> list[int]:
-    """As many as are accepted and were run, but the first ones."""
+    """As many nodes as were accepted and run, but the first ones that were run."""
     inner = _inner(tree)
     return inner[: sum(node in inner for node in path)]
 
@@ -190,11 +202,11 @@ def _decode(
     drafter: bool,
     late: bool = False,
 ) -> Asked:
-    found = Match()
+    match = Match()
     for steps in parts:
         for step, logits in targets.decoded(model, steps, mistake):
-            compare_rows(found, step, among(logits, mistake.known), slack(case.dtype), drafter=drafter, late=late)
-    return mistake.name, mistake.cause, found
+            compare_rows(match, step, among(logits, mistake.known), slack(case.dtype), drafter=drafter, late=late)
+    return mistake.name, mistake.cause, match
 
 
 def _scaled(right: Match, what: str, parts: Parts) -> list[Suspect]:
@@ -203,9 +215,9 @@ def _scaled(right: Match, what: str, parts: Parts) -> list[Suspect]:
     if scaled is None:
         return []
     (scale, alike), differ = scaled, right.total - right.same
-    said = f"{what} come out with logits times {scale:.3g} at {alike:,} of {differ:,} parents that differ"
+    line = f"{what} come out with logits times {scale:.3g} at {alike:,} of {differ:,} parents that differ"
     example = next((steps[0].reference() for steps in parts if steps), None)
-    return [Suspect(Cause.LOGITS_SCALED, RERUN + 0.1 * alike / differ, (said,), example=example, rerun=True)]
+    return [Suspect(Cause.LOGITS_SCALED, RERUN + 0.1 * alike / differ, (line,), example=example, rerun=True)]
 
 
 def _suspects(asked: Sequence[Asked], what: str, parts: Parts) -> list[Suspect]:
@@ -213,22 +225,22 @@ def _suspects(asked: Sequence[Asked], what: str, parts: Parts) -> list[Suspect]:
     (_, _, right), *others = asked
     if not others or not right.total:
         return []
-    found = _scaled(right, what, parts)
+    suspects = _scaled(right, what, parts)
     example = next((steps[min(1, len(steps) - 1)].reference() for steps in parts if steps), None)
-    best = max(one[2].gain(right) for one in others)
-    by_cause: dict[Cause, Asked] = {}
-    for one in others:
-        cause, gain = one[1], one[2].gain(right)
+    best = max(match.gain(right) for _, _, match in others)
+    by_cause: dict[Cause, tuple[str, Match]] = {}
+    for name, cause, match in others:
+        gain = match.gain(right)
         if cause is None or gain <= GAIN or gain < best - 0.1:
             continue
-        if cause not in by_cause or gain > by_cause[cause][2].gain(right):
-            by_cause[cause] = one
-    for cause, (name, _, match) in by_cause.items():
-        said = f"{what} come out with {name} at {match} parents, without it at {right}"
-        found.append(
-            Suspect(cause, RERUN * match.gain(right) + 0.1 * match.share, (said,), example=example, rerun=True)
+        if cause not in by_cause or gain > by_cause[cause][1].gain(right):
+            by_cause[cause] = name, match
+    for cause, (name, match) in by_cause.items():
+        line = f"{what} come out with {name} at {match} parents, without it at {right}"
+        suspects.append(
+            Suspect(cause, RERUN * match.gain(right) + 0.1 * match.share, (line,), example=example, rerun=True)
         )
     if right.permuted > 0.5 * (right.total - right.same):
-        said = f"{what} are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
-        found.append(Suspect(Cause.VOCABULARY_MAP, RERUN, (said,), example=example, rerun=True))
-    return found
+        line = f"{what} are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
+        suspects.append(Suspect(Cause.VOCABULARY_MAP, RERUN, (line,), example=example, rerun=True))
+    return suspects

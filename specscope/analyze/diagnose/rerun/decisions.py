@@ -1,11 +1,11 @@
-"""Decisions once more: p, q and coin are recorded right, and another p decided. Of which row, or temperature?
+"""Decisions once more, where p, q and coin are right as recorded and another p decided: of which row, or temperature?
 
-Only first siblings are asked about: what is tried later is held against a residual, which other rows would change too.
+Only first siblings are asked about: later ones are judged by a residual, which other rows would change too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT
 
-STEPS = 24  # that are looked at
+STEPS = 24  # that are asked about
 ENOUGH = 4  # decisions that another row must explain
 NEARLY = 0.96  # of all that were tried: rounding may turn one
 CHECKS = ("outcomes", "greedy acceptance")
@@ -34,9 +34,9 @@ def _beside(by: int) -> Other:
 
     def other(asked: Asked, parent: int, child: int, every: Sequence[Asked]) -> tuple[Asked, int] | None:
         record = asked.step.visit.record.step
-        together = (one for one in every if one.step.visit.record.step == record)
-        batch = sorted(together, key=lambda one: one.step.visit.row)
-        places = [one.step.request for one in batch]
+        together = (neighbour for neighbour in every if neighbour.step.visit.record.step == record)
+        batch = sorted(together, key=lambda neighbour: neighbour.step.visit.row)
+        places = [neighbour.step.request for neighbour in batch]
         return _at(batch[(places.index(asked.step.request) + by) % len(batch)], parent) if len(batch) > 1 else None
 
     return other
@@ -44,8 +44,10 @@ def _beside(by: int) -> Other:
 
 def _before(asked: Asked, parent: int, child: int, every: Sequence[Asked]) -> tuple[Asked, int] | None:
     last = asked.step.last
-    found = next((one for one in every if last is not None and one.step.part is last.part), None)
-    return None if found is None else _at(found, parent)
+    if last is None:
+        return None
+    before = next((other for other in every if other.step.part is last.part), None)
+    return None if before is None else _at(before, parent)
 
 
 def _above(asked: Asked, parent: int, child: int, every: Sequence[Asked]) -> tuple[Asked, int] | None:
@@ -76,43 +78,47 @@ def other_decisions(case: Case, rows: Rows) -> list[Suspect]:
         if name in case.checks
         for node in case.checks[name].wrong.tolist()
     }
-    places = list(dict.fromkeys((request, index) for request, index, _ in wrong))
+    keys = list(dict.fromkeys((request, index) for request, index, _ in wrong))
     if len(wrong) < ENOUGH:
         return []
-    chosen = set(places[:: max(1, len(places) // STEPS)][:STEPS])
+    chosen = set(keys[:: max(1, len(keys) // STEPS)][:STEPS])
     every = rows(case, around(case, chosen))
-    judged = [asked for asked in every if (asked.step.request, asked.step.part.index) in chosen]
-    looked = sum(
-        (asked.step.request, asked.step.part.index, node) in wrong
-        for asked in judged
-        for _, node in first_trials(asked.step)
-    )
+    judged = [asked for asked in every if asked.step.key in chosen]
+    looked = sum((*asked.step.key, node) in wrong for asked in judged for _, node in first_trials(asked.step))
     candidates: list[tuple[str, Other, float]] = [(name, other, 1.0) for name, other in OTHERS.items()]
     candidates += [(f"its own row to the power {power:g}", _own, power) for power in POWERS]
     best: tuple[int, Suspect] | None = None
     for name, other, power in candidates:
         fits = total = explained = 0
         example = None
-        for asked in judged:
-            for parent, child in first_trials(asked.step):
-                row = other(asked, parent, child, every)
-                if row is None:
-                    continue
-                key = asked.step.request, asked.step.part.index, child
-                p = probabilities(row[0], row[1], RIGHT, below=parent != ROOT)
-                p = p if power == 1 else p.pow(power) / p.pow(power).sum()
-                same = decides(asked.step, child, p) == (asked.step.verdict.outcome[child] == Outcome.ACCEPTED)
-                total, fits = total + 1, fits + same
-                explained += same and key in wrong
-                example = example or (asked.step.reference(child) if key in wrong else None)
+        for asked, child, same in _decided(judged, every, other, power):
+            is_wrong = (*asked.step.key, child) in wrong
+            total, fits = total + 1, fits + same
+            explained += same and is_wrong
+            example = example or (asked.step.reference(child) if is_wrong else None)
         if explained >= ENOUGH and explained > NEARLY * looked and fits > NEARLY * total:
-            said = (
+            line = (
                 f"{explained:,} of {plural(looked, 'draft')} that are decided against their own p follow from p of "
                 f"{name}, and so do {fits:,} of all {total:,} that it could decide"
             )
             if best is None or fits > best[0]:
-                best = fits, Suspect(Cause.P_NOT_USED, CERTAIN + 0.02, (said,), example=example, rerun=True)
+                best = fits, Suspect(Cause.P_NOT_USED, CERTAIN + 0.02, (line,), example=example, rerun=True)
     return [] if best is None else [best[1]]
+
+
+def _decided(
+    judged: Sequence[Asked], every: Sequence[Asked], other: Other, power: float
+) -> Iterator[tuple[Asked, int, bool]]:
+    """(step, first child, whether its outcome is as recorded) by the p of another row, to a power."""
+    for asked in judged:
+        for parent, child in first_trials(asked.step):
+            row = other(asked, parent, child, every)
+            if row is None:
+                continue
+            p = probabilities(row[0], row[1], RIGHT, below=parent != ROOT)
+            p = p if power == 1 else p.pow(power) / p.pow(power).sum()
+            accepted = asked.step.verdict.outcome[child] == Outcome.ACCEPTED
+            yield asked, child, bool(decides(asked.step, child, p) == accepted)
 
 
 def first_trials(step: Step) -> list[tuple[int, int]]:

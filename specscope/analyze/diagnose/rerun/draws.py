@@ -1,8 +1,8 @@
 """The final draws once more: what is left of p by the models, and the token that the recorded coin draws from it.
 
-A capture tells of each final token how likely it was, not what else could have been drawn. With the models at hand all
-of the residual is known: then each draw can be done again (in our own runs, where the coin decides by the cumulative
-sum), and it can be seen whether the drawn tokens lean to what the drafter held likely or unlikely, as they must not.
+A capture says how likely each final token was, not what else could have been drawn. With the models at hand the whole
+residual is known: each draw can be done again (in our own runs, where the coin decides by the cumulative sum), and it
+shows whether the drawn tokens lean to what the drafter held likely or unlikely, as they must not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specscope.trace.record.records import ROUNDING, FinalKind
 from specscope.trace.record.tree import Drawn
 
 REQUESTS = 12  # whose draws are done again
-BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that, whatever the dtype
+BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that token, whatever the dtype
 HOPELESS = 0.25  # where rounding may move the border by more, a draw says nothing
 SIGMAS = 5.0
 
@@ -57,23 +57,23 @@ def shared_noise(case: Case, models: Models) -> list[Suspect]:
     if run is None or models.options.draft is None or len(wanted) < 20:
         return []
     names = list(dict.fromkeys(wanted))
-    found = _draws(case, models, names[:: max(1, len(names) // REQUESTS)][:REQUESTS])
+    draws = _draws(case, models, names[:: max(1, len(names) // REQUESTS)][:REQUESTS])
     ours = run.is_ours
-    said = []
-    if ours and found.other > max(2, 0.05 * found.total):
-        said.append(
-            f"the recorded coin draws another token from the residual in {found.other:,} of {found.total:,} draws"
+    lines = []
+    if ours and draws.other > max(2, 0.05 * draws.total):
+        lines.append(
+            f"the recorded coin draws another token from the residual in {draws.other:,} of {draws.total:,} draws"
         )
-    if found.lean.count >= 20 and abs(found.lean.z) > SIGMAS:
-        side = "less" if found.lean.value < 0 else "more"
-        said.append(
+    if draws.lean.count >= 20 and abs(draws.lean.z) > SIGMAS:
+        side = "less" if draws.lean.value < 0 else "more"
+        lines.append(
             f"tokens drawn from the residual are {side} likely to the drafter than draws from it would be, "
-            f"{abs(found.lean.z):.0f} standard errors over {plural(found.lean.count, 'draw')}"
+            f"{abs(draws.lean.z):.0f} standard errors over {plural(draws.lean.count, 'draw')}"
         )
-    if not said:
+    if not lines:
         return []
-    score = CERTAIN - 0.04 if ours and found.other else STATISTICAL + 0.25
-    return [Suspect(Cause.NOISE_SHARED, score, tuple(said), example=found.example, rerun=True)]
+    score = CERTAIN - 0.04 if ours and draws.other else STATISTICAL + 0.25
+    return [Suspect(Cause.NOISE_SHARED, score, tuple(lines), example=draws.example, rerun=True)]
 
 
 def _draws(case: Case, models: Models, names: Sequence[str]) -> Draws:
@@ -81,7 +81,7 @@ def _draws(case: Case, models: Models, names: Sequence[str]) -> Draws:
     eagle = run is not None and model_part(run.drafter) == "eagle"
     head = models.head if eagle else None
     draft = None if eagle else models.draft
-    found = Draws()
+    draws = Draws()
     for name in names:
         contexts = _contexts(case, name)
         if contexts is None or contexts.limits or contexts.params.limited:  # p is not the models' alone
@@ -96,14 +96,14 @@ def _draws(case: Case, models: Models, names: Sequence[str]) -> Draws:
             continue
         for row, step in leaves.items():
             if row in p and row in q:
-                _again(found, step, p[row], q[row], ROUNDING.get(run.dtype if run else "", ROUNDING["bfloat16"]))
-    return found
+                _again(draws, step, p[row], q[row], ROUNDING.get(run.dtype if run else "", ROUNDING["bfloat16"]))
+    return draws
 
 
 def _contexts(case: Case, name: str) -> Contexts | None:
     request = case.history.requests[name]
     places = [place for place, part in enumerate(request.steps) if part.verdict is not None]
-    numbers = [case.history.steps[at].step for at in request.engine_steps]
+    numbers = [case.history.steps[index].step for index in request.engine_steps]
     return contexts_of(request, places, numbers, case.history.run)
 
 
@@ -120,12 +120,14 @@ def _rows(
     model: Causal, contexts: Contexts, leaves: dict[int, AuditedStep], head: Head | None, params: SamplingParams
 ) -> tuple[dict[int, Tensor], Tensor | None]:
     """The distribution at each leaf, after all rules; the features along the text with them."""
-    found, along = {}, []
+    by_row, along = {}, []
     for (rows, logits), piece in model.rows(contexts, () if head is None else head.layers):
-        found.update({row: _ruled(contexts, row, logits[at], params) for at, row in enumerate(rows) if row in leaves})
+        by_row.update(
+            {row: _ruled(contexts, row, logits[index], params) for index, row in enumerate(rows) if row in leaves}
+        )
         if piece is not None:
             along.append(piece.cpu())
-    return found, torch.cat(along) if along else None
+    return by_row, torch.cat(along) if along else None
 
 
 def _head_rows(head: Head, contexts: Contexts, features: Tensor, leaves: dict[int, AuditedStep]) -> dict[int, Tensor]:
@@ -137,12 +139,12 @@ def _head_rows(head: Head, contexts: Contexts, features: Tensor, leaves: dict[in
         for node in sorted(step.rows)
         if step.part.tree.children(node)
     ]
-    found = {}
+    by_row = {}
     for some, logits in head.rows(contexts, features, asked):
         for (step, node), row in zip(some, logits, strict=True):
             if node == step.leaf:
-                found[step.rows[node]] = _ruled(contexts, step.rows[node], row, contexts.drafter_params)
-    return found
+                by_row[step.rows[node]] = _ruled(contexts, step.rows[node], row, contexts.drafter_params)
+    return by_row
 
 
 def _ruled(contexts: Contexts, row: int, logits: Tensor, params: SamplingParams) -> Tensor:
@@ -151,11 +153,11 @@ def _ruled(contexts: Contexts, row: int, logits: Tensor, params: SamplingParams)
     return rules.scores(rules.shaped(logits[None].cpu(), outputs)).softmax(-1)[0].double()
 
 
-def _again(found: Draws, step: AuditedStep, p: Tensor, q: Tensor, rounding: float) -> None:
-    """Draw once more, and see how the token lies in what was left."""
+def _again(draws: Draws, step: AuditedStep, p: Tensor, q: Tensor, rounding: float) -> None:
+    """Draw once more, and count whether another token comes out and how the recorded one leans."""
     verdict, tree = step.part.verdict, step.part.tree
     assert verdict is not None
-    whole, border = q, rounding  # what is subtracted magnifies what p and q are off by
+    whole, border = q, rounding  # subtraction magnifies the errors of p and q
     for child in tree.children(step.leaf):
         left = (p - q).clamp(min=0)
         if (mass := float(left.sum())) > 0:
@@ -171,11 +173,11 @@ def _again(found: Draws, step: AuditedStep, p: Tensor, q: Tensor, rounding: floa
     below, above = float(ends[token] - p[token]), float(ends[token])
     border = max(border, BORDER)
     if border < HOPELESS:
-        found.total += 1
+        draws.total += 1
         if not below - border <= verdict.final_coin <= above + border:
-            found.other += 1
-            found.example = found.example or step.at(None)
+            draws.other += 1
+            draws.example = draws.example or step.at(None)
     held = whole.clamp(min=1e-9).log()
     mean = float((p * held).sum())
     variance = float((p * held * held).sum()) - mean * mean
-    found.lean.add(math.log(max(float(whole[token]), 1e-9)) - mean, max(variance, 0.0))
+    draws.lean.add(math.log(max(float(whole[token]), 1e-9)) - mean, max(variance, 0.0))

@@ -55,16 +55,16 @@ class HeadMistake:
     fed: Callable[[Sequence[int], Along, Sequence[Step]], Sequence[int]] = field(
         default=lambda text, along, steps: text
     )
-    decoding: int = 0  # all that is behind the prompt is that many positions too far
-    known: int | None = None  # the head chooses among so many first tokens only
+    decoding: int = 0  # everything after the prompt is that many positions too far
+    known: int | None = None  # the head chooses among this many first tokens only
 
 
 def _shifted(by: int) -> Feed:
     """Each position gets the feature of the one `by` further on."""
 
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
-        at = (torch.arange(along.length) + by).clamp(0, along.length - 1)
-        return of_layers(along.text[at], layers)
+        places = (torch.arange(along.length) + by).clamp(0, along.length - 1)
+        return of_layers(along.text[places], layers)
 
     return feed
 
@@ -74,7 +74,7 @@ def _only(positions: Callable[[Sequence[Step], int], set[int]]) -> Feed:
 
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
         features = of_layers(along.text, layers).clone()
-        features[sorted(at for at in positions(steps, along.length) if at < along.length)] = 0
+        features[sorted(position for position in positions(steps, along.length) if position < along.length)] = 0
         return features
 
     return feed
@@ -97,13 +97,13 @@ def _prompts_last(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) 
 
 
 def _held(steps: Sequence[Step], length: int) -> list[int]:
-    """Of each position the root of its step: what is fed where a step's features are its root's."""
-    at = list(range(length))
+    """For each position the one whose features are fed, where accepted tokens get those of their step's root."""
+    roots = list(range(length))
     for step in steps:
         for i in range(len(step.verdict.path)):
             if step.after + i < length:
-                at[step.after + i] = step.after - 1
-    return at
+                roots[step.after + i] = step.after - 1
+    return roots
 
 
 def _roots_again(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
@@ -134,14 +134,14 @@ def _last_nodes(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) ->
 
 def _layers(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Feed:
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
-        most = along.text.shape[1] - 1
-        return of_layers(along.text, tuple(min(max(layer, 0), most) for layer in change(layers)))
+        last = along.text.shape[1] - 1
+        return of_layers(along.text, tuple(min(max(layer, 0), last) for layer in change(layers)))
 
     return feed
 
 
 def _borders(steps: Sequence[Step]) -> list[int]:
-    """The positions of the prompt behind the last ones of its prefill chunks, but for the last chunk's."""
+    """The prompt's positions just after each of its prefill chunks, except the last chunk."""
     info = steps[0].visit.request.info
     end = 0 if info is None else len(info.prompt_tokens)
     parts = steps[0].visit.request.steps
@@ -151,7 +151,7 @@ def _borders(steps: Sequence[Step]) -> list[int]:
 
 
 def _prompts_last_token(text: Sequence[int], along: Along, steps: Sequence[Step]) -> Sequence[int]:
-    """Behind each chunk the prompt's last token."""
+    """After each chunk the prompt's last token."""
     fed, info = list(text), steps[0].visit.request.info
     for place in _borders(steps):
         fed[place] = fed[place] if info is None else int(info.prompt_tokens[-1])
@@ -159,7 +159,7 @@ def _prompts_last_token(text: Sequence[int], along: Along, steps: Sequence[Step]
 
 
 def _sampled_token(text: Sequence[int], along: Along, steps: Sequence[Step]) -> Sequence[int]:
-    """Behind each chunk the token that the target would choose there."""
+    """After each chunk the token that the target would choose there."""
     fed = list(text)
     for place in _borders(steps):
         fed[place] = along.choice[place - 1]
@@ -167,7 +167,7 @@ def _sampled_token(text: Sequence[int], along: Along, steps: Sequence[Step]) -> 
 
 
 def _first_output(text: Sequence[int], along: Along, steps: Sequence[Step]) -> Sequence[int]:
-    """Behind each chunk the first token of the output."""
+    """After each chunk the first token of the output."""
     fed, info = list(text), steps[0].visit.request.info
     for place in _borders(steps):
         fed[place] = fed[place] if info is None else text[len(info.prompt_tokens)]
@@ -224,14 +224,14 @@ MISTAKES = (
 
 
 class MovedHead(Head):
-    """A head whose drafted nodes lie further on than they should."""
+    """A head with wrong positions: shifted, scaled, or turned with another rotary base."""
 
     further = 0
     scale = 1.0
     base = 1.0
     decoding = 0
-    prompt = 0  # positions of the prompt: what is fed while decoding comes behind them
-    rows_at_work: frozenset[int] | None = None  # of the text's rows those that are turned wrongly; None: all
+    prompt = 0  # positions of the prompt: what is fed while decoding comes after them
+    rows_at_work: frozenset[int] | None = None  # the rows of the text that are turned wrongly; None: all
     _off = 0
     _drafted = False
 
@@ -279,11 +279,11 @@ class HeadRerun:
     ) -> Match:
         """How many of the steps' parents agree under a mistake.
 
-        `rows`: the positions at which alone it is at work, None: all; `only`: the one step that is looked at.
+        `rows`: the only positions at which it is at work, None: all; `only`: the only step that is looked at.
         """
-        found = Match()
+        match = Match()
         if not all(isinstance(layer, int) for layer in self.head.layers):
-            return found
+            return match
         contexts, along = self._contexts(steps)
         layers: tuple[int, ...] = tuple(int(layer) for layer in self.head.layers)
         self.head.further, self.head.scale, self.head.base = mistake.further, mistake.scale, mistake.base
@@ -298,20 +298,20 @@ class HeadRerun:
             features = torch.where(at_work, features, right)
         judged = {step.part.index: step for step in steps}
         asked: list[Ask] = [
-            (one, node)
-            for one in contexts.steps
-            if one.part.index in judged and one.rows[ROOT] >= 1 and only in (None, one.part.index)
-            for node in sorted(one.rows)
-            if one.part.tree.children(node)
+            (audited, node)
+            for audited in contexts.steps
+            if audited.part.index in judged and audited.rows[ROOT] >= 1 and only in (None, audited.part.index)
+            for node in sorted(audited.rows)
+            if audited.part.tree.children(node)
         ]
         for some, logits in self.head.rows(fed, features, asked):
-            for (one, node), row in zip(some, logits, strict=True):
-                for parent, tokens, probs in recorded(judged[one.part.index], drafter=True):
+            for (audited, node), row in zip(some, logits, strict=True):
+                for parent, tokens, probs in recorded(judged[audited.part.index], drafter=True):
                     if parent == node:
-                        compare(found, among(row, mistake.known), tokens, probs, allowed)
+                        compare(match, among(row, mistake.known), tokens, probs, allowed)
         self.head.further, self.head.scale, self.head.base, self.head.tokens = 0, 1.0, 1.0, self.tokens
         self.head.decoding, self.head.rows_at_work = 0, None
-        return found
+        return match
 
     def _contexts(self, steps: Sequence[Step]) -> tuple[Contexts, Along]:
         """What the head sees of a request, and what the target makes of its text in every layer."""

@@ -13,8 +13,8 @@ from specscope.analyze.diagnose.case import Step
 from specscope.trace.record.records import ROUNDING
 from specscope.trace.record.tree import ROOT, Floats, Ints
 
-SURE = 0.99  # so sure a row is like many others
-LEAST = 3e-4  # of a probability: below this two are the same
+SURE = 0.99  # a row so sure of one token is like many others
+LEAST = 3e-4  # probabilities that differ by less are the same
 
 
 @dataclass
@@ -23,9 +23,9 @@ class Match:
 
     same: int = 0
     total: int = 0
-    permuted: int = 0  # of those that differ, such as have the same probabilities at other tokens
-    off: float = 0.0  # the sum of each parent's largest deviation
-    scales: list[float] = field(default_factory=list)  # of those that differ, such as come out with logits times this
+    permuted: int = 0  # of those that differ, how many have the same probabilities at other tokens
+    off: float = 0.0  # the sum over parents of their largest deviation
+    scales: list[float] = field(default_factory=list)  # of those that differ and come out with logits times this
 
     @property
     def share(self) -> float:
@@ -38,9 +38,9 @@ class Match:
         return self.off / self.total if self.total else 0.0
 
     def gain(self, right: Match) -> float:
-        """How much of what is off as it should be is explained: 1 all of it, 0 nothing.
+        """How much of what differs without any mistake (`right`) is explained: 1 all of it, 0 nothing.
 
-        By the parents that differ; or, where rounding hides these, by how far they are off.
+        By the parents that differ; where rounding hides these, by how far probabilities are off.
         """
         if not self.total or not right.total:
             return 0.0
@@ -50,18 +50,18 @@ class Match:
         return max(counted, 1 - self.mean / right.mean)
 
     def common_scale(self, least: int) -> tuple[float, int] | None:
-        """One factor on all logits that gives what was recorded where it differs, and at how many parents it does.
+        """(factor, parents): one factor on all logits that gives what was recorded, and at how many parents it does.
 
-        None where there is none. `least`: parents at which some factor does.
+        None where there is none. `least`: how many parents must have some factor.
         """
         if len(self.scales) < max(least, 0.5 * (self.total - self.same)):
             return None
         scale = float(np.median(self.scales))
-        alike = sum(abs(one / scale - 1) < 0.1 for one in self.scales)
+        alike = sum(abs(factor / scale - 1) < 0.1 for factor in self.scales)
         return (scale, alike) if alike >= 0.8 * len(self.scales) else None
 
     def add(self, other: Match) -> None:
-        """Count what another holds too."""
+        """Add the counts of another match."""
         self.same, self.total = self.same + other.same, self.total + other.total
         self.permuted, self.off = self.permuted + other.permuted, self.off + other.off
         self.scales += other.scales
@@ -83,11 +83,11 @@ def recorded(step: Step, *, drafter: bool) -> list[tuple[int, Ints, Floats]]:
     tokens, probs = (notes.draft_top, notes.draft_top_p) if drafter else (notes.top, notes.top_p)
     if not tokens.shape[1]:
         return []
-    return [(int(node), tokens[at], probs[at]) for at, node in enumerate(notes.node.tolist())]
+    return [(int(node), tokens[index], probs[index]) for index, node in enumerate(notes.node.tolist())]
 
 
 def among(logits: Tensor, known: int | None) -> Tensor:
-    """Logits [..., V] of which only the first `known` tokens can be chosen; all where that is None."""
+    """Logits [..., V] with which only the first `known` tokens can be chosen; all where that is None."""
     if known is None:
         return logits
     cut = logits.clone()
@@ -95,31 +95,31 @@ def among(logits: Tensor, known: int | None) -> Tensor:
     return cut
 
 
-def compare(found: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> None:
+def compare(match: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> None:
     """Count one parent: a row of logits [V] against recorded probabilities of some tokens."""
     p = row.softmax(-1)
-    found.total += 1
+    match.total += 1
     deviation = float(np.abs(p[tokens.tolist()].numpy() - probs).max())
-    found.off += deviation
+    match.off += deviation
     if deviation <= allowed:
-        found.same += 1
+        match.same += 1
     elif (
         float(probs.max()) < SURE
         and float(np.abs(p.topk(len(probs)).values.numpy() - np.sort(probs)[::-1]).max()) <= allowed
     ):
-        found.permuted += 1
+        match.permuted += 1
     elif (scale := _scale(row, tokens, probs, allowed)) is not None:
-        found.scales.append(scale)
+        match.scales.append(scale)
 
 
 def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | None:
-    """What the logits were multiplied by, where that gives the recorded probabilities; None where nothing does."""
-    own = row.log_softmax(-1)[tokens.tolist()].double().numpy()
+    """The factor on the logits that gives the recorded probabilities; None where none does."""
+    logprobs = row.log_softmax(-1)[tokens.tolist()].double().numpy()
     there = np.log(np.maximum(probs.astype(np.float64), 1e-30))
-    known = np.isfinite(own) & (probs > 1e-6)
-    if known.sum() < 3 or np.ptp(own[known]) < 0.1:
+    known = np.isfinite(logprobs) & (probs > 1e-6)
+    if known.sum() < 3 or np.ptp(logprobs[known]) < 0.1:
         return None
-    scale = float(np.polyfit(own[known], there[known], 1)[0])
+    scale = float(np.polyfit(logprobs[known], there[known], 1)[0])
     if not 0.05 < scale < 20 or abs(scale - 1) < 0.01:
         return None
     p = (row * scale).softmax(-1)[tokens.tolist()].numpy()
@@ -127,30 +127,31 @@ def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | 
 
 
 def compare_rows(
-    found: Match, step: Step, logits: Tensor, allowed: float, *, drafter: bool, late: bool = False
+    match: Match, step: Step, logits: Tensor, allowed: float, *, drafter: bool, late: bool = False
 ) -> None:
-    """Count a step's parents. logits [n + 1, V] at the root and each node; `late`: each parent against its parent."""
+    """Count a step's parents. `logits` [n + 1, V] at root and nodes; `late`: each parent by its own parent's row."""
     for node, tokens, probs in recorded(step, drafter=drafter):
         if late and node == ROOT:
             continue
         row = int(step.tree.parent[node]) + 1 if late else node + 1
-        compare(found, logits[row], tokens, probs, allowed)
+        compare(match, logits[row], tokens, probs, allowed)
 
 
-def beginnings(steps: Sequence[Step], requests: int, most: int) -> list[list[Step]]:
-    """The first steps of some requests, spread over the run, up to what breaks them off: a preemption or a gap."""
+def beginnings(steps: Sequence[Step], requests: int, longest: int) -> list[list[Step]]:
+    """The first steps of some requests, spread over the run, up to a preemption or a gap."""
     by_request: dict[str, list[Step]] = {}
     for step in steps:
         by_request.setdefault(step.request, []).append(step)
-    whole = [own for own in by_request.values() if own[0].visit.part.index <= 64 and own[0].last is None]
+    firsts = ((part[0], part) for part in by_request.values())
+    whole = [part for first, part in firsts if first.visit.part.index <= 64 and first.last is None]
     chosen = whole[:: max(1, len(whole) // requests)][:requests]
-    return [_unbroken(own)[:most] for own in chosen]
+    return [_unbroken(part)[:longest] for part in chosen]
 
 
 def _unbroken(steps: Sequence[Step]) -> list[Step]:
-    kept: list[Step] = []
+    unbroken: list[Step] = []
     for step in steps:
         if step.visit.preempted or step.part.position != step.after - 1:
             break
-        kept.append(step)
-    return kept
+        unbroken.append(step)
+    return unbroken

@@ -1,4 +1,4 @@
-"""Where a wrong row comes from: recorded probabilities held against every row that the model gave in the same step."""
+"""Where a wrong row comes from: recorded probabilities against every row that the model gave in the same step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specscope.analyze.findings import Reference
 from specscope.trace.history.wording import plural
 from specscope.trace.record.tree import Floats, Ints
 
-STEPS = 10  # engine steps that are looked at
+STEPS = 10  # steps that differ, whose batches are looked at
 LEAST = 3  # rows that must come from elsewhere
 ABOUT = {
     Cause.ROWS_SWAPPED: "they are those of another request in the same step",
@@ -30,45 +30,44 @@ def origins(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False) -> l
     """Whether rows that differ are another request's, or another node's."""
     what = "drafter" if drafter else "target"
     keys = differing(audit, [f"{what} top tokens", f"{what} raw p", f"{what} p"], STEPS)
-    asked = rows(case, together(case, keys))
     allowed = slack(case.dtype)
     by_step: dict[int, list[Asked]] = defaultdict(list)
-    for one in asked:
-        by_step[one.step.visit.record.step].append(one)
-    wrong, found = 0, Counter[Cause]()
+    for asked in rows(case, together(case, keys)):
+        by_step[asked.step.visit.record.step].append(asked)
+    wrong, causes = 0, Counter[Cause]()
     examples: dict[Cause, Reference] = {}
     for batch in by_step.values():
-        for one in batch:
-            for node, tokens, probs in recorded(one.step, drafter=drafter):
-                if node not in one.logits or not _is_telling(one.logits[node], tokens, probs):
+        for asked in batch:
+            for node, tokens, probs in recorded(asked.step, drafter=drafter):
+                if node not in asked.logits or not _is_telling(asked.logits[node], tokens, probs):
                     continue
-                if _same(one.logits[node], tokens, probs, allowed):
+                if _same(asked.logits[node], tokens, probs, allowed):
                     continue
                 wrong += 1
-                cause = _whose(one, batch, tokens, probs, allowed)
+                cause = _whose(asked, batch, tokens, probs, allowed)
                 if cause is not None:
-                    found[cause] += 1
-                    examples.setdefault(cause, one.step.reference())
-    for cause, count in found.most_common(1):
+                    causes[cause] += 1
+                    examples.setdefault(cause, asked.step.reference())
+    for cause, count in causes.most_common(1):
         if count >= LEAST and count > 0.5 * wrong:
-            said = (
+            line = (
                 f"the {what}'s probabilities are not those of their own row at {plural(wrong, 'parent')} that were "
                 f"looked at; {ABOUT[cause]} at {count:,} of these"
             )
             score = CONDITION + (CERTAIN - CONDITION) * count / wrong
-            return [Suspect(cause, score, (said,), example=examples[cause], rerun=True)]
+            return [Suspect(cause, score, (line,), example=examples[cause], rerun=True)]
     return []
 
 
-def _whose(one: Asked, batch: Sequence[Asked], tokens: Ints, probs: Floats, allowed: float) -> Cause | None:
+def _whose(asked: Asked, batch: Sequence[Asked], tokens: Ints, probs: Floats, allowed: float) -> Cause | None:
     for other in batch:
         if any(_same(row, tokens, probs, allowed) for row in other.logits.values()):
-            return Cause.P_OTHER_ROW if other is one else Cause.ROWS_SWAPPED
+            return Cause.P_OTHER_ROW if other is asked else Cause.ROWS_SWAPPED
     return None
 
 
 def _is_telling(row: Tensor, tokens: Ints, probs: Floats) -> bool:
-    """Whether a match with another row is no chance: of rows that are sure of a token, those that name another one."""
+    """Whether a match with another row would be no chance: the recorded row is not sure, or sure of another token."""
     return float(probs.max()) <= SURE or int(row.argmax()) != int(tokens[int(probs.argmax())])
 
 

@@ -1,4 +1,4 @@
-"""What a model says at the parents of some steps: rows of logits to hold against what was recorded there."""
+"""What a model says at the parents of some steps: rows of logits to compare with what was recorded there."""
 
 from __future__ import annotations
 
@@ -30,32 +30,31 @@ class Asked:
 Rows = Callable[[Case, Sequence[Step]], list[Asked]]
 
 
-def differing(audit: Audit, names: Sequence[str], most: int) -> list[Key]:
+def differing(audit: Audit, names: Sequence[str], limit: int) -> list[Key]:
     """Some steps at which one of these quantities differs, spread over the run."""
-    found: dict[Key, None] = {}
+    places: dict[Key, None] = {}
     for name in names:
         finding = audit.finding(name)
         if finding is not None:
             pairs = zip(finding.items, finding.differs, strict=True)
-            found.update({(item.request, item.index): None for item, wrong in pairs if wrong})
-    keys = list(found)
-    return keys[:: max(1, len(keys) // most)][:most]
+            places.update({(item.request, item.index): None for item, wrong in pairs if wrong})
+    keys = list(places)
+    return keys[:: max(1, len(keys) // limit)][:limit]
 
 
 def together(case: Case, keys: Iterable[Key]) -> list[Step]:
-    """All requests' steps of the engine steps in which these were."""
+    """The steps of all requests in the same engine steps as these."""
     wanted = set(keys)
-    numbers = {step.visit.record.step for step in case.steps if (step.request, step.part.index) in wanted}
+    numbers = {step.visit.record.step for step in case.steps if step.key in wanted}
     return [step for step in case.steps if step.visit.record.step in numbers]
 
 
 def around(case: Case, keys: Iterable[Key]) -> list[Step]:
-    """The same, and each request's step before."""
+    """The same, and the step before each of these."""
     wanted = set(keys)
     beside = together(case, wanted)
-    before = [step.last for step in beside if step.last is not None and (step.request, step.part.index) in wanted]
-    places = {(step.request, step.part.index): step for step in (*beside, *before)}
-    return list(places.values())
+    before = [step.last for step in beside if step.last is not None and step.key in wanted]
+    return list({step.key: step for step in (*beside, *before)}.values())
 
 
 def of_model(model: Causal) -> Rows:
@@ -64,11 +63,11 @@ def of_model(model: Causal) -> Rows:
     def rows(case: Case, steps: Sequence[Step]) -> list[Asked]:
         asked = []
         for by_index, contexts in _contexts(case, steps):
-            at: dict[int, Tensor] = {}
+            by_row: dict[int, Tensor] = {}
             for (numbers, logits), _ in model.rows(contexts):
-                at.update(zip(numbers, logits.cpu(), strict=True))
+                by_row.update(zip(numbers, logits.cpu(), strict=True))
             for judged in contexts.steps:
-                logits_of = {node: at[row] for node, row in judged.rows.items() if row in at}
+                logits_of = {node: by_row[row] for node, row in judged.rows.items() if row in by_row}
                 asked.append(Asked(by_index[judged.part.index], judged, contexts, logits_of))
         return asked
 
@@ -76,7 +75,7 @@ def of_model(model: Causal) -> Rows:
 
 
 def of_head(head: Head, target: Causal) -> Rows:
-    """Those of an EAGLE head over the target's true features."""
+    """The rows of an EAGLE head over the target's true features."""
 
     def rows(case: Case, steps: Sequence[Step]) -> list[Asked]:
         asked = []
@@ -89,11 +88,11 @@ def of_head(head: Head, target: Causal) -> Rows:
                 for node in sorted(judged.rows)
                 if judged.part.tree.children(node)
             ]
-            at: dict[tuple[int, int], Tensor] = {}
+            by_node: dict[tuple[int, int], Tensor] = {}
             for some, logits in head.rows(contexts, features.cpu(), wanted):
-                at.update({(id(judged), node): row for (judged, node), row in zip(some, logits, strict=True)})
+                by_node.update({(id(judged), node): row for (judged, node), row in zip(some, logits, strict=True)})
             for judged in contexts.steps:
-                logits_of = {node: at[id(judged), node] for node in judged.rows if (id(judged), node) in at}
+                logits_of = {node: by_node[id(judged), node] for node in judged.rows if (id(judged), node) in by_node}
                 asked.append(Asked(by_index[judged.part.index], judged, contexts, logits_of))
         return asked
 
@@ -101,11 +100,11 @@ def of_head(head: Head, target: Causal) -> Rows:
 
 
 def _contexts(case: Case, steps: Sequence[Step]) -> Iterable[tuple[dict[int, Step], Contexts]]:
-    """Request by request: its steps by their own numbers, and what a model must be fed for them."""
-    own: dict[str, dict[int, Step]] = defaultdict(dict)
+    """For each request its steps by their own numbers, and what a model must be fed for them."""
+    by_request: dict[str, dict[int, Step]] = defaultdict(dict)
     for step in steps:
-        own[step.request][step.part.index] = step
-    for name, by_index in own.items():
+        by_request[step.request][step.part.index] = step
+    for name, by_index in by_request.items():
         request = case.history.requests[name]
         places = [place for place, part in enumerate(request.steps) if part.index in by_index]
         contexts = contexts_of(request, places, step_numbers(case.history, name), case.history.run)

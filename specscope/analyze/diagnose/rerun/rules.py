@@ -1,7 +1,7 @@
-"""The sampling parameters once more under named mistakes: p, or q, from the model's true logits, made otherwise.
+"""The sampling parameters once more under named mistakes: p, or q, made of the model's true logits in a wrong way.
 
-First it is asked whether what was recorded is what another row of the same engine step gives, or the request's step
-before; then which one mistake in the parameters gives it; and how many it leaves.
+First another row is tried: of the same engine step, or of the request's step before. Then each mistake in the
+parameters: whether it gives what was recorded, and how many drafted tokens it leaves wrong.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT, Drawn
 
 STEPS = 24  # that differ, and as many others
-GAIN = 0.5  # of the nodes that differ a mistake must explain so many
-EVERY = 0.9  # likewise one temperature, which fits some of whatever there is
+GAIN = 0.5  # of the nodes that differ, how many a mistake must explain
+EVERY = 0.9  # likewise a temperature, as some temperature fits some of anything
 ENOUGH = 3  # nodes
-TELLING = 0.98  # a probability below fits another row by no chance: a small one within a few per cent
+TELLING = 0.98  # a probability below this fits another row by no chance: a small one within a few per cent
 ALIKE = 0.02  # of a small probability, on the scale of logs
 Node = tuple[str, int, int]  # request, step, node
 Change = Callable[[SamplingParams], SamplingParams]
@@ -67,7 +67,7 @@ def _above(asked: Asked, node: int) -> int:
 
 
 def _last_of_each_step(step: Step, prompt: Sequence[int], output: Sequence[int], drafted: int) -> Sequence[int]:
-    """Of each step before only its final token, and what is drafted."""
+    """Only the final token of each earlier step, and the drafted tokens."""
     ends, made = [], 0
     for part in step.visit.request.steps:
         made += part.emitted
@@ -157,8 +157,8 @@ class JudgedTokens:
                         yield asked, parent, child, float(tree.q[child])
 
     def fits(self, mistake: RuleMistake) -> dict[Node, bool]:
-        """Of each drafted token whether what was recorded is what the mistake makes it."""
-        found: dict[Node, bool] = {}
+        """Whether the mistake gives what was recorded of each drafted token."""
+        results: dict[Node, bool] = {}
         rows: dict[tuple[int, int], Tensor] = {}
         for asked, parent, child, recorded in self.nodes():
             row = mistake.row(asked, parent)
@@ -168,18 +168,18 @@ class JudgedTokens:
             if key not in rows:
                 rows[key] = probabilities(asked, row, mistake, below=parent != ROOT, what=self.what)
             off = abs(float(rows[key][int(asked.step.tree.token[child])]) - recorded)
-            found[asked.step.request, asked.step.part.index, child] = off <= self.allowed
-        return found
+            results[(*asked.step.key, child)] = off <= self.allowed
+        return results
 
 
 def rule_mistakes(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False) -> list[Suspect]:
-    """Rows or mistakes under which the recorded p of drafted tokens comes out; or their q."""
+    """Other rows or mistakes that give the recorded p, or q, of drafted tokens."""
     what = "q" if drafter else "p"
     keys = differing(audit, ["draft p" if drafter else "target p"], STEPS)
     wrong = set(keys)
     free = [step for step in case.drafting if step.params is not None and not _is_limited(step)]
-    others = [step for step in free if (step.request, step.part.index) not in wrong]
-    steps = [*(step for step in free if (step.request, step.part.index) in wrong), *_some(others)]
+    others = [step for step in free if step.key not in wrong]
+    steps = [*(step for step in free if step.key in wrong), *_some(others)]
     asked = rows(case, steps)
     judged = JudgedTokens(what, asked, slack(case.dtype))
     right = judged.fits(RIGHT)
@@ -188,9 +188,9 @@ def rule_mistakes(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False
         return []
     if suspect := _another_row(case, judged, bad, rows):
         return [suspect]
-    # One that comes and goes spoils what it was not at work on: it is asked of the steps that differ by themselves too
+    # An intermittent mistake spoils steps in which it was not at work: so it is also tried on those that differ alone
     at_work = {key[:2] for key in bad}
-    alone = replace(judged, asked=[one for one in asked if (one.step.request, one.step.part.index) in at_work])
+    alone = replace(judged, asked=[rows_of_step for rows_of_step in asked if rows_of_step.step.key in at_work])
     right_there = {key: fits for key, fits in right.items() if key[:2] in at_work}
     for some, as_it_is in ((judged, right), (alone, right_there)):
         suspects = _best(some, as_it_is, bad, OF_Q if drafter else OF_P)
@@ -200,7 +200,7 @@ def rule_mistakes(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False
 
 
 def _is_limited(step: Step) -> bool:
-    """Whether a form, or what nobody can compute again, decides which tokens the request may have."""
+    """Whether a grammar, or a limit that cannot be computed again, decides which tokens the request may have."""
     info = step.visit.request.info
     return info is not None and (info.params.limited or bool(unknown_limits(info.params, info.labels)))
 
@@ -212,7 +212,7 @@ def _some(steps: Sequence[Step]) -> Sequence[Step]:
 def _best(
     judged: JudgedTokens, right: dict[Node, bool], bad: set[Node], mistakes: Sequence[RuleMistake]
 ) -> list[Suspect]:
-    """The mistake that explains most of the nodes that differ, and spoils fewest of the others."""
+    """The mistake that explains the most nodes that differ, less those that it spoils of the others."""
     suspects, best = list[Suspect](), 0.0
     for mistake in mistakes:
         fits = judged.fits(mistake)
@@ -220,15 +220,15 @@ def _best(
         explained = sum(fits.get(key, False) for key in bad)
         gain = (explained - spoiled) / len(bad)
         if gain <= (EVERY if mistake.cause is Cause.Q_TEMPERATURE else GAIN) or gain < best + 1e-9:
-            continue  # of several that explain as much the first is the simplest
+            continue  # of several that explain equally much the first is the simplest
         best = gain
         others = len(right) - len(bad)
-        said = (
+        line = (
             f"{judged.what} comes out with {mistake.name} at {explained:,} of the {len(bad):,} drafted tokens whose "
             f"{judged.what} is wrong, and stays right at {others - spoiled:,} of {others:,} others"
         )
         example = _first(judged, bad)
-        suspects = [Suspect(mistake.cause, RERUN + 0.1 * gain, (said,), example=example, rerun=True)]
+        suspects = [Suspect(mistake.cause, RERUN + 0.1 * gain, (line,), example=example, rerun=True)]
     return suspects
 
 
@@ -246,7 +246,7 @@ def _another_row(case: Case, judged: JudgedTokens, bad: set[Node], rows: Rows) -
     known, example = 0, None
     for asked, parent, child, recorded in judged.nodes():
         step = asked.step
-        if (step.request, step.part.index, child) not in bad or not _is_telling(recorded, step.params):
+        if (*step.key, child) not in bad or not _is_telling(recorded, step.params):
             continue
         known += 1
         where = _where(asked, parent, child, recorded, beside, judged)
@@ -255,20 +255,20 @@ def _another_row(case: Case, judged: JudgedTokens, bad: set[Node], rows: Rows) -
             example = example or step.reference(child)
     if judged.what == "p":
         known += _finals_elsewhere(judged, beside, counts)
-    name, most = max(counts.items(), key=lambda item: item[1])
+    name, count = max(counts.items(), key=lambda item: item[1])
     if known < ENOUGH or sum(counts.values()) <= GAIN * known:
         return None
     p_cause = Cause.ROWS_SWAPPED if name == "another request of the same step" else Cause.P_OTHER_ROW
     cause = p_cause if judged.what == "p" else Cause.Q_OTHER_ROW
     lines = (
         f"{judged.what} is not that of its own row at {plural(len(bad), 'node')}; {known:,} of them tell whose it is",
-        f"it is that of {name} at {most:,} of these",
+        f"it is that of {name} at {count:,} of these",
     )
-    return Suspect(cause, RERUN + 0.1 * most / known, lines, example=example, rerun=True)
+    return Suspect(cause, RERUN + 0.1 * count / known, lines, example=example, rerun=True)
 
 
 def _finals_elsewhere(judged: JudgedTokens, beside: Sequence[Asked], counts: dict[str, int]) -> int:
-    """Greedy final tokens that are not the choice of their own row: whose choice they are; how many there were."""
+    """Count whose choice greedy final tokens are that are not their own row's; return how many such there are."""
     known = 0
     for asked in judged.asked:
         step, leaf = asked.step, asked.judged.leaf
@@ -295,14 +295,14 @@ def _choice(asked: Asked, node: int) -> int:
 
 
 def _is_telling(recorded: float, params: SamplingParams | None) -> bool:
-    """Whether a match with another row is no chance: a middling probability; of a greedy one, its choice."""
+    """Whether a match with another row would be no chance: a middling probability; where greedy, the choice itself."""
     if params is not None and params.greedy:
         return recorded == 1
     return 1e-12 < recorded < TELLING
 
 
 def _alike(p: float, recorded: float, allowed: float) -> bool:
-    """Whether two probabilities are the same: a small one by its size, as any small one is near any other."""
+    """Whether two probabilities are the same: small ones are compared by their ratio, as all small ones are close."""
     if recorded > 100 * allowed:
         return abs(p - recorded) <= allowed
     return p > 0 and abs(math.log(p / recorded)) < ALIKE
@@ -320,8 +320,8 @@ def _where(
         elif step.last is not None and other.step.part is step.last.part:
             candidates += [(other, node, "the request's step before") for node in other.logits]
     for other, node, name in candidates:
-        own, others = params_of(asked, judged.what), params_of(other, judged.what)
-        for params in (own,) if own == others else (own, others):
+        own_params, other_params = params_of(asked, judged.what), params_of(other, judged.what)
+        for params in (own_params,) if own_params == other_params else (own_params, other_params):
             mistake = replace(RIGHT, params=_these(params))
             p = probabilities(other, node, mistake, below=node != ROOT, what=judged.what)
             if token < len(p) and _alike(float(p[token]), recorded, judged.allowed):
@@ -330,20 +330,20 @@ def _where(
 
 
 def params_of(asked: Asked, what: str) -> SamplingParams:
-    """By which p, or q, is made of logits: of q that is a fact of the engine."""
+    """The parameters by which p, or q, is made of logits; for q they depend on the engine."""
     return asked.contexts.drafter_params if what == "q" else asked.contexts.params
 
 
 def _first(judged: JudgedTokens, bad: set[Node]) -> Reference | None:
-    """Where the first of them is."""
+    """Where the first of these nodes is."""
     for asked, _, child, _ in judged.nodes():
-        if (asked.step.request, asked.step.part.index, child) in bad:
+        if (*asked.step.key, child) in bad:
             return asked.step.reference(child)
     return None
 
 
 def probabilities(asked: Asked, node: int, mistake: RuleMistake, *, below: bool, what: str = "p") -> Tensor:
-    """[V] what is sampled from behind a node."""
+    """[V] the distribution from which the token after a node is sampled."""
     contexts, given = asked.contexts, params_of(asked, what)
     params = given if mistake.below and not below else mistake.params(given)
     prompt, output = contexts.text[: contexts.prompt_len], contexts.output(asked.judged.rows[node])

@@ -1,7 +1,7 @@
-"""Mistakes that come and go: each is at work in one step alone, where a request first differs or shortly before.
+"""Intermittent mistakes: each is at work in one step alone, where a request first differs or shortly before.
 
-A mistake that is tried all through spoils the steps in which it was not at work, and so explains nothing there. What
-came before the first step that differs is right, so that one step with the mistake must give what was recorded.
+If such a mistake is tried in every step, it spoils those in which it was not at work, and so explains nothing. All
+before the first step that differs is right, so the mistake in one step must give what was recorded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from specscope.analyze.findings import CheckResult
 from specscope.trace.history.wording import plural
 
 REQUESTS = 8  # whose first step that differs is looked at
-LONGEST = 60  # steps before it
+LONGEST = 60  # steps up to it
 ENOUGH = 3  # parents
-NEARLY = 0.98  # of them must come out
-HALF = 0.5  # of those that differ, where no other cause explains half as many
+NEARLY = 0.98  # of the parents must come out
+HALF = 0.5  # of those that differ must, where no other cause explains half as many
 BACK = 3  # steps before it in which the mistake may have been at work
 M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
 Begin = list[Step]  # a request's steps up to the first that differs, which is the last of these
@@ -59,7 +59,7 @@ def _is_unbroken(steps: Begin) -> bool:
 def of_model(
     model: Causal, begins: Sequence[Begin], mistakes: Iterable[targets.TreeMistake], case: Case, *, drafter: bool
 ) -> list[Asked]:
-    """What is right first, then each mistake in the step itself, or in the one before, of a causal language model."""
+    """A causal language model without a mistake first, then with each in the step itself or shortly before it."""
     from transformers import DynamicCache
 
     before: list[Any] = []
@@ -70,15 +70,15 @@ def of_model(
         before.append(cache)
 
     def ask(mistake: targets.TreeMistake, begin: int, back: int) -> Match:
-        steps, found, cache = begins[begin], Match(), copy.deepcopy(before[begin])
+        steps, match, cache = begins[begin], Match(), copy.deepcopy(before[begin])
         last = len(steps) - 1
         for place in range(max(last - BACK, 0), last + 1):
             at_work = mistake if place == last - back else targets.RIGHT
             for step, logits in targets.decoded(model, [steps[place]], at_work, cache=cache):
                 if place == last:
                     rows = among(logits, at_work.known)
-                    compare_rows(found, step, rows, slack(case.dtype), drafter=drafter)
-        return found
+                    compare_rows(match, step, rows, slack(case.dtype), drafter=drafter)
+        return match
 
     return _each(begins, (targets.RIGHT, *mistakes), ask)
 
@@ -86,7 +86,7 @@ def of_model(
 def of_head(
     again: heads.HeadRerun, begins: Sequence[Begin], case: Case, mistakes: Iterable[heads.HeadMistake]
 ) -> list[Asked]:
-    """The same of an EAGLE head: the mistake holds for the rows that were fed in that step."""
+    """The same for an EAGLE head: the mistake is at work on the rows that were fed in that step."""
 
     def ask(mistake: heads.HeadMistake, begin: int, back: int) -> Match:
         steps = begins[begin]
@@ -98,30 +98,30 @@ def of_head(
 
 
 def _each(begins: Sequence[Begin], mistakes: Sequence[M], ask: Callable[[M, int, int], Match]) -> list[Asked]:
-    """Each mistake at work in the last step, or in the one of those before it that explains that request best."""
+    """Each mistake at work in the last step, or in the step shortly before it that explains the request best."""
     asked: list[Asked] = []
     for mistake in mistakes:
-        found = Match()
+        summed = Match()
         for begin, steps in enumerate(begins):
             best = ask(mistake, begin, 0)
             for back in range(1, min(BACK, len(steps) - 1) + 1) if asked else ():
                 if best.share > NEARLY:
                     break
                 best = max(best, ask(mistake, begin, back), key=lambda match: (match.share, -match.mean))
-            found.add(best)
-        asked.append((mistake.name, mistake.cause, found))
+            summed.add(best)
+        asked.append((mistake.name, mistake.cause, summed))
         if not _is_off(asked[0][2]):
             break
     return asked
 
 
 def _is_off(right: Match) -> bool:
-    """Whether enough differs as it should be: else no mistake has anything to explain."""
+    """Whether enough differs without any mistake: else there is nothing to explain."""
     return right.total >= ENOUGH and right.share <= 0.9
 
 
 def suspects(asked: Sequence[Asked], what: str, begins: Sequence[Begin]) -> list[Suspect]:
-    """The mistakes under which the first steps that differ come out: all of them, or far more than under any other."""
+    """The mistakes that give the first steps that differ: nearly all of them, or far more than any other mistake."""
     (_, _, right), *others = asked
     if not _is_off(right):
         return []
@@ -132,15 +132,15 @@ def suspects(asked: Sequence[Asked], what: str, begins: Sequence[Begin]) -> list
         if cause is not None and gain > best.get(cause, (0.0, "", match))[0]:
             best[cause] = gain, name, match
     ranked = sorted(best.items(), key=lambda item: -item[1][0])
-    found = _scaled(right, f"{where}, {what}", begins)
+    named = _scaled(right, f"{where}, {what}", begins)
     for place, (cause, (gain, name, match)) in enumerate(ranked):
         next_best = ranked[place + 1][1][0] if place + 1 < len(ranked) else 0.0
         if match.share < NEARLY and (place or gain < HALF or gain < 2 * next_best):
             continue
-        said = f"{where}, {what} come out with {name}, in one step alone, at {match} parents, without it at {right}"
+        line = f"{where}, {what} come out with {name}, in one step alone, at {match} parents, without it at {right}"
         score = RERUN * min(gain, 1.0) + 0.1 * match.share
-        found.append(Suspect(cause, score, (said,), example=begins[0][-1].reference(), rerun=True))
-    return found
+        named.append(Suspect(cause, score, (line,), example=begins[0][-1].reference(), rerun=True))
+    return named
 
 
 def _scaled(right: Match, where: str, begins: Sequence[Begin]) -> list[Suspect]:
@@ -149,5 +149,5 @@ def _scaled(right: Match, where: str, begins: Sequence[Begin]) -> list[Suspect]:
     if scaled is None:
         return []
     (scale, alike), differ = scaled, right.total - right.same
-    said = f"{where} come out with logits times {scale:.3g} at {alike:,} of {differ:,} parents that differ"
-    return [Suspect(Cause.LOGITS_SCALED, RERUN, (said,), example=begins[0][-1].reference(), rerun=True)]
+    line = f"{where} come out with logits times {scale:.3g} at {alike:,} of {differ:,} parents that differ"
+    return [Suspect(Cause.LOGITS_SCALED, RERUN, (line,), example=begins[0][-1].reference(), rerun=True)]

@@ -23,7 +23,7 @@ from specscope.trace.record.tree import Bools, DraftTree
 Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
 Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far behind the root each node is
 Keep = Callable[[Sequence[int], DraftTree], Sequence[int]]  # which nodes' KV is kept for an accepted path
-Text = Callable[[Step, int, int], Sequence[int]]  # positions of the text's tokens that a step feeds, from, to
+Text = Callable[[Step, int, int], Sequence[int]]  # positions of the text's tokens that a step feeds: from, to
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class TreeMistake:
     keep: Keep = lambda path, tree: path
     text: Text = lambda step, begin, end: range(begin, end)
     further: Callable[[Step], int] = lambda step: 0  # by which its nodes lie too far on
-    known: int | None = None  # the model chooses among so many first tokens only
+    known: int | None = None  # the model chooses among this many first tokens only
 
 
 def _from_its_chunk(step: Step, begin: int, end: int) -> Sequence[int]:
-    """Each prefill chunk of the prompt but the first at positions from 0; what is fed alone lies where it should."""
+    """Positions that begin at 0 again in each prefill chunk; tokens outside prefill chunks lie where they should."""
     chunks = [part for part in step.visit.request.steps if part.index <= step.part.index and part.prefill_tokens]
     first = {
         place: part.context_len
@@ -52,7 +52,10 @@ def _from_its_chunk(step: Step, begin: int, end: int) -> Sequence[int]:
 
 
 def _decoding_for_long(step: Step) -> int:
-    """Likewise but the second: engines that draft behind a step draft its tree while they feed the prompt."""
+    """1 in every step but the first two, for engines that draft the next tree at the end of a step.
+
+    Such an engine drafts the tree of the second step while it feeds the prompt.
+    """
     return int(step.last is not None and step.last.last is not None)
 
 
