@@ -31,9 +31,8 @@ from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.record.flight import Flight
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinishReason, Moved, Phase, RunInfo, StepRecord
+from specscope.trace.record.records import FinishReason, Flight, Moved, Phase, RunInfo, StepRecord
 from specscope.trace.record.rules import MATCH
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus, Sink, Subscription

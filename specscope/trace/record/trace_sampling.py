@@ -19,6 +19,7 @@ from msgspec import Meta
 from specscope.errors import UserError
 from specscope.trace.checked import checked
 from specscope.trace.history.expressions import Expression
+from specscope.trace.record.declared import Count, Share, Step, Told, Wire
 
 # Where a breakpoint's condition has a field for a step (debug/events.py), the same name is the request's sum here.
 NAMES: Mapping[str, tuple[type, str]] = {
@@ -45,7 +46,7 @@ NAMES: Mapping[str, tuple[type, str]] = {
 
 
 IDS = 2**64  # the ids that the ratio is taken of
-Share = Annotated[float, Meta(ge=0, le=1, description="between 0 and 1, such as 0.01")]
+Ratio = Annotated[Share, Meta(description="between 0 and 1, such as 0.01")]
 Mib = Annotated[float, Meta(ge=1, le=2**20, description="between 1 and 1,048,576 (MiB)")]
 SAMPLED_FLAG = 1  # of W3C trace flags
 BUFFER_MIB = 256  # of steps whose requests are not decided yet
@@ -64,21 +65,25 @@ class Reason(StrEnum):
 class Sampled:
     """Why a request's spans are kept, and of how many requests it is one."""
 
-    reason: Reason
-    ratio: float = 0.0  # the share of requests like it that are kept; 0 where it is not known
-    early: bool = False  # whether it was decided before its end: the buffer was full, or the run was over
+    reason: Annotated[Reason, Wire("specscope.sampling.reason")]  # why
+    # the share of requests like it that are kept; 0 where it is not known
+    ratio: Annotated[float, Wire("specscope.sampling.ratio", Share)] = 0.0
+    # whether it was decided before its end: the buffer was full, or the run was over
+    early: Annotated[bool, Wire("specscope.sampling.early", told=Told.ALWAYS)] = False
 
 
 @dataclass(frozen=True)
 class LeftOut:
     """What sampling took out of an engine step, as counts: its times are of all requests, its spans of those kept."""
 
-    steps: int = 0  # whole engine steps between the step before and this one
-    requests: int = 0  # that took part in it
-    prefill_tokens: int = 0  # of theirs
-    drafted: int = 0
-    accepted: int = 0
-    emitted: int = 0
+    # whole engine steps between the step before and this one
+    steps: Annotated[int, Wire("specscope.left_out.steps", Step, told=Told.ALWAYS)] = 0
+    # requests that took part in it
+    requests: Annotated[int, Wire("specscope.left_out.requests", Count, told=Told.ALWAYS)] = 0
+    prefill_tokens: Annotated[int, Wire("specscope.left_out.prefill_tokens", Count, told=Told.ALWAYS)] = 0  # of theirs
+    drafted: Annotated[int, Wire("specscope.left_out.drafted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    accepted: Annotated[int, Wire("specscope.left_out.accepted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    emitted: Annotated[int, Wire("specscope.left_out.emitted", Count, told=Told.ALWAYS)] = 0  # tokens, of theirs
 
 
 def ratio_keeps(trace_id: int, traceparent: str, ratio: float) -> Reason | None:
@@ -122,7 +127,7 @@ def read_sampling(
     names: tuple[str, str, str] = ("--sample", "--keep", "--keep-buffer"),
 ) -> TraceSampling:
     """From flags or variables, whose names are `names`. Raises UserError that says what is possible."""
-    share = None if ratio is None else checked(_number(ratio), Share, names[0])
+    share = None if ratio is None else checked(_number(ratio), Ratio, names[0])
     size = BUFFER_MIB if buffer_mib is None else checked(_number(buffer_mib), Mib, names[2])
     condition = None
     if keep is not None:
