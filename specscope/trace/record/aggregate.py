@@ -46,7 +46,7 @@ class Aggregate:
     # share of the KV cache in use
     kv_usage: Annotated[float | None, Wire("specscope.aggregate.kv_usage", Share | None)] = None
     # what is told as an average only, under its own name
-    averages: Annotated[Mapping[str, float], Wire("specscope.aggregate.average", form=WireForm.BY_HAND)] = field(
+    averages: Annotated[Mapping[str, float], Wire("specscope.aggregate.averages", form=WireForm.BY_HAND)] = field(
         default_factory=dict
     )
     # a counter went back: the engine was restarted, and this counts from there

@@ -44,14 +44,14 @@ class DraftNotes(ArrayEq):
     dropped_score: Annotated[Floats, Wire("specscope.draft.dropped_score", LogProbability, "d")]  # as `score`
     # rows that each of its passes fed
     rows: Annotated[Ints, Wire("specscope.draft.rows", Count, "passes")] = empty(np.int32)
-    # With full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
-    # The row at position t is the target's features of position t, with the token at t + 1.
+    # with full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
+    # the row at position t is the target's features of position t, with the token at t + 1
     fed_token: Annotated[TokenIds, Wire("specscope.draft.fed_token", Token, "r")] = empty(np.int32)
     # the position of each of these rows
     fed_position: Annotated[Ints, Wire("specscope.draft.fed_position", Count, "r")] = empty(np.int32)
     # L2 norm of each layer's features; on the wire row after row
     fed_norms: Annotated[Floats, Wire("specscope.draft.fed_norms", Norm, "r,l")] = empty(np.float32, (0, 0))
-    # Where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn
+    # where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn
     draw_margin: Annotated[Doubles, Wire("specscope.draft.draw_margin", Probability, "n?")] = empty(np.float64)
     # committed tokens in the drafter's KV cache when the tree was begun
     cached: Annotated[int, Wire("specscope.draft.cached", Count, told=Told.ALWAYS)] = 0
@@ -88,10 +88,9 @@ class ParentNotes(ArrayEq):
     raw_p: Annotated[Floats, Wire("", Probability, "n")]
     rank: Annotated[Ints, Wire("", Count, "n")]  # of the token in p, from 1; 0 where its p is 0, or it was not tried
     q_rank: Annotated[Ints, Wire("", Count, "n")]  # of the token in q; 0 where the node is deterministic or not tried
-    # Of the final token: the distribution that it was drawn from, and its probability in p before any rejection
-    final_entropy: Annotated[float, Wire("", Nats)]
-    final_varentropy: Annotated[float, Wire("", SquareNats)]
-    final_target_p: Annotated[float, Wire("", Probability)]
+    final_entropy: Annotated[float, Wire("", Nats)]  # of the distribution that the final token was drawn from
+    final_varentropy: Annotated[float, Wire("", SquareNats)]  # likewise
+    final_target_p: Annotated[float, Wire("", Probability)]  # of the final token in p before any rejection
 
     def named(self, shown: Collection[int]) -> list[int]:
         """The likeliest tokens, ascending, without those that are shown already."""

@@ -142,10 +142,10 @@ class Verdict(ArrayEq):
     final_p: Annotated[float, Wire("specscope.final.p", Probability)]
     # the uniform number that drew it; 0 where it was not drawn with one
     final_coin: Annotated[float, Wire("specscope.final.coin", Probability)]
-    # How far the target's probabilities would have to move for another final token; 1 where none other has mass, and
-    # where it is not known.
+    # how far the target's probabilities would have to move for another final token; 1 where none other has mass, and
+    # where it is not known
     final_margin: Annotated[float, Wire("specscope.final.margin", Probability, told=Told.ALWAYS)] = 1.0
-    # Nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless.
+    # nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless
     forced: Annotated[Ints, Wire("specscope.forced", Node, "f")] = empty(np.int32)
     # the rule of verification; lossy:NAME where it is not lossless
     rule: Annotated[str, Wire("specscope.rule", Name, told=Told.ALWAYS)] = STANDARD
@@ -238,7 +238,7 @@ class RequestStep(ArrayEq):
     preceded: Annotated[Preceded | None, Wire("specscope.preceded")] = None
     # of the target's KV, from `context_len` on
     blocks: Annotated[Ints, Wire("specscope.kv.blocks", Count, "b")] = empty(np.int32)
-    # Accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
+    # accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
     moved: Annotated[Ints, Wire("specscope.kv.moved", Node, "v")] = empty(np.int32)
     # what target and drafter gave where children were tried; None with --evidence lean, and in captures of before
     parents: Annotated[ParentNotes | None, Wire("specscope.parents")] = None
@@ -481,6 +481,7 @@ class RunInfo:
     dtype: Annotated[str, Wire("specscope.run.dtype", Short)]  # of the models
     backend: Annotated[str, Wire("specscope.run.backend", Short)]  # of attention
     seed: Annotated[int, Wire("specscope.run.seed", Int64)]  # of requests that name none
+    # tokens that end an output
     eos_tokens: Annotated[tuple[int, ...], IDS, Wire("specscope.run.eos_tokens", EosTokens, told=Told.ALWAYS)]
     max_context: Annotated[int, Wire("specscope.run.max_context", Count)]  # tokens of a request at most
     blocks: Annotated[int, Wire("specscope.run.blocks", Count)]  # KV blocks in all
@@ -498,29 +499,29 @@ class RunInfo:
     aux_layers: Annotated[tuple[str, ...], Wire("specscope.run.aux_layers", Layers, told=Told.ALWAYS)] = ()
     # tokens that the drafter knows, where it is a model; 0 where it is none
     draft_vocab: Annotated[int, Wire("specscope.run.draft_vocab", Count, told=Told.ALWAYS)] = 0
-    # Which tokens those are, where not all of the target's: draft_vocabulary.py reads it
+    # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
     draft_tokens: Annotated[str, IDS, Wire("specscope.run.draft_tokens", Text)] = ""
     # one of EVIDENCE; "" in captures of before
     evidence: Annotated[str, Wire("specscope.run.evidence", Short, told=Told.ALWAYS)] = ""
-    # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
+    # another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
     speculation: Annotated[Mapping[str, Any], Wire("specscope.run.speculation", dict[str, Any], form=WireForm.JSON)] = (
         field(default_factory=dict)
     )
-    rule: Annotated[str, Wire("specscope.run.rule", Name, told=Told.ALWAYS)] = (
-        STANDARD  # of verification, for whole runs
-    )
+    # the rule of verification, for whole runs
+    rule: Annotated[str, Wire("specscope.run.rule", Name, told=Told.ALWAYS)] = STANDARD
     # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
     costs: Annotated[str, Wire("specscope.run.costs", Short, told=Told.ALWAYS)] = ""
     # what is left out of its records, and of this: whether `text` and `tokens` are told
     privacy: Annotated[Privacy, Wire("specscope.run.", form=WireForm.BY_HAND)] = Privacy.EVERYTHING
     # which requests' spans are kept, as the flags say it; "" where all are
     sampling: Annotated[str, Wire("specscope.run.sampling", Short)] = ""
-    # Where the models were said to be, as given: "" for the default ones. And what lay there: model_digest.py
+    # where the target was said to be, as given: "" for the default one
     target_path: Annotated[str, Wire("specscope.run.target_path", Short)] = ""
-    # "" where it is not known, and in captures of before
+    # what lay there (model_digest.py); "" where it is not known, and in captures of before
     target_digest: Annotated[str, Wire("specscope.run.target_digest", Short)] = ""
-    draft_path: Annotated[str, Wire("specscope.run.draft_path", Short)] = ""  # self:N for the target's first N layers
-    draft_digest: Annotated[str, Wire("specscope.run.draft_digest", Short)] = ""  # as target_digest
+    # as target_path; self:N for the target's first N layers
+    draft_path: Annotated[str, Wire("specscope.run.draft_path", Short)] = ""
+    draft_digest: Annotated[str, Wire("specscope.run.draft_digest", Short)] = ""  # what lay there, likewise
 
     @property
     def tells_text(self) -> bool:
