@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from specscope.errors import UserError
+from specscope.trace.record.logprobs import Logprobs
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.records import FinishReason, RequestEnd
 from specscope.trace.record.vocabulary import Vocabulary
@@ -406,6 +407,21 @@ def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
 def test_what_a_method_tells_is_checked(told, says):
     with pytest.raises(DamagedError, match=re.escape(says)):
         read_notes(told, MethodNotes, "specscope.method", {"n": 2})
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ('{"logprob":[0,0],"top":[[1],[1,2]],"top_logprob":[[0],[0,0]]}', "top has rows that do not hold 1 values"),
+        ('{"logprob":[0,0],"top":[[1],[2]],"top_logprob":[[0,0],[0,0]]}', "top_logprob has rows that do not hold 1"),
+        ('{"logprob":[0],"top":[[1],[2]],"top_logprob":[[0],[0]]}', "logprob holds 1 values, not 2"),
+        ('{"logprob":[0,0],"top":[],"top_logprob":[[0],[0]]}', "top holds 0 values, not 2"),
+        ('{"logprob":[0,0],"top":[[1],[-1]],"top_logprob":[[0],[0]]}', "`int` >= 0"),
+    ],
+)
+def test_rows_of_an_array_are_of_one_length(told, says):
+    with pytest.raises(DamagedError, match=re.escape(says)):
+        read_notes(told, Logprobs, "specscope.logprobs", {"e": 2})
 
 
 def test_captures_of_before_tell_no_method():

@@ -7,28 +7,24 @@ one length. Notes that are JSON in one attribute go the same way. What fails is 
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass
-from enum import Enum, IntEnum
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from itertools import chain
-from operator import attrgetter, methodcaller
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.record.declared import DIMENSIONS, MAX_NOTES, Told, Wire, WireForm
-from specscope.trace.record.privacy import NO_TOKEN, Privacy, Withheld, blank
-from specscope.trace.record.vocabulary import escape, unescape
-from specscope.trace.wire.unfinite import Number, dump_notes
+from specscope.trace.record.declared import WireForm
+from specscope.trace.record.privacy import NO_TOKEN, Privacy
+from specscope.trace.record.vocabulary import unescape
+from specscope.trace.wire.unfinite import dump_notes
+from specscope.trace.wire.wire_field import WireField, wired
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
@@ -37,171 +33,6 @@ NOTHING: Mapping[str, Any] = {}
 
 class DamagedError(ValueError):
     """A span, or a line, that is not as declared. The message is one line that names the attribute."""
-
-
-@dataclass(frozen=True, eq=False)
-class WireField:
-    """A field of a record that travels."""
-
-    name: str
-    base: Any  # its type, without annotations
-    wire: Wire
-    mark: Withheld | None
-    default: Any  # MISSING where it has none
-
-    @property
-    def attribute(self) -> str:
-        """What tells it; "" where it is a part of notes as JSON."""
-        return self.wire.name
-
-    @cached_property
-    def slot(self) -> str:
-        """The field of the checking struct."""
-        return self.attribute.removeprefix("specscope.").replace(".", "_") or self.name
-
-    @cached_property
-    def dtype(self) -> Any:  # noqa: ANN401
-        """Of an array; None for anything else."""
-        return get_args(get_args(self.base)[1])[0] if get_origin(self.base) is np.ndarray else None
-
-    @cached_property
-    def dimensions(self) -> list[str]:
-        """What an array is over."""
-        return self.wire.per.rstrip("?").split(",")
-
-    @property
-    def is_id(self) -> bool:
-        """Whether it is an id of a token, or an array of such."""
-        return self.goes(Privacy.NO_TOKENS) and (self.dtype is not None or self.base is int)
-
-    @cached_property
-    def notes(self) -> Any:  # noqa: ANN401
-        """The record that the attribute holds as JSON."""
-        plain = self.wire.form is WireForm.PLAIN
-        return next((kind for kind in get_args(self.base) if plain and dataclasses.is_dataclass(kind)), None)
-
-    @property
-    def may_be_empty(self) -> bool:
-        """Whether an array may hold nothing instead."""
-        return self.wire.per.endswith("?")
-
-    @cached_property
-    def kind(self) -> Any:  # noqa: ANN401
-        """The type of a value on the wire, or of each of an array."""
-        kind = self.base if self.wire.kind is None else self.wire.kind
-        is_number = isinstance(kind, type) and issubclass(kind, IntEnum) and self.dtype is not None
-        return Literal[tuple(int(value) for value in kind)] if is_number else kind  # quicker
-
-    @cached_property
-    def is_float(self) -> bool:
-        """Whether JSON may have it as a text: NaN."""
-        return getattr(self.kind, "__origin__", self.kind) is float
-
-    def goes(self, privacy: Privacy) -> bool:
-        """Whether it is absent at a level, where it could hold nothing but what stands for what was left out."""
-        return self.mark is not None and self.mark.level <= privacy and self.mark.instead is blank
-
-    def checked_as(self) -> tuple[Any, dict[str, Any]]:
-        """Its type in the checking struct, and the default there."""
-        in_json, kind = not self.attribute, Number if self.is_float and not self.attribute else self.kind
-        if self.dtype is not None:
-            most = [DIMENSIONS[letter].most for letter in self.dimensions]
-            for length in reversed(most) if in_json else [math.prod(most)]:
-                kind = Annotated[list[kind], Meta(max_length=length)]  # type: ignore[valid-type]
-            return kind, {} if in_json and self.default is MISSING else {"default_factory": list}
-        if self.notes is not None:
-            return Annotated[str, Meta(max_length=MAX_NOTES)], {"default": ""}
-        if self.wire.form is not WireForm.PLAIN:
-            kind = Annotated[str, Meta(max_length=self.wire.most)]
-        if self.goes(Privacy.NO_TOKENS) or get_origin(self.base) is tuple:  # empty arrays may be absent
-            return kind, {"default": (get_origin(self.base) or self.base)()}
-        if self.default is MISSING or self.wire.told is Told.NEEDED:
-            return kind, {}
-        return kind, {"default": json.dumps(self.default) if self.wire.form is WireForm.JSON else self.default}
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether it is written though there is nothing in it, or what its default is."""
-        always = self.wire.told is not Told.OTHERWISE
-        return always or (self.default is MISSING and (self.dtype is None or not self.attribute))
-
-    @cached_property
-    def plain(self) -> Callable[[Any], Any] | None:
-        """Makes what is written of a value; None where it is that. Notes apart."""
-        if self.wire.form is WireForm.ESCAPED:
-            return lambda text: escape(text.encode("utf-8", "surrogatepass"))
-        if self.wire.form is WireForm.JSON:
-            return lambda value: json.dumps(value.to_dict() if hasattr(value, "to_dict") else dict(value))
-        if self.dtype is not None and self.attribute:
-            return methodcaller("tolist") if len(self.dimensions) == 1 else lambda array: array.ravel().tolist()
-        if get_origin(self.base) is tuple:
-            return list
-        return attrgetter("value") if _enums(self.base) else None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the record has it as the checking struct does, but for floats as texts."""
-        has_none = self.default is None or type(None) not in get_args(self.kind)
-        return self.dtype is None and self.wire.form is WireForm.PLAIN and self.notes is None and has_none
-
-    def read(self, value: Any, lengths: dict[str, int], where: str, *, nameless: bool) -> Any:  # noqa: ANN401
-        """The record's value of what was checked, where it is neither a plain one nor an array of one dimension."""
-        if self.dtype is not None:
-            return self._rows(value, lengths, where)
-        if self.notes is not None:
-            return read_notes(value, self.notes, self.attribute, lengths, nameless=nameless) if value else None
-        if self.wire.form is WireForm.ESCAPED:
-            return unescaped(value, self.attribute)
-        if self.wire.form is WireForm.JSON:
-            return read_json(value, self.kind, self.attribute)
-        return self.default if value is None else value
-
-    def called(self, where: str) -> str:
-        """How messages call it."""
-        return f"`{where}`: {self.name}" if where else f"`{self.attribute}`"
-
-    def _rows(self, values: list[Any], lengths: dict[str, int], where: str) -> NDArray[Any]:
-        """An array of two dimensions: a list of rows in JSON, row after row in an attribute."""
-        first, second = self.dimensions
-        rows = lengths.setdefault(first, len(values) if where else 0)
-        if where:
-            widths = {*map(len, values)}
-            if len(values) != rows:
-                raise DamagedError(f"{self.called(where)} holds {len(values)} values, not {rows}")
-            if len(widths) > 1 or (widths and widths != {lengths.setdefault(second, *widths)}):
-                raise DamagedError(f"{self.called(where)} has rows that do not hold {lengths[second]} values")
-        elif len(values) % max(rows, 1) or (values and not rows):
-            raise DamagedError(f"{self.called(where)} holds {len(values)} values for {rows} rows")
-        flat = list(chain.from_iterable(values)) if where else values
-        return np.fromiter(flat, self.dtype, len(flat)).reshape((rows, -1) if rows else (0, 0))
-
-    def nameless(self, lengths: Mapping[str, int]) -> Any:  # noqa: ANN401
-        """What stands for ids that were left out."""
-        if self.dtype is None:
-            return NO_TOKEN
-        return np.full([lengths.get(letter, 0) for letter in self.dimensions], NO_TOKEN, self.dtype)
-
-
-def _enums(kind: Any) -> list[Any]:  # noqa: ANN401
-    """The enumerations that a type allows."""
-    return [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
-
-
-@cache
-def wired(kind: type) -> tuple[WireField, ...]:
-    """The fields of a record that are declared."""
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple(_wired(kind, hints))
-
-
-def _wired(kind: Any, hints: Mapping[str, Any]) -> Iterator[WireField]:  # noqa: ANN401
-    for field in dataclasses.fields(kind):
-        marks = getattr(hints[field.name], "__metadata__", ())
-        wire = next((mark for mark in marks if isinstance(mark, Wire)), None)
-        if wire is not None:
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            mark = next((mark for mark in marks if isinstance(mark, Withheld)), None)
-            yield WireField(field.name, hints[field.name].__origin__, wire, mark, default)
 
 
 def written(
@@ -335,10 +166,53 @@ def read(
         told[name] = np.fromiter(values, dtype, length)  # quicker than asarray
     for field in plan.rest:
         if field.name not in given:
-            told[field.name] = field.read(getattr(span, field.slot), lengths, where, nameless=nameless)
+            told[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
     for field in plan.gone:
-        told[field.name] = field.nameless(lengths)
+        told[field.name] = _nameless(field, lengths)
     return kind(**{**told, **given})
+
+
+def _value(
+    field: WireField,
+    value: Any,  # noqa: ANN401
+    lengths: dict[str, int],
+    where: str,
+    *,
+    nameless: bool,
+) -> Any:  # noqa: ANN401
+    """A record's value of what was checked, where it is neither a plain one nor an array of one dimension."""
+    if field.dtype is not None:
+        return _rows(field, value, lengths, where)
+    if field.notes is not None:
+        return read_notes(value, field.notes, field.attribute, lengths, nameless=nameless) if value else None
+    if field.wire.form is WireForm.ESCAPED:
+        return unescaped(value, field.attribute)
+    if field.wire.form is WireForm.JSON:
+        return read_json(value, field.kind, field.attribute)
+    return field.default if value is None else value
+
+
+def _rows(field: WireField, values: list[Any], lengths: dict[str, int], where: str) -> NDArray[Any]:
+    """An array of two dimensions: a list of rows in JSON, row after row in an attribute."""
+    outer, inner = field.dimensions
+    called, rows = field.called(where), lengths.setdefault(outer, len(values) if where else 0)
+    if where:
+        widths = {*map(len, values)}
+        if len(values) != rows:
+            raise DamagedError(f"{called} holds {len(values)} values, not {rows}")
+        if len(widths) > 1 or (widths and widths != {lengths.setdefault(inner, *widths)}):
+            raise DamagedError(f"{called} has rows that do not hold {lengths.get(inner, min(widths))} values")
+    elif len(values) % max(rows, 1) or (values and not rows):
+        raise DamagedError(f"{called} holds {len(values)} values for {rows} rows")
+    flat = list(chain.from_iterable(values)) if where else values
+    return np.fromiter(flat, field.dtype, len(flat)).reshape((rows, -1) if rows else (0, 0))
+
+
+def _nameless(field: WireField, lengths: Mapping[str, int]) -> Any:  # noqa: ANN401
+    """What stands for ids that were left out."""
+    if field.dtype is None:
+        return NO_TOKEN
+    return np.full([lengths.get(letter, 0) for letter in field.dimensions], NO_TOKEN, field.dtype)
 
 
 _notes_struct: Callable[[Any, bool], Any] = cache(lambda kind, nameless: checks(kind, nameless=nameless)(Struct))
