@@ -40,7 +40,7 @@ LENGTH = 3  # bytes before a span that say how long it is
 OF_ENGINE = ("engine_step", "schedule", "draft", "forward", "verify", "commit", "draft_pass")  # shared by its requests
 
 
-class Wire(SpanExporter):
+class _Wire(SpanExporter):
     """Counts what an OTLP exporter would send."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Wire(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-class SpanParts(Wire):
+class SpanParts(_Wire):
     """The same, and what the spans of engine steps take of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Wire()
+        self.engine = _Wire()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """One export."""
@@ -169,7 +169,7 @@ def measured(
     run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], sizes: TraceSizes, ratio: float
 ) -> TraceRow:
     """A row: the run sent often enough, each time with other trace ids."""
-    wire, kept, spent = Wire(), 0, 0.0
+    wire, kept, spent = _Wire(), 0, 0.0
     laps = 1 if ratio == 1 else max(1, round(KEPT / ratio / REQUESTS))
     for lap in range(laps):
         named = dataclasses.replace(run, run_id=f"bench traces {lap}")

@@ -22,8 +22,8 @@ from specscope.remote.otlp import JSON, PROTOBUF, parse
 from specscope.trace.history.expressions import Expression
 from specscope.trace.plan import parse_plan
 from specscope.trace.request_words import read_sampling
+from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
-from specscope.trace.wire.schema import DamagedError
 from specscope.trace.wire.unspan import Decoder
 from specscope.watch.log import LogReader
 from specscope.watch.metrics import Intervals, read_metrics

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.__main__ import bench
 from specscope.cli.main import cli
+from tests.fields import page
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*(ROOT / name for name in ("README.md", "BENCHMARKS.md", "CONTRIBUTING.md")), *(ROOT / "docs").glob("*.md")]
@@ -18,6 +19,10 @@ EVERYTHING = "\n".join(TEXT.values())
 @pytest.mark.parametrize("name", LIMITS)
 def test_pages_stay_short(name):
     assert len(TEXT[name].encode()) <= LIMITS[name]
+
+
+def test_the_table_of_fields_is_what_the_records_declare():
+    assert TEXT["docs/fields.md"] == page(), "run python -m tests.fields"
 
 
 def test_the_python_examples_run(capsys, monkeypatch):

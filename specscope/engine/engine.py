@@ -28,9 +28,8 @@ from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.record.flight import Flight
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import Moved, StepRecord
+from specscope.trace.record.records import Flight, Moved, StepRecord
 from specscope.trace.record.rules import MATCH
 from specscope.trace.wire.bus import Bus, Sink, Subscription
 

@@ -28,7 +28,7 @@ from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.wire.capture import line_json
-from specscope.trace.wire.schema import plain_error
+from specscope.trace.wire.codec import plain_error
 from specscope.trace.wire.spans import Encoder, Span, resource_attributes
 
 log = logging.getLogger("specscope.debug")

@@ -21,8 +21,8 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import weight
 from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.engine_spans import EngineSpan, is_ours
-from specscope.trace.wire.schema import DamagedError
 from specscope.trace.wire.unspan import Decoder, run_info
 
 WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped

@@ -17,9 +17,9 @@ from specscope.trace.checked import decoded
 from specscope.trace.documents import documents
 from specscope.trace.history.interval import counts_run, interval_record
 from specscope.trace.record.aggregate import LENGTHS, Aggregate, full_chains
+from specscope.trace.record.declared import Share, Short, Sum
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.wire.aggregate_span import Share, Sum
-from specscope.trace.wire.schema import Short, plain_error
+from specscope.trace.wire.codec import plain_error
 
 SOURCE = "serving bench"
 Length = Annotated[float, Meta(ge=0, lt=2**31)]

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from specscope.errors import UserError
 from specscope.trace.checked import short
-from specscope.trace.wire.schema import plain_error
+from specscope.trace.wire.codec import plain_error
 
 SGLANG = ("num_steps", "eagle_topk", "num_draft_tokens")
 # As flags of a command line, as keys of a file of settings, or three numbers alone

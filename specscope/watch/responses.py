@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from specscope.trace.record.aggregate import Aggregate, full_chains
-from specscope.trace.wire.schema import plain_error
+from specscope.trace.wire.codec import plain_error
 from specscope.watch.metrics import COUNTERS, GAUGES, PER_POSITION, Reading, difference
 from specscope.watch.told import MOST, POSITIONS, ToldInterval, UnreadableError, count
 

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.flight import Flight
 from specscope.trace.record.form import FormNotes
 from specscope.trace.record.logprobs import Logprobs
 from specscope.trace.record.method import MethodNotes
@@ -14,6 +13,7 @@ from specscope.trace.record.records import (
     DraftNotes,
     FinalKind,
     FinishReason,
+    Flight,
     ParentNotes,
     Phase,
     Preceded,

@@ -13,13 +13,13 @@ import sys
 import pytest
 
 from specscope.errors import UserError
+from specscope.trace.record.logprobs import Logprobs
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.records import FinishReason, RequestEnd
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire import schema_method
 from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.codec import DamagedError, read_notes
 from specscope.trace.wire.reading import CaptureReader, read_capture
-from specscope.trace.wire.schema import DamagedError
 from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import HELD, STEPS_BEHIND, Decoder
 from tests.support.commands import specscope
@@ -405,9 +405,26 @@ def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
 )
 def test_what_a_method_tells_is_checked(told, says):
     with pytest.raises(DamagedError, match=re.escape(says)):
-        schema_method.read(told, 2)
+        read_notes(told, MethodNotes, "specscope.method", {"n": 2})
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ('{"logprob":[0,0],"top":[[1],[1,2]],"top_logprob":[[0],[0,0]]}', "top has rows that do not hold 1 values"),
+        ('{"logprob":[0,0],"top":[[1],[2]],"top_logprob":[[0,0],[0,0]]}', "top_logprob has rows that do not hold 1"),
+        ('{"logprob":[0],"top":[[1],[2]],"top_logprob":[[0],[0]]}', "logprob holds 1 values, not 2"),
+        ('{"logprob":[0,0],"top":[],"top_logprob":[[0],[0]]}', "top holds 0 values, not 2"),
+        ('{"logprob":[0,0],"top":[[1],[-1]],"top_logprob":[[0],[0]]}', "`int` >= 0"),
+    ],
+)
+def test_rows_of_an_array_are_of_one_length(told, says):
+    with pytest.raises(DamagedError, match=re.escape(says)):
+        read_notes(told, Logprobs, "specscope.logprobs", {"e": 2})
 
 
 def test_captures_of_before_tell_no_method():
-    assert schema_method.read("", 2) is None
-    assert schema_method.read('{"one_pass":true,"later":1}', 2) == MethodNotes(one_pass=True)
+    _, back = decode(lambda span: [(span.start_ns, span.end_ns, span.attributes)])
+    assert [part.method for record in back for part in record.requests] == [None] * 4
+    later = '{"one_pass":true,"later":1}'
+    assert read_notes(later, MethodNotes, "specscope.method", {"n": 2}) == MethodNotes(one_pass=True)

@@ -8,7 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.record.flight import Flight
+from specscope.trace.record.records import Flight
 from specscope.tui.app import ScopeApp
 
 from .sample import MS, forked, live, maker, replay, until

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from specscope.trace.record.declared import Name, Share, Short, Sum, Wire, WireForm
 
 LENGTHS = ("mean acceptance length", "sglang:spec_accept_length")  # of `averages`, those that are one
 DEPTH = "current speculative depth"  # of `averages`: how deep drafts were at the interval's end
+
+AtDepth = Annotated[tuple[Sum, ...], Meta(max_length=4096)]  # positions
 
 
 @dataclass(frozen=True)
@@ -20,21 +27,32 @@ class Aggregate:
     Drafts are chains: `accepted_at[d-1]` of them accepted a token at depth d, `proposed_at[d-1]` were that long.
     """
 
-    source: str  # where it comes from, in words: vLLM /metrics
-    engine: str = ""  # which engine, where the source names it
-    request: str = ""  # the id of the one request that it is about, "" for all of an interval
-    drafts: int | None = None  # steps of requests with at least one drafted token
-    drafted: int | None = None  # tokens
-    accepted: int | None = None  # tokens
-    emitted: int | None = None  # output tokens
-    accepted_at: tuple[int, ...] = ()
-    proposed_at: tuple[int, ...] = ()
-    running: int | None = None  # requests, at the end of the interval
-    waiting: int | None = None
-    kv_usage: float | None = None  # share of the KV cache in use, 0 to 1
-    averages: Mapping[str, float] = field(default_factory=dict)  # what is told as an average only, under its own name
-    reset: bool = False  # a counter went back: the engine was restarted, and this counts from there
-    rounded: bool = False  # counts were worked out from rounded figures, and are the nearest that fit
+    source: Annotated[str, Wire("specscope.aggregate.source", Name)]  # where it comes from, in words: vLLM /metrics
+    engine: Annotated[str, Wire("specscope.aggregate.engine", Short)] = ""  # which engine, where the source names it
+    # the id of the one request that it is about, "" for all of an interval
+    request: Annotated[str, Wire("specscope.aggregate.request", Short)] = ""
+    # steps of requests with at least one drafted token
+    drafts: Annotated[int | None, Wire("specscope.aggregate.drafts", Sum | None)] = None
+    drafted: Annotated[int | None, Wire("specscope.aggregate.drafted", Sum | None)] = None  # tokens
+    accepted: Annotated[int | None, Wire("specscope.aggregate.accepted", Sum | None)] = None  # tokens
+    emitted: Annotated[int | None, Wire("specscope.aggregate.emitted", Sum | None)] = None  # output tokens
+    # at d-1: drafts whose token at depth d was accepted
+    accepted_at: Annotated[tuple[int, ...], Wire("specscope.aggregate.accepted_at", AtDepth)] = ()
+    # at d-1: drafts that were that long
+    proposed_at: Annotated[tuple[int, ...], Wire("specscope.aggregate.proposed_at", AtDepth)] = ()
+    # requests, at the end of the interval
+    running: Annotated[int | None, Wire("specscope.aggregate.running", Sum | None)] = None
+    waiting: Annotated[int | None, Wire("specscope.aggregate.waiting", Sum | None)] = None  # requests, likewise
+    # share of the KV cache in use
+    kv_usage: Annotated[float | None, Wire("specscope.aggregate.kv_usage", Share | None)] = None
+    # what is told as an average only, under its own name
+    averages: Annotated[Mapping[str, float], Wire("specscope.aggregate.averages", form=WireForm.BY_HAND)] = field(
+        default_factory=dict
+    )
+    # a counter went back: the engine was restarted, and this counts from there
+    reset: Annotated[bool, Wire("specscope.aggregate.reset")] = False
+    # counts were worked out from rounded figures, and are the nearest that fit
+    rounded: Annotated[bool, Wire("specscope.aggregate.rounded")] = False
 
     @property
     def length(self) -> float | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from specscope.trace.record.declared import LogProbability, Token, Wire
 from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.privacy import TokenIds
 from specscope.trace.record.tree import Floats
@@ -21,14 +23,14 @@ class OutputLogprob:
 
 @dataclass(frozen=True, eq=False)
 class Logprobs(ArrayEq):
-    """Of the m tokens that a step emitted, each in the distribution behind the tokens before it.
+    """Of the tokens that a step emitted, each in the distribution behind the tokens before it.
 
     vLLM's raw_logprobs: the log-softmax of the logits, before bias, penalties, form, temperature and what follows.
     """
 
-    logprob: Floats  # [m]
-    top: TokenIds  # [m, N] the likeliest tokens
-    top_logprob: Floats  # [m, N] falling
+    logprob: Annotated[Floats, Wire("", LogProbability, "e")]  # of the token
+    top: Annotated[TokenIds, Wire("", Token, "e,w")]  # the likeliest tokens
+    top_logprob: Annotated[Floats, Wire("", LogProbability, "e,w")]  # theirs, falling
 
     def each(self, tokens: Sequence[int]) -> list[OutputLogprob]:
         """One for each of the step's emitted tokens."""

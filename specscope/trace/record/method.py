@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
+from specscope.trace.record.declared import Count, Name, Probability, Wire, empty
 from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.tree import Floats, Ints
 
 TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # drafters that may be combined, one of each
 MODEL, TEXT, BOTH = 0, 1, 2
 SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
+Source = Annotated[int, Meta(ge=0, lt=len(SOURCES), title="0, 1 or 2")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +29,17 @@ class MethodNotes(ArrayEq):
     of each node whether the model drafted it, the text, or both. Their confidence is the chance that was expected.
     """
 
-    confidence: Floats = field(default_factory=lambda: np.zeros(0, np.float32))  # [n] that a node is accepted
-    module: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [n] which module drafted it, from 0
-    source: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [n] of SOURCES, where two draft together
-    one_pass: bool = False  # all depths came from one pass
-    unverified: int = 0  # drafts beyond the tree that were not verified
-    match_length: int = 0  # tokens of the context that were found
-    match_count: int = 0  # how often
-    match_source: str = ""  # where: the prompt, the request's output, other requests
+    # that a node is accepted
+    confidence: Annotated[Floats, Wire("", Probability, "n?")] = empty(np.float32)
+    # which module drafted it, from 0
+    module: Annotated[Ints, Wire("", Count, "n?")] = empty(np.int32)
+    # of SOURCES, where two draft together
+    source: Annotated[Ints, Wire("", Source, "n?")] = empty(np.int32)
+    one_pass: Annotated[bool, Wire()] = False  # all depths came from one pass
+    unverified: Annotated[int, Wire("", Count)] = 0  # drafts beyond the tree that were not verified
+    match_length: Annotated[int, Wire("", Count)] = 0  # tokens of the context that were found
+    match_count: Annotated[int, Wire("", Count)] = 0  # how often
+    match_source: Annotated[str, Wire("", Name | None)] = ""  # where: the prompt, the request's output, other requests
 
     def source_of(self, node: int) -> str:
         """Who drafted a node: model, text or both; "" where one drafter works alone."""

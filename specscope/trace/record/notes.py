@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from specscope.trace.record.declared import (
+    Count,
+    LogProbability,
+    Nats,
+    Norm,
+    Parent,
+    Probability,
+    SquareNats,
+    Token,
+    Told,
+    Wire,
+    empty,
+)
 from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.privacy import TokenIds
 from specscope.trace.record.tree import Doubles, Floats, Ints
@@ -19,29 +33,28 @@ class DraftNotes(ArrayEq):
     Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
     """
 
-    prob: Floats  # [n] the drafter's probability of the node's token at its parent; 0 where only a text has the node
-    # [n] its log probability of the whole path down to the node, or the log of the acceptance that a combined drafter
+    # the drafter's probability of the node's token at its parent; 0 where only a text has the node
+    prob: Annotated[Floats, Wire("specscope.draft.prob", Probability, "n")]
+    # its log probability of the whole path down to the node, or the log of the acceptance that a combined drafter
     # expects: what re-ranking goes by
-    score: Floats
-    dropped_token: TokenIds  # [d]
-    dropped_parent: Ints  # [d] a node, a dropped node (n + its place), or ROOT
-    dropped_score: Floats  # [d]
-    cached: int = 0  # committed tokens in the drafter's KV cache when the tree was begun
-    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [passes] rows that each of its passes fed
-    # With full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
-    # The row at position t is the target's features of position t, with the token at t + 1.
-    fed_token: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
-    fed_position: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
-    fed_norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [r, aux layers] L2 norm of each
-    # Where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn. [n] or [0]
-    draw_margin: Doubles = field(default_factory=lambda: np.zeros(0))
-
-
-PARENT_ARRAYS: Mapping[str, type[np.generic]] = {
-    **dict.fromkeys(("node", "top", "choice", "draft_top", "choice_rank", "rank", "q_rank"), np.int32),
-    **dict.fromkeys(("top_p", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy"), np.float32),
-    **dict.fromkeys(("draft_top_p", "choice_q", "outside", "raw_p"), np.float32),
-}
+    score: Annotated[Floats, Wire("specscope.draft.score", LogProbability, "n")]
+    dropped_token: Annotated[TokenIds, Wire("specscope.draft.dropped_token", Token, "d")]  # of the dropped nodes
+    # a node, a dropped node (n + its place), or ROOT
+    dropped_parent: Annotated[Ints, Wire("specscope.draft.dropped_parent", Parent, "d")]
+    dropped_score: Annotated[Floats, Wire("specscope.draft.dropped_score", LogProbability, "d")]  # as `score`
+    # rows that each of its passes fed
+    rows: Annotated[Ints, Wire("specscope.draft.rows", Count, "passes")] = empty(np.int32)
+    # with full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
+    # the row at position t is the target's features of position t, with the token at t + 1
+    fed_token: Annotated[TokenIds, Wire("specscope.draft.fed_token", Token, "r")] = empty(np.int32)
+    # the position of each of these rows
+    fed_position: Annotated[Ints, Wire("specscope.draft.fed_position", Count, "r")] = empty(np.int32)
+    # L2 norm of each layer's features; on the wire row after row
+    fed_norms: Annotated[Floats, Wire("specscope.draft.fed_norms", Norm, "r,l")] = empty(np.float32, (0, 0))
+    # where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn
+    draw_margin: Annotated[Doubles, Wire("specscope.draft.draw_margin", Probability, "n?")] = empty(np.float64)
+    # committed tokens in the drafter's KV cache when the tree was begun
+    cached: Annotated[int, Wire("specscope.draft.cached", Count, told=Told.ALWAYS)] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,28 +67,30 @@ class ParentNotes(ArrayEq):
     what says so is 0.
     """
 
-    node: Ints  # [k] ROOT, or a node
-    top: TokenIds  # [k, t] the target's likeliest tokens, raw; t is 4, or the vocabulary's size where that is less
-    top_p: Floats  # [k, t] their raw probabilities
-    choice: TokenIds  # [k] the likeliest token of p
-    choice_p: Floats  # [k] its p
-    entropy: Floats  # [k] of p
-    varentropy: Floats  # [k] of p
-    q_entropy: Floats  # [k] of q; 0 where the children are deterministic
-    q_varentropy: Floats  # [k]
-    draft_top: TokenIds  # [k, m] the drafter's likeliest tokens, raw
-    draft_top_p: Floats  # [k, m]
-    choice_rank: Ints  # [k] rank of the target's raw first choice in the drafter's raw distribution; 0 if outside
-    choice_q: Floats  # [k] its raw probability there
-    outside: Floats  # [k] the target's raw mass on tokens outside the drafter's vocabulary
-    # Over the n nodes of the tree; 0 where the parent was not tried
-    raw_p: Floats  # [n] the target's raw probability of the node's token
-    rank: Ints  # [n] of the token in p, from 1; 0 where its p is 0
-    q_rank: Ints  # [n] of the token in q; 0 where the node is deterministic
-    # Of the final token: the distribution that it was drawn from, and its probability in p before any rejection
-    final_entropy: float
-    final_varentropy: float
-    final_target_p: float
+    node: Annotated[Ints, Wire("", Parent, "k")]  # ROOT, or a node
+    # the target's likeliest tokens, raw; t is 4, or the vocabulary's size where that is less
+    top: Annotated[TokenIds, Wire("", Token, "k,t")]
+    top_p: Annotated[Floats, Wire("", Probability, "k,t")]  # their raw probabilities
+    choice: Annotated[TokenIds, Wire("", Token, "k")]  # the likeliest token of p
+    choice_p: Annotated[Floats, Wire("", Probability, "k")]  # its p
+    entropy: Annotated[Floats, Wire("", Nats, "k")]  # of p
+    varentropy: Annotated[Floats, Wire("", SquareNats, "k")]  # of p
+    q_entropy: Annotated[Floats, Wire("", Nats, "k")]  # of q; 0 where the children are deterministic
+    q_varentropy: Annotated[Floats, Wire("", SquareNats, "k")]  # of q, likewise
+    draft_top: Annotated[TokenIds, Wire("", Token, "k,m")]  # the drafter's likeliest tokens, raw
+    draft_top_p: Annotated[Floats, Wire("", Probability, "k,m")]  # their raw probabilities
+    # rank of the target's raw first choice in the drafter's raw distribution; 0 if outside
+    choice_rank: Annotated[Ints, Wire("", Count, "k")]
+    choice_q: Annotated[Floats, Wire("", Probability, "k")]  # its raw probability there
+    # the target's raw mass on tokens outside the drafter's vocabulary
+    outside: Annotated[Floats, Wire("", Probability, "k")]
+    # the target's raw probability of the node's token; 0 where the parent was not tried
+    raw_p: Annotated[Floats, Wire("", Probability, "n")]
+    rank: Annotated[Ints, Wire("", Count, "n")]  # of the token in p, from 1; 0 where its p is 0, or it was not tried
+    q_rank: Annotated[Ints, Wire("", Count, "n")]  # of the token in q; 0 where the node is deterministic or not tried
+    final_entropy: Annotated[float, Wire("", Nats)]  # of the distribution that the final token was drawn from
+    final_varentropy: Annotated[float, Wire("", SquareNats)]  # likewise
+    final_target_p: Annotated[float, Wire("", Probability)]  # of the final token in p before any rejection
 
     def named(self, shown: Collection[int]) -> list[int]:
         """The likeliest tokens, ascending, without those that are shown already."""

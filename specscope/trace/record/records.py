@@ -13,11 +13,30 @@ from enum import IntEnum, StrEnum
 from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.declared import (
+    MAX_TEXT,
+    Count,
+    Int64,
+    Name,
+    Names,
+    Node,
+    ParamValue,
+    Probability,
+    Short,
+    Step,
+    Text,
+    Time,
+    Token,
+    Told,
+    Wire,
+    WireForm,
+    empty,
+)
 from specscope.trace.record.equal import ArrayEq
-from specscope.trace.record.flight import Flight
 from specscope.trace.record.form import FormNotes
 from specscope.trace.record.limits import kept_labels
 from specscope.trace.record.logprobs import Logprobs
@@ -30,6 +49,10 @@ from specscope.trace.record.rules import MATCH, STANDARD, is_lossy, looks_ahead
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
+
+EosTokens = Annotated[tuple[Token, ...], Meta(max_length=4096)]
+Layers = Annotated[tuple[Name, ...], Meta(max_length=1024)]
+TraceParent = Annotated[str, Meta(pattern="^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?$", title="text")]
 
 # How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
 # over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
@@ -98,24 +121,34 @@ class Verdict(ArrayEq):
     their path. Under match all children of a parent have one coin, which draws the parent's token.
     """
 
-    outcome: NDArray[np.uint8]  # [n] an Outcome each
-    p: Floats  # [n] the target's probability of the node's token at its parent
-    p_trial: Floats  # [n] p_i: its probability in what was left of p when it was tried
-    q_trial: Floats  # [n] q_i: likewise of q; 1 for deterministic nodes
-    accept_prob: Doubles  # [n] min(1, p_i / q_i)
-    coin: Doubles  # [n] the uniform number in (0, 1) that decides; 0 where an engine tosses none
-    residual_mass: Doubles  # [n] mass of the residual before it was renormalised, where rejected
-    path: Ints  # [a] accepted nodes from the root down
-    token: TokenId  # the final token, drawn after the accepted path
-    kind: FinalKind
-    final_p: float  # its probability in the distribution that it was drawn from
-    final_coin: float  # the uniform number that drew it; 0 where it was not drawn with one
-    # How far the target's probabilities would have to move for another final token; 1 where none other has mass, and
-    # where it is not known.
-    final_margin: float = 1.0
-    # Nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless.
-    forced: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    rule: str = STANDARD  # the rule of verification; lossy:NAME where it is not lossless
+    outcome: Annotated[NDArray[np.uint8], Wire("specscope.verdict.outcome", Outcome, "n")]  # an Outcome each
+    # the target's probability of the node's token at its parent
+    p: Annotated[Floats, Wire("specscope.verdict.p", Probability, "n")]
+    # p_i: its probability in what was left of p when it was tried
+    p_trial: Annotated[Floats, Wire("specscope.verdict.p_trial", Probability, "n")]
+    # q_i: likewise of q; 1 for deterministic nodes
+    q_trial: Annotated[Floats, Wire("specscope.verdict.q_trial", Probability, "n")]
+    accept_prob: Annotated[Doubles, Wire("specscope.verdict.accept_prob", Probability, "n")]  # min(1, p_i / q_i)
+    # the uniform number in (0, 1) that decides; 0 where an engine tosses none
+    coin: Annotated[Doubles, Wire("specscope.verdict.coin", Probability, "n")]
+    # mass of the residual before it was renormalised, where rejected
+    residual_mass: Annotated[Doubles, Wire("specscope.verdict.residual_mass", Probability, "n")]
+    # accepted nodes from the root down
+    path: Annotated[Ints, Wire("specscope.verdict.path", Node, "a", told=Told.ALWAYS)]
+    # the final token, drawn after the accepted path
+    token: Annotated[TokenId, Wire("specscope.final.token", Token)]
+    kind: Annotated[FinalKind, Wire("specscope.final.kind")]  # where the final token came from
+    # its probability in the distribution that it was drawn from
+    final_p: Annotated[float, Wire("specscope.final.p", Probability)]
+    # the uniform number that drew it; 0 where it was not drawn with one
+    final_coin: Annotated[float, Wire("specscope.final.coin", Probability)]
+    # how far the target's probabilities would have to move for another final token; 1 where none other has mass, and
+    # where it is not known
+    final_margin: Annotated[float, Wire("specscope.final.margin", Probability, told=Told.ALWAYS)] = 1.0
+    # nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless
+    forced: Annotated[Ints, Wire("specscope.forced", Node, "f")] = empty(np.int32)
+    # the rule of verification; lossy:NAME where it is not lossless
+    rule: Annotated[str, Wire("specscope.rule", Name, told=Told.ALWAYS)] = STANDARD
 
     @property
     def judged(self) -> NDArray[np.bool_]:
@@ -185,25 +218,38 @@ def followed_by(verdict: Verdict) -> Preceded:
 class RequestStep(ArrayEq):
     """One request's part in one engine step. Filled by the engine at commit."""
 
-    request: str  # the request's id
-    index: int  # the request's own step number, from 0; prefill chunks count too
-    context_len: int  # tokens whose KV was in the cache when the step began
-    prefill_tokens: int  # tokens fed besides the root and the drafts
-    drafter: str  # the drafter's name, "none" where nothing could be drafted
+    request: Annotated[str, Wire("specscope.request.id", Name)]  # the request's id
+    # the request's own step number, from 0; prefill chunks count too
+    index: Annotated[int, Wire("specscope.request.step", Count)]
+    # tokens whose KV was in the cache when the step began
+    context_len: Annotated[int, Wire("specscope.context_len", Count)]
+    # tokens fed besides the root and the drafts
+    prefill_tokens: Annotated[int, Wire("specscope.prefill_tokens", Count)]
+    # the drafter's name, "none" where nothing could be drafted
+    drafter: Annotated[str, Wire("specscope.drafter", Short)]
     tree: DraftTree  # empty where nothing was drafted
     verdict: Verdict | None  # None for a prefill chunk that did not reach the end of the prompt
-    emitted: int  # committed tokens that became output, after EOS, stop and length truncation
+    # committed tokens that became output, after EOS, stop and length truncation
+    emitted: Annotated[int, Wire("specscope.emitted", Count)]
     notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
-    sizing: str = ""  # why the tree has this size, where it is adaptive
-    preceded: Preceded | None = None  # None for a prefill chunk, and in captures of before
-    blocks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # of the target's KV, from `context_len` on
-    # Accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
-    moved: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    parents: ParentNotes | None = None  # None with --evidence lean, and in captures of before
-    method: MethodNotes | None = None  # what the drafter's method tells besides; None where it tells nothing
-    form: FormNotes | None = None  # what the request's form took away; None where every token was allowed
-    logprobs: Logprobs | None = None  # of the emitted tokens, where they were asked for
-    found: int = 0  # tokens whose KV it found in the prefix cache, in the step in which it was admitted
+    # why the tree has this size, where it is adaptive
+    sizing: Annotated[str, Wire("specscope.draft.sizing", Short)] = ""
+    # what came before it; None for a prefill chunk, and in captures of before
+    preceded: Annotated[Preceded | None, Wire("specscope.preceded")] = None
+    # of the target's KV, from `context_len` on
+    blocks: Annotated[Ints, Wire("specscope.kv.blocks", Count, "b")] = empty(np.int32)
+    # accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
+    moved: Annotated[Ints, Wire("specscope.kv.moved", Node, "v")] = empty(np.int32)
+    # what target and drafter gave where children were tried; None with --evidence lean, and in captures of before
+    parents: Annotated[ParentNotes | None, Wire("specscope.parents")] = None
+    # what the drafter's method tells besides; None where it tells nothing
+    method: Annotated[MethodNotes | None, Wire("specscope.method")] = None
+    # what the request's form took away; None where every token was allowed
+    form: Annotated[FormNotes | None, Wire("specscope.form")] = None
+    # of the emitted tokens, where they were asked for
+    logprobs: Annotated[Logprobs | None, Wire("specscope.logprobs")] = None
+    # tokens whose KV it found in the prefix cache, in the step in which it was admitted
+    found: Annotated[int, Wire("specscope.kv.found", Count)] = 0
 
     @property
     def rule(self) -> str:
@@ -259,29 +305,50 @@ TEMPLATE = "chat_template_kwargs"  # the label that holds them, as JSON: thinkin
 class RequestInfo(ArrayEq):
     """A request as it came in. Filled when it is admitted to the batch for the first time."""
 
-    id: str
+    id: Annotated[str, Wire("specscope.request.id", Name)]  # unique in its run
     arrival_ns: int  # wall clock
-    admitted_ns: int
-    prompt: Written  # the text that was tokenised; "" where the request came as ids, or text is off
-    prompt_tokens: TokenIds
-    params: Annotated[SamplingParams, Withheld(Privacy.NO_TEXT, SamplingParams.kept)]
+    admitted_ns: int  # wall clock; 0 where it ended before
+    # the text that was tokenised; "" where the request came as ids, or text is off
+    prompt: Annotated[Written, Wire("specscope.request.prompt", form=WireForm.ESCAPED, told=Told.ALWAYS, most=MAX_TEXT)]
+    # its tokens
+    prompt_tokens: Annotated[TokenIds, Wire("specscope.request.prompt_tokens", Token, "prompt", told=Told.ALWAYS)]
+    # how it is sampled
+    params: Annotated[
+        SamplingParams,
+        Withheld(Privacy.NO_TEXT, SamplingParams.kept),
+        Wire("specscope.request.params", SamplingParams, form=WireForm.JSON, most=MAX_TEXT),
+    ]
     # whatever else the prompt line held, `kind` for one; of other engines, what there is no parameter for
-    labels: Annotated[Mapping[str, str], Withheld(Privacy.NO_TEXT, kept_labels)] = field(default_factory=dict)
-    title: Written = ""  # for lists: the last chat message, where the prompt came as chat
-    traceparent: str = ""  # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
+    labels: Annotated[
+        Mapping[str, str],
+        Withheld(Privacy.NO_TEXT, kept_labels),
+        Wire("specscope.request.labels", dict[str, str], form=WireForm.JSON, told=Told.NEEDED),
+    ] = field(default_factory=dict)
+    # for lists: the last chat message, where the prompt came as chat
+    title: Annotated[
+        Written, Wire("specscope.request.title", form=WireForm.ESCAPED, told=Told.ALWAYS, most=MAX_TEXT)
+    ] = ""
+    # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
+    traceparent: Annotated[str, Wire("specscope.request.traceparent", TraceParent)] = ""
 
 
 @dataclass(frozen=True, eq=False)
 class RequestEnd(ArrayEq):
     """The end of a request. Filled by the engine in the step in which it ended."""
 
-    info: RequestInfo
-    finished_ns: int
-    reason: FinishReason
-    stop: Annotated[str, Withheld(Privacy.NO_TEXT, marked)]  # the stop string that matched, "" otherwise
-    output: TokenIds  # all output tokens
+    info: RequestInfo  # what it was
+    finished_ns: int  # wall clock
+    reason: Annotated[FinishReason, Wire("gen_ai.response.finish_reasons", form=WireForm.BY_HAND)]  # in a list of one
+    # the stop string that matched, "" otherwise
+    stop: Annotated[
+        str, Withheld(Privacy.NO_TEXT, marked), Wire("specscope.finish.stop", form=WireForm.ESCAPED, most=MAX_TEXT)
+    ]
+    # all output tokens
+    output: Annotated[TokenIds, Wire("specscope.output.tokens", Token, "output", told=Told.ALWAYS)]
     # what went wrong, where reason is ERROR: it may quote the request
-    error: Annotated[str, Withheld(Privacy.NO_TEXT, marked)] = ""
+    error: Annotated[str, Withheld(Privacy.NO_TEXT, marked), Wire("specscope.finish.error", Text, told=Told.NEEDED)] = (
+        ""
+    )
     sampled: Sampled | None = None  # why its spans were kept, where not all requests' are
 
     def text(self, tokens: Sequence[int], vocabulary: Vocabulary) -> str:
@@ -307,33 +374,58 @@ class Phase:
     end_ns: int
 
 
+@dataclass(frozen=True)
+class Flight:
+    """An asynchronous step on its way, while the next one ran. Wall-clock nanoseconds."""
+
+    launched_ns: int  # the step was given to the worker; its first phase begins when the step before has ended
+    read_ns: int  # its verdicts were taken from the worker
+    committed_ns: int  # its record was whole
+
+
 @dataclass(frozen=True, eq=False)
 class StepRecord(ArrayEq):
     """One engine step, whole. Immutable; published once by the engine."""
 
-    step: int  # stable and quotable, from 0; unique over all branches, and rising
-    phases: tuple[Phase, ...]
-    running: int  # requests in the batch or holding KV
-    waiting: int
-    blocks_used: int  # KV blocks of the target
-    blocks_free: int
-    speculation: bool  # whether drafting was on
-    speculation_off: str  # why not, "" where it was on
-    admitted: tuple[RequestInfo, ...]
-    requests: tuple[RequestStep, ...]
-    preempted: tuple[str, ...]  # ids of requests that lost their KV to make room
-    finished: tuple[RequestEnd, ...]
-    passes: tuple[Phase, ...] = ()  # the drafter's own passes, inside the phase `draft`
-    device_ns: tuple[int, ...] = ()  # on a GPU: what the phases of the step before took there, read one step late
-    branch: int = 0  # a branch begins where the engine went back and something was then different
-    after: int | None = None  # on the first step of a branch: the step that it follows, -1 for none; else None
-    rewound: bool = False  # the engine went back since the step before: KV that it computed again may lie elsewhere
-    aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
-    budget: int | None = None  # drafts that it might verify at most, over all requests; None where there is no limit
-    flight: Flight | None = None  # None where steps run one after another
+    # stable and quotable, from 0; unique over all branches, and rising
+    step: Annotated[int, Wire("specscope.step", Step)]
+    phases: Annotated[tuple[Phase, ...], Wire("specscope.phase.", form=WireForm.BY_HAND)]  # what it did, and when
+    running: Annotated[int, Wire("specscope.running", Count)]  # requests in the batch or holding KV
+    waiting: Annotated[int, Wire("specscope.waiting", Count)]  # requests that wait for admission
+    blocks_used: Annotated[int, Wire("specscope.blocks_used", Count)]  # KV blocks of the target
+    blocks_free: Annotated[int, Wire("specscope.blocks_free", Count)]  # KV blocks of the target
+    speculation: Annotated[bool, Wire("specscope.speculation")]  # whether drafting was on
+    speculation_off: Annotated[str, Wire("specscope.speculation_off", Short)]  # why not, "" where it was on
+    # who came; the spans `queue` tell the rest
+    admitted: Annotated[tuple[RequestInfo, ...], Wire("specscope.admitted", form=WireForm.BY_HAND)]
+    # who took part; the spans `decode_step` and `prefill` tell the rest
+    requests: Annotated[tuple[RequestStep, ...], Wire("specscope.requests", form=WireForm.BY_HAND)]
+    # ids of requests that lost their KV to make room
+    preempted: Annotated[tuple[str, ...], Wire("specscope.preempted", Names, told=Told.ALWAYS)]
+    # who ended; the requests' own spans tell the rest
+    finished: Annotated[tuple[RequestEnd, ...], Wire("specscope.finished", form=WireForm.BY_HAND)]
+    # the drafter's own passes, inside the phase `draft`
+    passes: Annotated[tuple[Phase, ...], Wire("specscope.pass.", form=WireForm.BY_HAND)] = ()
+    # on a GPU: what the phases of the step before took there, read one step late
+    device_ns: Annotated[
+        tuple[int, ...], Wire("specscope.phase.device_ns", Annotated[tuple[Time, ...], Meta(max_length=64)])
+    ] = ()
+    # a branch begins where the engine went back and something was then different
+    branch: Annotated[int, Wire("specscope.branch", Count)] = 0
+    # drafts that it might verify at most, over all requests; None where there is no limit
+    budget: Annotated[int | None, Wire("specscope.budget", Count | None)] = None
+    # an asynchronous step on its way: launched, read, committed; None where steps run one after another
+    flight: Annotated[Flight | None, Wire("specscope.flight", form=WireForm.BY_HAND)] = None
+    # with a prefix cache: tokens of the requests that were admitted and looked for theirs in it
+    queried: Annotated[int, Wire("specscope.queried", Count)] = 0
+    # free blocks in which a later request may find its KV
+    blocks_cached: Annotated[int, Wire("specscope.blocks_cached", Count)] = 0
+    # on the first step of a branch: the step that it follows, -1 for none; else None
+    after: Annotated[int | None, Wire("specscope.after", Annotated[int, Meta(ge=-1, lt=2**53)] | None)] = None
+    # the engine went back since the step before: KV that it computed again may lie elsewhere
+    rewound: Annotated[bool, Wire("specscope.rewound")] = False
     left_out: LeftOut | None = None  # what trace sampling took out of it; None where it is whole
-    queried: int = 0  # with a prefix cache: tokens of the requests that were admitted and looked for theirs in it
-    blocks_cached: int = 0  # free blocks in which a later request may find its KV
+    aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
 
     @property
     def counted(self) -> tuple[RequestStep | Aggregate, ...]:
@@ -378,39 +470,58 @@ EVIDENCE = ("full", "lean", COUNTS)
 class RunInfo:
     """What a capture says of its run, so that it stands alone. Filled when the engine has loaded."""
 
-    run_id: str  # unique; trace ids follow from it
-    target: str  # model name as people know it
-    revision: str  # hub revision or content hash of the configuration
-    drafter: str
-    draft_model: str  # "" where the drafter has none
-    tree: str  # tree string, "" where there is none
-    device: str
-    dtype: str
-    backend: str
-    seed: int
-    eos_tokens: Annotated[tuple[int, ...], IDS]
-    max_context: int
-    blocks: int  # KV blocks in all
-    block_size: int
+    run_id: Annotated[str, Wire("specscope.run.id", Name)]  # unique; trace ids follow from it
+    target: Annotated[str, Wire("specscope.run.target", Short)]  # model name as people know it
+    # hub revision or content hash of the configuration
+    revision: Annotated[str, Wire("specscope.run.revision", Short)]
+    drafter: Annotated[str, Wire("specscope.run.drafter", Short)]  # the drafter's name
+    draft_model: Annotated[str, Wire("specscope.run.draft_model", Short)]  # "" where the drafter has none
+    tree: Annotated[str, Wire("specscope.run.tree", Short)]  # tree string, "" where there is none
+    device: Annotated[str, Wire("specscope.run.device", Short)]  # cpu, cuda, ...
+    dtype: Annotated[str, Wire("specscope.run.dtype", Short)]  # of the models
+    backend: Annotated[str, Wire("specscope.run.backend", Short)]  # of attention
+    seed: Annotated[int, Wire("specscope.run.seed", Int64)]  # of requests that name none
+    # tokens that end an output
+    eos_tokens: Annotated[tuple[int, ...], IDS, Wire("specscope.run.eos_tokens", EosTokens, told=Told.ALWAYS)]
+    max_context: Annotated[int, Wire("specscope.run.max_context", Count)]  # tokens of a request at most
+    blocks: Annotated[int, Wire("specscope.run.blocks", Count)]  # KV blocks in all
+    # tokens of a KV block
+    block_size: Annotated[int, Wire("specscope.run.block_size", Annotated[int, Meta(ge=1, lt=2**31, title="count")])]
     # the default SamplingParams as a dict
-    params: Annotated[Mapping[str, Any], Withheld(Privacy.NO_TEXT, kept_params)]
-    versions: Mapping[str, str]  # specscope, torch, transformers, python, ...
-    aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
-    draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
-    # Which tokens those are, where not all of the target's: draft_vocabulary.py reads it
-    draft_tokens: Annotated[str, IDS] = ""
-    evidence: str = ""  # one of EVIDENCE; "" in captures of before
-    # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
-    speculation: Mapping[str, Any] = field(default_factory=dict)
-    rule: str = STANDARD  # of verification, for whole runs
-    costs: str = ""  # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
-    privacy: Privacy = Privacy.EVERYTHING  # what is left out of its records, and of this
-    sampling: str = ""  # which requests' spans are kept, as the flags say it; "" where all are
-    # Where the models were said to be, as given: "" for the default ones. And what lay there: model_digest.py
-    target_path: str = ""
-    target_digest: str = ""  # "" where it is not known, and in captures of before
-    draft_path: str = ""  # self:N for the target's first N layers
-    draft_digest: str = ""
+    params: Annotated[
+        Mapping[str, Any],
+        Withheld(Privacy.NO_TEXT, kept_params),
+        Wire("specscope.run.params", dict[str, ParamValue], form=WireForm.JSON, most=MAX_TEXT),
+    ]
+    # specscope, torch, transformers, python, ...
+    versions: Annotated[Mapping[str, str], Wire("specscope.run.versions", dict[str, str], form=WireForm.JSON)]
+    # the target's layers that feed an EAGLE head
+    aux_layers: Annotated[tuple[str, ...], Wire("specscope.run.aux_layers", Layers, told=Told.ALWAYS)] = ()
+    # tokens that the drafter knows, where it is a model; 0 where it is none
+    draft_vocab: Annotated[int, Wire("specscope.run.draft_vocab", Count, told=Told.ALWAYS)] = 0
+    # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
+    draft_tokens: Annotated[str, IDS, Wire("specscope.run.draft_tokens", Text)] = ""
+    # one of EVIDENCE; "" in captures of before
+    evidence: Annotated[str, Wire("specscope.run.evidence", Short, told=Told.ALWAYS)] = ""
+    # another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
+    speculation: Annotated[Mapping[str, Any], Wire("specscope.run.speculation", dict[str, Any], form=WireForm.JSON)] = (
+        field(default_factory=dict)
+    )
+    # the rule of verification, for whole runs
+    rule: Annotated[str, Wire("specscope.run.rule", Name, told=Told.ALWAYS)] = STANDARD
+    # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
+    costs: Annotated[str, Wire("specscope.run.costs", Short, told=Told.ALWAYS)] = ""
+    # what is left out of its records, and of this: whether `text` and `tokens` are told
+    privacy: Annotated[Privacy, Wire("specscope.run.", form=WireForm.BY_HAND)] = Privacy.EVERYTHING
+    # which requests' spans are kept, as the flags say it; "" where all are
+    sampling: Annotated[str, Wire("specscope.run.sampling", Short)] = ""
+    # where the target was said to be, as given: "" for the default one
+    target_path: Annotated[str, Wire("specscope.run.target_path", Short)] = ""
+    # what lay there (model_digest.py); "" where it is not known, and in captures of before
+    target_digest: Annotated[str, Wire("specscope.run.target_digest", Short)] = ""
+    # as target_path; self:N for the target's first N layers
+    draft_path: Annotated[str, Wire("specscope.run.draft_path", Short)] = ""
+    draft_digest: Annotated[str, Wire("specscope.run.draft_digest", Short)] = ""  # what lay there, likewise
 
     @property
     def tells_text(self) -> bool:

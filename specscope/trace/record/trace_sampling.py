@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from specscope.trace.history.expressions import Expression
+from specscope.trace.record.declared import Count, Share, Step, Told, Wire
 
 BUFFER_MIB = 256  # of steps whose requests are not decided yet
 IDS = 2**64  # the ids that the ratio is taken of
@@ -31,21 +33,25 @@ class Reason(StrEnum):
 class Sampled:
     """Why a request's spans are kept, and of how many requests it is one."""
 
-    reason: Reason
-    ratio: float = 0.0  # the share of requests like it that are kept; 0 where it is not known
-    early: bool = False  # whether it was decided before its end: the buffer was full, or the run was over
+    reason: Annotated[Reason, Wire("specscope.sampling.reason")]  # why
+    # the share of requests like it that are kept; 0 where it is not known
+    ratio: Annotated[float, Wire("specscope.sampling.ratio", Share)] = 0.0
+    # whether it was decided before its end: the buffer was full, or the run was over
+    early: Annotated[bool, Wire("specscope.sampling.early", told=Told.ALWAYS)] = False
 
 
 @dataclass(frozen=True)
 class LeftOut:
     """What sampling took out of an engine step, as counts: its times are of all requests, its spans of those kept."""
 
-    steps: int = 0  # whole engine steps between the step before and this one
-    requests: int = 0  # that took part in it
-    prefill_tokens: int = 0  # of theirs
-    drafted: int = 0
-    accepted: int = 0
-    emitted: int = 0
+    # whole engine steps between the step before and this one
+    steps: Annotated[int, Wire("specscope.left_out.steps", Step, told=Told.ALWAYS)] = 0
+    # requests that took part in it
+    requests: Annotated[int, Wire("specscope.left_out.requests", Count, told=Told.ALWAYS)] = 0
+    prefill_tokens: Annotated[int, Wire("specscope.left_out.prefill_tokens", Count, told=Told.ALWAYS)] = 0  # of theirs
+    drafted: Annotated[int, Wire("specscope.left_out.drafted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    accepted: Annotated[int, Wire("specscope.left_out.accepted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    emitted: Annotated[int, Wire("specscope.left_out.emitted", Count, told=Told.ALWAYS)] = 0  # tokens, of theirs
 
 
 def ratio_keeps(trace_id: int, traceparent: str, ratio: float) -> Reason | None:

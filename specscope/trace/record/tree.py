@@ -9,12 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specscope.errors import UserError
 from specscope.trace.checked import short
+from specscope.trace.record.declared import MAX_NODES as MAX_NODES
+from specscope.trace.record.declared import ROOT as ROOT
+from specscope.trace.record.declared import Parent, Probability, Token, Wire
 from specscope.trace.record.equal import same_values
 from specscope.trace.record.privacy import TokenIds
 
@@ -23,8 +27,6 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-ROOT = -1  # the parent of the first drafted level: the last committed token, which is no node of the tree
-MAX_NODES = 256
 LONGEST = 100_000  # characters of a tree string
 FORMS = "5 (a chain), 3x5, [(0,), (1,), (0, 0)], top:3x5, sampled:3x5 or dynamic:24,depth=6,top=4"
 
@@ -163,10 +165,12 @@ class DraftTree:
     The root (the last committed token) is not a node. A chain is a tree with one child a node.
     """
 
-    token: TokenIds  # [n] drafted token ids
-    parent: Ints  # [n] index of the parent node; ROOT (-1) for the first level
-    q: Floats  # [n] the probability the drafter gave the token, as drawn; 1 for deterministic nodes
-    drawn: NDArray[np.uint8]  # [n] a Drawn value each
+    token: Annotated[TokenIds, Wire("specscope.tree.token", Token, "n")]  # drafted token ids
+    # index of the parent node; ROOT (-1) for the first level
+    parent: Annotated[Ints, Wire("specscope.tree.parent", Parent, "n")]
+    # the probability the drafter gave the token, as drawn; 1 for deterministic nodes
+    q: Annotated[Floats, Wire("specscope.tree.q", Probability, "n")]
+    drawn: Annotated[NDArray[np.uint8], Wire("specscope.tree.drawn", Drawn, "n")]  # a Drawn value each
 
     def __len__(self) -> int:
         return len(self.token)

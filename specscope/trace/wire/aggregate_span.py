@@ -8,95 +8,60 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.wire.schema import EngineStep, Name, Short
+from specscope.trace.record.declared import Name, Value
+from specscope.trace.wire.codec import checks, first, read, written
+from specscope.trace.wire.schema import EngineStep
 
 PREFIX = "specscope.aggregate."
-MAX_DEPTH = 4096  # positions
 MAX_AVERAGES = 256
-
-Sum = Annotated[int, Meta(ge=0, lt=2**53)]
-AtDepth = Annotated[list[Sum], Meta(max_length=MAX_DEPTH)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Value = Annotated[float, Meta(ge=-1e300, le=1e300)]
+FIRST = ("source", "engine", "request", "accepted_at", "proposed_at", "averages", "average_values", "reset", "rounded")
 
 
 def attributes(told: Aggregate) -> dict[str, Any]:
     """What an engine_step span says of an aggregate: nothing of what is not told."""
-    plain: dict[str, Any] = {
-        **{name: getattr(told, name) for name in ("engine", "request")},
-        **{name: list(getattr(told, name)) for name in ("accepted_at", "proposed_at")},
-        "averages": list(told.averages),
-        "average_values": [float(value) for value in told.averages.values()],
-        **{name: getattr(told, name) or None for name in ("reset", "rounded")},
-    }
-    counts = {name: getattr(told, name) for name in ("drafts", "drafted", "accepted", "emitted", "running", "waiting")}
-    kept = {name: value for name, value in plain.items() if value} | {k: v for k, v in counts.items() if v is not None}
-    if told.kv_usage is not None:
-        kept["kv_usage"] = float(told.kv_usage)
-    return {PREFIX + name: value for name, value in {"source": told.source, **kept}.items()}
+    averages: dict[str, Any] = {}
+    if told.averages:
+        values = [float(value) for value in told.averages.values()]
+        averages = {PREFIX + "averages": list(told.averages), PREFIX + "average_values": values}
+    return first([PREFIX + name for name in FIRST], written(told, by_hand={"averages": averages}))
 
 
+@checks(Aggregate)
 class AggregateStep(EngineStep, frozen=True, kw_only=True):
     """An engine step that is an interval, with its counts."""
 
-    source: Name = field(name=PREFIX + "source")
-    engine: Short = field(name=PREFIX + "engine", default="")
-    request: Short = field(name=PREFIX + "request", default="")
-    drafts: Sum | None = field(name=PREFIX + "drafts", default=None)
-    drafted: Sum | None = field(name=PREFIX + "drafted", default=None)
-    accepted: Sum | None = field(name=PREFIX + "accepted", default=None)
-    emitted: Sum | None = field(name=PREFIX + "emitted", default=None)
-    accepted_at: AtDepth = field(name=PREFIX + "accepted_at", default_factory=list)
-    proposed_at: AtDepth = field(name=PREFIX + "proposed_at", default_factory=list)
-    told_running: Sum | None = field(name=PREFIX + "running", default=None)
-    told_waiting: Sum | None = field(name=PREFIX + "waiting", default=None)
-    kv_usage: Share | None = field(name=PREFIX + "kv_usage", default=None)
     averages: Annotated[list[Name], Meta(max_length=MAX_AVERAGES)] = field(
         name=PREFIX + "averages", default_factory=list
     )
     average_values: Annotated[list[Value], Meta(max_length=MAX_AVERAGES)] = field(
         name=PREFIX + "average_values", default_factory=list
     )
-    reset: bool = field(name=PREFIX + "reset", default=False)
-    rounded: bool = field(name=PREFIX + "rounded", default=False)
 
     def weight(self) -> int:
         """As of the others."""
-        return super().weight() + 16 * (len(self.accepted_at) + len(self.proposed_at)) + 100 * len(self.averages)
+        at_depth = len(self.aggregate_accepted_at) + len(self.aggregate_proposed_at)
+        return int(super().weight()) + 16 * at_depth + 100 * len(self.averages)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.accepted_at:
-            self._check_positions()
-        elif self.proposed_at:
-            raise ValueError(f"`{PREFIX}proposed_at` without `{PREFIX}accepted_at`")
         if len(self.averages) != len(self.average_values) or len(set(self.averages)) != len(self.averages):
             raise ValueError(f"`{PREFIX}average_values` are not one for each name in `{PREFIX}averages`")
-
-    def _check_positions(self) -> None:
-        if self.drafts is None or max(self.accepted_at) > self.drafts:
-            raise ValueError(f"`{PREFIX}accepted_at` counts more than `{PREFIX}drafts`")
-        if any(after > before for before, after in pairwise(self.accepted_at)):
-            raise ValueError(f"`{PREFIX}accepted_at` rises: a token is accepted only after the one before it")
-        if self.proposed_at and len(self.proposed_at) != len(self.accepted_at):
-            raise ValueError(f"`{PREFIX}proposed_at` holds {len(self.proposed_at)} values, not {len(self.accepted_at)}")
+        told = self.told()
+        if told.accepted_at:
+            _check_positions(told)
+        elif told.proposed_at:
+            raise ValueError(f"`{PREFIX}proposed_at` without `{PREFIX}accepted_at`")
 
     def told(self) -> Aggregate:
         """The record's form."""
-        return Aggregate(
-            source=self.source,
-            engine=self.engine,
-            request=self.request,
-            drafts=self.drafts,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            emitted=self.emitted,
-            accepted_at=tuple(self.accepted_at),
-            proposed_at=tuple(self.proposed_at),
-            running=self.told_running,
-            waiting=self.told_waiting,
-            kv_usage=self.kv_usage,
-            averages=dict(zip(self.averages, self.average_values, strict=True)),
-            reset=self.reset,
-            rounded=self.rounded,
-        )
+        averages = dict(zip(self.averages, self.average_values, strict=True))
+        return read(self, Aggregate, {}, given={"averages": averages})
+
+
+def _check_positions(told: Aggregate) -> None:
+    if told.drafts is None or max(told.accepted_at) > told.drafts:
+        raise ValueError(f"`{PREFIX}accepted_at` counts more than `{PREFIX}drafts`")
+    if any(after > before for before, after in pairwise(told.accepted_at)):
+        raise ValueError(f"`{PREFIX}accepted_at` rises: a token is accepted only after the one before it")
+    if told.proposed_at and len(told.proposed_at) != len(told.accepted_at):
+        raise ValueError(f"`{PREFIX}proposed_at` holds {len(told.proposed_at)} values, not {len(told.accepted_at)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from specscope.trace.history.faults import Faults
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.wire.schema import DamagedError, check_times
+from specscope.trace.wire.codec import DamagedError, check_times
 
 MOST = 20_000  # spans that are kept; with more the oldest go
 BYTES = 32 * 2**20  # and of them, roughly

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
+from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import EngineSpan, engine_span, is_ours
-from specscope.trace.wire.schema import DamagedError, plain_error
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again
 KINDS = ("string_value", "bool_value", "int_value", "double_value", "array_value", "kvlist_value", "bytes_value")

@@ -25,10 +25,10 @@ from specscope.trace.history.wording import plural
 from specscope.trace.kinds import BENCH, CAPTURE, kind_of, start_of
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import is_ours
 from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
-from specscope.trace.wire.schema import DamagedError, plain_error
-from specscope.trace.wire.schema_run import newer
+from specscope.trace.wire.schema import newer
 from specscope.trace.wire.unspan import Decoder, run_info
 
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes

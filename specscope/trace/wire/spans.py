@@ -9,68 +9,25 @@ ended on more than one branch of an edited run has a root span for each end, of 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.record.notes import ParentNotes
-from specscope.trace.record.privacy import Privacy, strip, told_fields
+from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
-from specscope.trace.wire import aggregate_span, schema_form, schema_method
-from specscope.trace.wire.unfinite import dump_notes
+from specscope.trace.wire import aggregate_span
+from specscope.trace.wire.codec import first, written
+from specscope.trace.wire.schema import FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, SUMMARY
 
 SCOPE = "specscope"
 KEPT = 20_000  # requests that have ended and are remembered
 PASS = "draft_pass"  # the name of a span for each of the drafter's passes
-MODEL_NAMES = ("target_path", "target_digest", "draft_path", "draft_digest")  # of RunInfo, where they are known
-
-TREE_ARRAYS = {"token": np.int32, "parent": np.int32, "q": np.float32, "drawn": np.uint8}
-VERDICT_ARRAYS = {
-    "outcome": np.uint8,
-    "p": np.float32,
-    "p_trial": np.float32,
-    "q_trial": np.float32,
-    "accept_prob": np.float64,
-    "coin": np.float64,
-    "residual_mass": np.float64,
-    "path": np.int32,
-}
-NOTES_ARRAYS = {
-    "prob": np.float32,
-    "score": np.float32,
-    "dropped_token": np.int32,
-    "dropped_parent": np.int32,
-    "dropped_score": np.float32,
-    "rows": np.int32,
-    "fed_token": np.int32,
-    "fed_position": np.int32,
-    "fed_norms": np.float32,  # row after row
-    "draw_margin": np.float64,
-}
-
-
-# What holds nothing but what a level leaves out of the records: there it is absent, as other evidence that is not told
-ABSENT = {
-    Privacy.NO_TEXT: frozenset(("specscope.request.prompt", "specscope.request.title", "specscope.output.text")),
-    Privacy.NO_TOKENS: frozenset(
-        (
-            "specscope.request.prompt_tokens",
-            "specscope.output.tokens",
-            "specscope.final.token",
-            "specscope.tree.token",
-            "specscope.draft.dropped_token",
-            "specscope.draft.fed_token",
-        )
-    ),
-}
 
 
 class SpanLevel(StrEnum):
@@ -117,12 +74,7 @@ class Encoder:
 
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
-        privacy = self.run.privacy
-        spans = self._encode(strip(record, privacy))
-        absent = frozenset[str]().union(*(names for level, names in ABSENT.items() if level <= privacy))
-        if not absent:
-            return spans
-        return [span._replace(attributes=_without(span.attributes, absent)) for span in spans]
+        return self._encode(strip(record, self.run.privacy))
 
     def _encode(self, record: StepRecord) -> list[Span]:
         spans: list[Span] = []
@@ -167,17 +119,8 @@ class Encoder:
 
     def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
         """The wait for admission, or for an end without it."""
-        attributes: dict[str, Any] = self._of(record) | {
-            "specscope.request.id": info.id,
-            "specscope.request.params": json.dumps(info.params.to_dict()),
-            "specscope.request.labels": json.dumps(dict(info.labels)),
-            "specscope.request.prompt_length": len(info.prompt_tokens),
-            "specscope.request.prompt": escape(info.prompt.encode("utf-8", "surrogatepass")),
-            "specscope.request.title": escape(info.title.encode("utf-8", "surrogatepass")),
-            "specscope.request.prompt_tokens": info.prompt_tokens.tolist(),
-        }
-        if info.traceparent:
-            attributes["specscope.request.traceparent"] = info.traceparent
+        told = self._written(info) | {"specscope.request.prompt_length": len(info.prompt_tokens)}
+        attributes = self._of(record) | first(IN_QUEUE, told)
         trace, root = self._request_trace(info.id), self._span(info.id)
         if not info.admitted_ns:
             attributes["specscope.request.admitted"] = False
@@ -188,17 +131,7 @@ class Encoder:
         """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
         trace, root = self._request_trace(part.request), self._span(part.request)
         link = ((self._trace("step", record.step), self._span("step", record.step)),)
-        common: dict[str, Any] = self._of(record) | {
-            "specscope.request.id": part.request,
-            "specscope.request.step": part.index,
-            "specscope.context_len": part.context_len,
-            "specscope.prefill_tokens": part.prefill_tokens,
-        }
-        for name in ("blocks", "moved"):
-            if len(values := getattr(part, name)):
-                common[f"specscope.kv.{name}"] = values.tolist()
-        if part.found:
-            common["specscope.kv.found"] = part.found
+        common = self._of(record) | self._written(part, only=IN_PREFILL)
         start, end = record.start_ns, record.end_ns
         if part.prefill_tokens or part.verdict is None:
             with_decode = {"specscope.prefill.reaches_root": part.verdict is not None}
@@ -206,50 +139,24 @@ class Encoder:
             yield Span("prefill", trace, own, root, start, end, common | with_decode, link)
         if part.verdict is not None:
             own = self._span(part.request, record.step, "decode")
-            attributes = common | self._summary(part, part.verdict)
-            if self.level is SpanLevel.TREES:
-                attributes |= self._evidence(part, part.verdict)
+            attributes = common | self._decode_step(part, part.verdict)
             yield Span("decode_step", trace, own, root, start, end, attributes, link)
 
-    def _summary(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        attributes: dict[str, Any] = {
-            "specscope.drafter": part.drafter,
-            "specscope.drafted": len(part.tree),
-            "specscope.accepted": verdict.accepted,
-            "specscope.emitted": part.emitted,
-            "specscope.final.kind": verdict.kind.value,
-        }
-        if part.notes is not None:
-            attributes["specscope.draft.dropped"] = len(part.notes.dropped_token)
-        if len(verdict.forced):
-            attributes["specscope.forced"] = verdict.forced.tolist()
-        if part.sizing:
-            attributes["specscope.draft.sizing"] = part.sizing
-        if part.preceded is not None:
-            attributes["specscope.preceded"] = part.preceded.value
-        return attributes | {"specscope.rule": part.rule}
+    def _written(self, record: object, **how: Any) -> dict[str, Any]:  # noqa: ANN401
+        return written(record, self.run.privacy, **how)
 
-    def _evidence(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        attributes: dict[str, Any] = {
-            "specscope.final.token": verdict.token,
-            "specscope.final.p": verdict.final_p,
-            "specscope.final.coin": verdict.final_coin,
-            "specscope.final.margin": verdict.final_margin,
-        }
-        if len(part.tree):
-            attributes |= {f"specscope.tree.{name}": getattr(part.tree, name).tolist() for name in TREE_ARRAYS}
-            attributes |= {f"specscope.verdict.{name}": getattr(verdict, name).tolist() for name in VERDICT_ARRAYS}
+    def _decode_step(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
+        """What is told of a step at this level."""
+        only = () if self.level is SpanLevel.TREES else SUMMARY
+        told = self._written(part.tree, only=only) | self._written(verdict, only=only)
+        if not len(part.tree):
+            told.pop("specscope.verdict.path", None)
         if part.notes is not None:
-            arrays = {name: getattr(part.notes, name).ravel().tolist() for name in NOTES_ARRAYS}
-            attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
-            attributes["specscope.draft.cached"] = part.notes.cached
-        if part.parents is not None:
-            arrays = told_fields(vars(part.parents), self.run.privacy, ParentNotes)  # Parents: schema_parents.py
-            attributes["specscope.parents"] = dump_notes(arrays | self._named(part, part.parents))
-        if part.method is not None:
-            attributes |= schema_method.written(part.method)
-        attributes |= schema_form.written(part, self.run.privacy)
-        return attributes | self._texts(part, part.tree, verdict)
+            told |= {"specscope.draft.dropped": len(part.notes.dropped_token)} | self._written(part.notes, only=only)
+        named = {} if only or part.parents is None else {"parents": self._named(part, part.parents)}
+        told |= self._written(part, by_hand=named, only=only)
+        told |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
+        return first((*SUMMARY, *FINAL), told) | ({} if only else self._texts(part, part.tree, verdict))
 
     def _named(self, part: RequestStep, parents: ParentNotes) -> dict[str, Any]:
         """The bytes of the likeliest tokens, reversibly."""
@@ -275,13 +182,7 @@ class Encoder:
         for one in record.passes:
             own, name = self._span("step", record.step, "pass", one.name), {"specscope.pass": one.name}
             yield Span(PASS, trace, own, draft, one.start_ns, one.end_ns, name | self._of(record))
-        attributes = self._of(record) | {
-            "specscope.running": record.running,
-            "specscope.waiting": record.waiting,
-            "specscope.blocks_used": record.blocks_used,
-            "specscope.blocks_free": record.blocks_free,
-            "specscope.speculation": record.speculation,
-            "specscope.speculation_off": record.speculation_off,
+        told = {
             "specscope.phase.names": [phase.name for phase in record.phases],
             "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
             "specscope.pass.names": [one.name for one in record.passes],
@@ -291,20 +192,10 @@ class Encoder:
             "specscope.preempted": list(record.preempted),
             "specscope.finished": [end.info.id for end in record.finished],
         }
-        if record.device_ns:
-            attributes["specscope.phase.device_ns"] = list(record.device_ns)
-        if record.budget is not None:
-            attributes["specscope.budget"] = record.budget
-        if record.flight is not None:
-            attributes["specscope.flight"] = list(dataclasses.astuple(record.flight))
-        cached = {"specscope.queried": record.queried, "specscope.blocks_cached": record.blocks_cached}
-        attributes |= {name: count for name, count in cached.items() if count}
-        if record.after is not None:
-            attributes["specscope.after"] = record.after
-        if record.rewound:
-            attributes["specscope.rewound"] = True
+        flight = {} if record.flight is None else {"specscope.flight": list(dataclasses.astuple(record.flight))}
+        attributes = self._of(record) | self._written(record, by_hand={"admitted": told, "flight": flight})
         if record.left_out is not None:
-            attributes |= {f"specscope.left_out.{name}": count for name, count in vars(record.left_out).items()}
+            attributes |= self._written(record.left_out)
         if record.aggregate is not None:
             attributes |= aggregate_span.attributes(record.aggregate)
         yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
@@ -329,57 +220,27 @@ class Encoder:
             "gen_ai.usage.input_tokens": len(info.prompt_tokens),
             "gen_ai.usage.output_tokens": len(end.output),
             "specscope.request.id": info.id,
-            "specscope.finish.stop": escape(end.stop.encode("utf-8", "surrogatepass")),
-            "specscope.finish.error": end.error,
-            "specscope.request.labels": json.dumps(dict(info.labels)),
-            "specscope.output.tokens": end.output.tolist(),
-            "specscope.output.text": self.vocabulary.text(end.output.tolist()),
         }
-        if end.sampled is not None:
-            told = end.sampled
-            attributes |= {"specscope.sampling.reason": told.reason.value, "specscope.sampling.early": told.early}
-            attributes |= {"specscope.sampling.ratio": told.ratio} if told.ratio else {}
+        labels = self._written(info, only=("specscope.request.labels",))
+        told = self._written(end) | labels | ({} if end.sampled is None else self._written(end.sampled))
+        if self.run.tells_text:
+            told["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
+        attributes |= first(IN_ROOT, told)
         name = f"text_completion {self.run.target}"
         own = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
         above = (self._caller(info.id) or (0, 0))[1]
         return Span(name, self._request_trace(info.id), own, above, info.arrival_ns, end.finished_ns, attributes)
 
 
-def _without(attributes: dict[str, Any], absent: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name not in absent}
-
-
 def resource_attributes(run: RunInfo) -> dict[str, Any]:
     """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back."""
     run = strip(run, run.privacy)
-    return {
+    attributes: dict[str, Any] = {
         "service.name": "specscope",
         "service.version": run.versions.get("specscope", ""),
         "service.instance.id": run.run_id,
-        "specscope.run.id": run.run_id,
-        "specscope.run.target": run.target,
-        "specscope.run.revision": run.revision,
-        "specscope.run.drafter": run.drafter,
-        "specscope.run.draft_model": run.draft_model,
-        "specscope.run.tree": run.tree,
-        "specscope.run.device": run.device,
-        "specscope.run.dtype": run.dtype,
-        "specscope.run.backend": run.backend,
-        "specscope.run.seed": run.seed,
-        "specscope.run.eos_tokens": list(run.eos_tokens),
-        "specscope.run.max_context": run.max_context,
-        "specscope.run.blocks": run.blocks,
-        "specscope.run.block_size": run.block_size,
-        "specscope.run.params": json.dumps(dict(run.params)),
-        "specscope.run.versions": json.dumps(dict(run.versions)),
-        "specscope.run.aux_layers": list(run.aux_layers),
-        "specscope.run.draft_vocab": run.draft_vocab,
-        **({"specscope.run.draft_tokens": run.draft_tokens} if run.draft_tokens else {}),
-        "specscope.run.evidence": run.evidence,
-        "specscope.run.rule": run.rule,
-        "specscope.run.costs": run.costs,
-        "specscope.run.text": run.tells_text,
-        **({"specscope.run.tokens": False} if not run.tells_tokens else {}),
-        **({"specscope.run.sampling": run.sampling} if run.sampling else {}),
-        **{f"specscope.run.{name}": value for name in MODEL_NAMES if (value := getattr(run, name))},
-    } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})
+    }
+    private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
+    told = written(run, by_hand={"privacy": private})
+    speculation = {name: told.pop(name) for name in ("specscope.run.speculation",) if name in told}
+    return attributes | told | speculation  # which stood last when there was no other

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import UNSET
 
 from specscope.errors import UserError
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.wording import plural
-from specscope.trace.record.flight import Flight
-from specscope.trace.record.notes import PARENT_ARRAYS
+from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.privacy import Privacy, no_tokens
 from specscope.trace.record.records import (
-    DraftNotes,
-    ParentNotes,
+    Flight,
     Phase,
     RequestEnd,
     RequestInfo,
@@ -29,12 +25,12 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
+from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
-from specscope.trace.record.vocabulary import Vocabulary, printable, unescape
-from specscope.trace.wire import aggregate_span, schema, schema_form, schema_method, schema_parents
-from specscope.trace.wire.schema import DamagedError
-from specscope.trace.wire.schema_run import Resource, newer
-from specscope.trace.wire.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
+from specscope.trace.record.vocabulary import Vocabulary, printable
+from specscope.trace.wire import aggregate_span, schema
+from specscope.trace.wire.codec import DamagedError, check_times, checked_span, read, read_json, unescaped_bytes
+from specscope.trace.wire.schema import Resource, newer
 
 Attributes = Mapping[str, Any]
 
@@ -43,6 +39,7 @@ HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first co
 INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
 PIECES = 2**19  # tokens that the vocabulary tells of; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
+UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
 
 def run_info(resource: Attributes) -> RunInfo:
@@ -51,17 +48,11 @@ def run_info(resource: Attributes) -> RunInfo:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these spans come from another program ({service})")
     try:
-        told = schema.read(Resource, resource)
-        values = msgspec.structs.asdict(told)
-        values["params"] = schema.read_json(told.params, dict[str, schema.ParamValue], "specscope.run.params")
-        values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
-        values["speculation"] = schema.read_json(told.speculation, dict[str, Any], "specscope.run.speculation")
+        told = checked_span(resource, Resource)
+        return read(told, RunInfo, {}, given={"privacy": Privacy.of(no_text=not told.text, no_tokens=not told.tokens)})
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
-        raise UserError(f"their run cannot be read, or is of another version: {error}") from None
-    values["privacy"] = Privacy.of(no_text=not values.pop("text"), no_tokens=not values.pop("tokens"))
-    return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens), "aux_layers": tuple(told.aux_layers)})
 
 
 @dataclass
@@ -127,8 +118,8 @@ class Decoder:
         if isinstance(step, int) and 0 <= step < self._next:
             return []  # too late
         try:
-            schema.check_times(start_ns, end_ns)
-            return self._take_in(schema.read(kind, attributes), start_ns, end_ns)
+            check_times(start_ns, end_ns)
+            return self._take_in(checked_span(attributes, kind), start_ns, end_ns)
         except DamagedError as error:
             self.faults.add(schema.ROOT_NAME if issubclass(kind, schema.Root) else name, str(error))
             return []
@@ -142,17 +133,17 @@ class Decoder:
             part, texts = _decode_step(span)
             self._learn(span, part, texts)
         elif isinstance(span, schema.Prefill):
-            part = _step(span, "none", DraftTree.empty(), None, 0)
+            part = read(span, RequestStep, {}, given=UNDRAFTED)
         elif isinstance(span, schema.Queue):
             info = _info(start_ns, end_ns, span)
             self._remember(info, span.weight())
         pending = self._pending.setdefault(span.step, _Pending())
         pending.weight += span.weight()
         self._held += span.weight()
-        if isinstance(span, schema.Prefill):  # a decode step as well
-            pending.parts[span.request] = part
+        if isinstance(span, schema.Prefill | schema.DecodeStep):
+            pending.parts[span.request_id] = part
         elif isinstance(span, schema.Queue):
-            pending.admitted[span.request] = info
+            pending.admitted[span.request_id] = info
         elif isinstance(span, schema.EngineStep):
             pending.engine = span
         else:
@@ -178,12 +169,12 @@ class Decoder:
     def _follows(self, step: int) -> bool:
         """Whether nothing is missing before a step: what sampling left out there is not."""
         span = self._pending[step].engine
-        return step - (0 if span is None else span.left_steps or 0) <= self._next
+        return step - (0 if span is None else span.left_out_steps or 0) <= self._next
 
     def _take(self, step: int, records: list[StepRecord]) -> None:
         pending = self._pending.pop(step)
         self._held -= pending.weight
-        left_out = 0 if pending.engine is None else pending.engine.left_steps or 0
+        left_out = 0 if pending.engine is None else pending.engine.left_out_steps or 0
         self.lost += max(step - left_out - self._next, 0)
         self._next = max(self._next, step + 1)
         record = self._record(step, pending) if pending.complete() else None
@@ -208,31 +199,17 @@ class Decoder:
         except DamagedError as error:
             self.faults.add(schema.ROOT_NAME, str(error))
             return None
-        return StepRecord(
-            step=step,
-            branch=span.branch,
-            after=span.after,
-            rewound=span.rewound,
-            phases=_phases(span.phase_names, span.phase_times),
-            passes=_phases(span.pass_names, span.pass_times),
-            device_ns=tuple(span.device_ns),
-            running=span.running,
-            waiting=span.waiting,
-            blocks_used=span.blocks_used,
-            blocks_free=span.blocks_free,
-            speculation=span.speculation,
-            speculation_off=span.speculation_off,
-            admitted=tuple(pending.admitted[name] for name in span.admitted),
-            requests=tuple(pending.parts[name] for name in span.requests),
-            preempted=tuple(span.preempted),
-            finished=finished,
-            aggregate=span.told(),
-            budget=span.budget,
-            flight=None if span.flight is None else Flight(*span.flight),
-            left_out=span.left_out,
-            queried=span.queried,
-            blocks_cached=span.blocks_cached,
-        )
+        given = {
+            "phases": _phases(span.phase_names, span.phase_times),
+            "passes": _phases(span.pass_names, span.pass_times),
+            "admitted": tuple(pending.admitted[name] for name in span.admitted),
+            "requests": tuple(pending.parts[name] for name in span.requests),
+            "finished": finished,
+            "aggregate": span.told() if isinstance(span, aggregate_span.AggregateStep) else None,
+            "flight": None if span.flight is None else Flight(*span.flight),
+            "left_out": None if span.left_out_steps is None else read(span, LeftOut, {}),
+        }
+        return read(span, StepRecord, {}, given=given)
 
     def _learn(self, span: schema.DecodeStep, part: RequestStep, likeliest: Sequence[str]) -> None:
         """What tokens stand for: those of the tree, the final one, and the likeliest of the parents."""
@@ -243,7 +220,7 @@ class Decoder:
         pairs = [*zip(part.tokens_shown if span.text else (), span.text, strict=True)]
         for token, text in (*pairs, *zip(named, likeliest, strict=True)):
             if token not in pieces and len(pieces) < PIECES and self._text < TEXT:
-                pieces[token] = piece = _bytes(text, "specscope.tree.text")
+                pieces[token] = piece = unescaped_bytes(text, "specscope.tree.text")
                 self._text += len(piece)
         self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
 
@@ -261,133 +238,53 @@ class Decoder:
         if name in self._infos:
             self._ended[name] = self._infos.pop(name)
         info, _ = self._ended.get(name, (None, 0))
-        return RequestEnd(
-            info=info or _info_of_root(start_ns, span),
-            finished_ns=end_ns,
-            reason=span.reasons[0],
-            stop=_text(span.stop_string, "specscope.finish.stop"),
-            output=np.asarray(span.output, np.int32),
-            error=span.error,
-            sampled=span.sampled,
-        )
+        given = {
+            "info": info or _info_of_root(start_ns, span),
+            "finished_ns": end_ns,
+            "reason": span.reasons[0],
+            "sampled": None if span.sampling_reason is None else read(span, Sampled, {}),
+        }
+        gone = {"output": no_tokens(span.length)} if isinstance(span, schema.NamelessRoot) else {}
+        return read(span, RequestEnd, {}, given=given | gone)
 
 
 def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
     return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
 
 
-def _bytes(text: str, name: str) -> bytes:
-    """What was escaped. Raises DamagedError."""
-    try:
-        return unescape(text)
-    except ValueError:
-        raise DamagedError(f"`{name}` is not escaped as it should be") from None
-
-
-def _text(text: str, name: str) -> str:
-    try:
-        return _bytes(text, name).decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        raise DamagedError(f"`{name}` is not escaped as it should be") from None
-
-
-def _arrays(span: schema.DecodeStep, types: Mapping[str, type]) -> dict[str, Any]:
-    return {name: np.asarray(getattr(span, name), dtype) for name, dtype in types.items()}
-
-
 def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
-    """The step, and the texts of its parents' likeliest tokens."""
-    assert span.final_token is not UNSET
-    assert span.final_p is not UNSET
-    assert span.final_coin is not UNSET
-    verdict = Verdict(
-        **_arrays(span, VERDICT_ARRAYS),
-        token=span.final_token,
-        kind=span.final_kind,
-        final_p=span.final_p,
-        final_coin=span.final_coin,
-        final_margin=span.final_margin,
-        forced=np.asarray(span.forced, np.int32),
-        rule=span.rule,
-    )
-    parents, texts = _parents(span)
-    told_form = schema_form.NamelessTold if isinstance(span, schema.NamelessStep) else schema_form.LogprobAttributes
-    step = dataclasses.replace(
-        _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
-        notes=None if span.dropped is UNSET else _notes(span),
-        sizing=span.sizing,
-        preceded=span.preceded,
-        parents=parents,
-        method=schema_method.read(span.method, len(span.token)),
-        form=schema_form.read_form(span.form, len(span.token)),
-        logprobs=schema_form.read_logprobs(span.logprobs, span.emitted, told_form),
-    )
+    """The step, and the texts of its parents' likeliest tokens. Raises DamagedError."""
+    lengths: dict[str, int] = {}
+    nameless = span.nameless
+    tree = read(span, DraftTree, lengths, nameless=nameless)
+    verdict = read(span, Verdict, lengths, nameless=nameless)
+    notes = None
+    if span.dropped is not UNSET:
+        notes = read(span, DraftNotes, lengths | {"d": span.dropped}, nameless=nameless)
+    span.check(len(tree))
+    lengths["e"] = span.emitted
+    parents, texts = _parents(span, lengths)
+    given = {"tree": tree, "verdict": verdict, "notes": notes, "parents": parents}
+    step = read(span, RequestStep, lengths, nameless=nameless, given=given)
+    if step.form is not None:
+        schema.check_nodes("specscope.form", step.form.node.tolist(), len(tree))
     return step, texts
 
 
-def _notes(span: schema.DecodeStep) -> DraftNotes:
-    arrays = _arrays(span, NOTES_ARRAYS)
-    rows = len(span.fed_token)
-    arrays["fed_norms"] = arrays["fed_norms"].reshape((rows, -1) if rows else (0, 0))
-    return DraftNotes(**arrays, cached=span.cached)
-
-
-def _parents(span: schema.DecodeStep) -> tuple[ParentNotes | None, Sequence[str]]:
+def _parents(span: schema.DecodeStep, lengths: Mapping[str, int]) -> tuple[ParentNotes | None, Sequence[str]]:
+    name = "specscope.parents"
     if not span.parents:
         return None, ()
-    form = schema_parents.NamelessParents if isinstance(span, schema.NamelessStep) else schema_parents.Parents
-    told = schema.read_json(span.parents, form, "specscope.parents")
-    told.check(len(span.token))
-    arrays: dict[str, Any] = {name: np.asarray(getattr(told, name), kind) for name, kind in PARENT_ARRAYS.items()}
-    for name in ("top", "top_p", "draft_top", "draft_top_p"):
-        arrays[name] = arrays[name].reshape(len(told.node), -1) if told.node else np.zeros((0, 0), arrays[name].dtype)
-    notes = ParentNotes(
-        **arrays,
-        final_entropy=float(told.final_entropy),
-        final_varentropy=float(told.final_varentropy),
-        final_target_p=float(told.final_target_p),
-    )
+    told: Any = read_json(span.parents, schema.NamelessParents if span.nameless else schema.Parents, name)
+    notes = read(told, ParentNotes, dict(lengths), where=name, nameless=span.nameless)
+    schema.check_nodes(name, told.node, lengths["n"])
     return notes, told.text
 
 
-def _step(
-    span: schema.Prefill,
-    drafter: str,
-    tree: DraftTree,
-    verdict: Verdict | None,
-    emitted: int,
-) -> RequestStep:
-    return RequestStep(
-        request=span.request,
-        index=span.index,
-        context_len=span.context_len,
-        prefill_tokens=span.prefill_tokens,
-        drafter=drafter,
-        tree=tree,
-        verdict=verdict,
-        emitted=emitted,
-        blocks=np.asarray(span.blocks, np.int32),
-        moved=np.asarray(span.moved, np.int32),
-        found=span.found,
-    )
-
-
-def _labels(text: str) -> dict[str, str]:
-    return schema.read_json(text, dict[str, str], "specscope.request.labels")
-
-
 def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
-    return RequestInfo(
-        id=span.request,
-        arrival_ns=start_ns,
-        admitted_ns=end_ns if span.admitted else 0,
-        prompt=_text(span.prompt, "specscope.request.prompt"),
-        prompt_tokens=np.asarray(span.prompt_tokens, np.int32),
-        params=schema.read_json(span.params, SamplingParams, "specscope.request.params"),
-        labels=_labels(span.labels),
-        title=_text(span.title, "specscope.request.title"),
-        traceparent=span.traceparent,
-    )
+    given = {"arrival_ns": start_ns, "admitted_ns": end_ns if span.admitted else 0}
+    gone = {"prompt_tokens": no_tokens(span.length)} if isinstance(span, schema.NamelessQueue) else {}
+    return read(span, RequestInfo, {}, given=given | gone)
 
 
 def _info_of_root(start_ns: int, span: schema.Root) -> RequestInfo:
@@ -397,4 +294,5 @@ def _info_of_root(start_ns: int, span: schema.Root) -> RequestInfo:
         params = SamplingParams(**{name: getattr(span, name) for name in names})
     except UserError as error:
         raise DamagedError(f"`gen_ai.request`: {error}") from None
-    return RequestInfo(span.request, start_ns, 0, "", np.zeros(0, np.int32), params, _labels(span.labels))
+    labels = read_json(span.labels, dict[str, str], "specscope.request.labels")
+    return RequestInfo(span.request, start_ns, 0, "", np.zeros(0, np.int32), params, labels)

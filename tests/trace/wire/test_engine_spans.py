@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specscope.trace.wire import engine_spans
+from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.engine_spans import ATTRIBUTES, NAME, TEXT, EngineSpan, OtherSpans, engine_span, is_ours
-from specscope.trace.wire.schema import DamagedError
 
 TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "b7ad6b7169203331"
 HOSTILE = "\x1b[2J\u202eevil\n"

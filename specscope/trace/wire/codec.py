@@ -1,0 +1,267 @@
+"""Records to attributes and back, by what their fields declare (trace/record/declared.py).
+
+`written` gives a record's attributes. `checking` makes a Struct that attributes are converted into once, which checks
+the type, range and length of each; `read` makes records of such a Struct, and checks that arrays over the same are of
+one length. Notes that are JSON in one attribute go the same way. What fails is a DamagedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from itertools import chain
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from specscope.errors import UserError
+from specscope.trace.checked import decoded
+from specscope.trace.record.declared import WireForm
+from specscope.trace.record.privacy import NO_TOKEN, Privacy
+from specscope.trace.record.vocabulary import unescape
+from specscope.trace.wire.unfinite import dump_notes
+from specscope.trace.wire.wire_field import WireField, wired
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
+NOTHING: Mapping[str, Any] = {}
+
+
+class DamagedError(ValueError):
+    """A span, or a line, that is not as declared. The message is one line that names the attribute."""
+
+
+def written(
+    record: object,
+    privacy: Privacy = Privacy.EVERYTHING,
+    by_hand: Mapping[str, Mapping[str, Any]] = NOTHING,
+    only: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """A record's attributes, or its notes. `by_hand`: more attributes in a field's place, or more of a field's JSON."""
+    plan = _writing(type(record), privacy, only)
+    values: dict[str, Any] = {}
+    for (key, plain, told, default, special), value in zip(plan.fields, plan.values(record), strict=False):
+        if special is not None:
+            values |= _by_hand(special, value, privacy, by_hand.get(special.name, NOTHING))
+        elif told or (value.size if default is _ARRAY else value is not default and value != default):
+            values[key] = value if plain is None else plain(value)
+    return values
+
+
+def _by_hand(field: WireField, value: Any, privacy: Privacy, more: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401
+    """What is written of a field by hand, or as JSON."""
+    if field.notes is None:
+        return more
+    notes = {} if value is None else {**written(value, privacy), **more}
+    return {field.attribute: dump_notes(notes)} if notes else NOTHING
+
+
+_ARRAY = object()  # stands for the default of an array: no values
+
+
+class _Writing:
+    """How a record is written: what is worked out of its fields but once."""
+
+    def __init__(self, kind: type, privacy: Privacy, only: tuple[str, ...]) -> None:
+        fields = [f for f in wired(kind) if not f.goes(privacy) and (not only or f.attribute in only)]
+        special = [f if f.notes is not None or f.wire.form is WireForm.BY_HAND else None for f in fields]
+        defaults = [f.default if f.dtype is None else _ARRAY for f in fields]
+        names = [f.attribute or f.name for f in fields]
+        self.fields = [
+            (name, f.plain, f.is_needed, default, by_hand)
+            for name, f, default, by_hand in zip(names, fields, defaults, special, strict=True)
+        ]
+        self.values = attrgetter(*(f.name for f in fields), "__class__", "__class__")  # a tuple, however few
+
+
+_writing: Callable[[Any, Privacy, tuple[str, ...]], _Writing] = cache(_Writing)
+
+
+def first(names: Iterable[str], attributes: Mapping[str, T]) -> dict[str, T]:
+    """The attributes, with these first."""
+    return {name: attributes[name] for name in (*names, *attributes) if name in attributes}
+
+
+def checks(
+    *kinds: type,
+    absent: Mapping[str, Any] = NOTHING,
+    only: tuple[str, ...] = (),
+    order: Iterable[str] = (),
+    nameless: bool = False,
+) -> Callable[[type[S]], type[S]]:
+    """Gives a Struct the fields of what is written of records, so that it checks them.
+
+    `absent`: attributes that may lack, and what stands for them. `order`: of attributes that are written first, so that
+    they are found at once. `nameless`: ids were left out of notes.
+    """
+    declared = {field.attribute or field.name: field for kind in kinds for field in wired(kind)}
+    fields: list[tuple[str, Any, Any]] = []
+    for name, field in first(order, declared).items():
+        if field.wire.form is WireForm.BY_HAND or (only and name not in only):
+            continue
+        kind, default = field.checked_as()
+        if nameless and field.is_id and field.dtype is not None:
+            default = {"default_factory": list}
+        if name in absent:
+            kind, default = kind | type(absent[name]), {"default": absent[name]}
+        fields.append((field.slot, kind, msgspec.field(name=name, **default)))
+
+    def extended(base: type[S]) -> type[S]:
+        struct = msgspec.defstruct(
+            base.__name__, fields, bases=(base,), module=base.__module__, frozen=True, kw_only=True
+        )
+        struct.__doc__ = base.__doc__
+        return struct  # type: ignore[return-value]
+
+    return extended
+
+
+class _Plan:
+    """How a record is read from a checking struct: what is as it is there, arrays, and the rest."""
+
+    def __init__(self, struct: type[Struct], kind: type, nameless: bool) -> None:
+        fields = [field for field in wired(kind) if field.slot in struct.__struct_fields__]
+        self.gone = [field for field in fields if nameless and field.is_id]
+        there = [field for field in fields if field not in self.gone]
+        plain = [field for field in there if field.is_plain]
+        arrays = [field for field in there if field.dtype is not None and len(field.dimensions) == 1]
+        self.rest = [field for field in there if field not in plain and field not in arrays]
+        self.names = [field.name for field in plain]
+        self.floats = [field.name for field in plain if field.is_float and not field.attribute]
+        self.arrays = [(f.name, f.dimensions[0], np.dtype(f.dtype), f.may_be_empty, f) for f in arrays]
+        # A tuple of values each, however few
+        self.plain_values = attrgetter(*(field.slot for field in plain), "__class__", "__class__")
+        self.array_values = attrgetter(*(field.slot for field in arrays), "__class__", "__class__")
+
+
+_plan: Callable[[Any, Any, bool], _Plan] = cache(_Plan)
+
+
+def read(
+    span: Struct,
+    kind: type[T],
+    lengths: dict[str, int],
+    *,
+    where: str = "",
+    nameless: bool = False,
+    given: Mapping[str, Any] = NOTHING,
+) -> T:
+    """A record of what was checked. Raises DamagedError where its arrays are not of `lengths`, which gains theirs.
+
+    `where`: of notes, their attribute. `nameless`: ids were left out. `given`: fields that are read elsewhere.
+    """
+    plan = _plan(type(span), kind, nameless)
+    told: dict[str, Any] = dict(zip(plan.names, plan.plain_values(span), strict=False))
+    for name in plan.floats:
+        told[name] = float(told[name])
+    for array, values in zip(plan.arrays, plan.array_values(span), strict=False):
+        name, letter, dtype, may_be_empty, field = array
+        length = len(values)
+        if (length or not may_be_empty) and length != lengths.setdefault(letter, length):
+            raise DamagedError(f"{field.called(where)} holds {length} values, not {lengths[letter]}")
+        told[name] = np.fromiter(values, dtype, length)  # quicker than asarray
+    for field in plan.rest:
+        if field.name not in given:
+            told[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
+    for field in plan.gone:
+        told[field.name] = _nameless(field, lengths)
+    return kind(**{**told, **given})
+
+
+def _value(
+    field: WireField,
+    value: Any,  # noqa: ANN401
+    lengths: dict[str, int],
+    where: str,
+    *,
+    nameless: bool,
+) -> Any:  # noqa: ANN401
+    """A record's value of what was checked, where it is neither a plain one nor an array of one dimension."""
+    if field.dtype is not None:
+        return _rows(field, value, lengths, where)
+    if field.notes is not None:
+        return read_notes(value, field.notes, field.attribute, lengths, nameless=nameless) if value else None
+    if field.wire.form is WireForm.ESCAPED:
+        return unescaped(value, field.attribute)
+    if field.wire.form is WireForm.JSON:
+        return read_json(value, field.kind, field.attribute)
+    return field.default if value is None else value
+
+
+def _rows(field: WireField, values: list[Any], lengths: dict[str, int], where: str) -> NDArray[Any]:
+    """An array of two dimensions: a list of rows in JSON, row after row in an attribute."""
+    outer, inner = field.dimensions
+    called, rows = field.called(where), lengths.setdefault(outer, len(values) if where else 0)
+    if where:
+        widths = {*map(len, values)}
+        if len(values) != rows:
+            raise DamagedError(f"{called} holds {len(values)} values, not {rows}")
+        if len(widths) > 1 or (widths and widths != {lengths.setdefault(inner, *widths)}):
+            raise DamagedError(f"{called} has rows that do not hold {lengths.get(inner, min(widths))} values")
+    elif len(values) % max(rows, 1) or (values and not rows):
+        raise DamagedError(f"{called} holds {len(values)} values for {rows} rows")
+    flat = list(chain.from_iterable(values)) if where else values
+    return np.fromiter(flat, field.dtype, len(flat)).reshape((rows, -1) if rows else (0, 0))
+
+
+def _nameless(field: WireField, lengths: Mapping[str, int]) -> Any:  # noqa: ANN401
+    """What stands for ids that were left out."""
+    if field.dtype is None:
+        return NO_TOKEN
+    return np.full([lengths.get(letter, 0) for letter in field.dimensions], NO_TOKEN, field.dtype)
+
+
+_notes_struct: Callable[[Any, bool], Any] = cache(lambda kind, nameless: checks(kind, nameless=nameless)(Struct))
+
+
+def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], *, nameless: bool = False) -> T:
+    """Notes as JSON, of a step with these lengths. Raises DamagedError."""
+    told = read_json(text, _notes_struct(kind, nameless), name)
+    return read(told, kind, dict(lengths), where=name, nameless=nameless)
+
+
+def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
+    """A span's attributes, checked. Raises DamagedError."""
+    try:
+        return msgspec.convert(attributes, kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DamagedError(plain_error(error)) from None
+
+
+def check_times(start_ns: int, end_ns: int) -> None:
+    """When a span began and ended. Raises DamagedError."""
+    if not (0 <= start_ns < 2**63 and 0 <= end_ns < 2**63):
+        raise DamagedError("its start or end is no time in nanoseconds")
+
+
+def read_json(text: str, kind: type[T], name: str) -> T:
+    """The JSON that an attribute holds, checked. Raises DamagedError."""
+    try:
+        return decoded(text, kind)
+    except (UserError, ValueError) as error:
+        raise DamagedError(f"`{name}`: {plain_error(error)}") from None
+
+
+def unescaped(text: str, name: str) -> str:
+    """Text that was escaped. Raises DamagedError."""
+    try:
+        return unescaped_bytes(text, name).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise DamagedError(f"`{name}` is not escaped as it should be") from None
+
+
+def unescaped_bytes(text: str, name: str) -> bytes:
+    """What was escaped. Raises DamagedError."""
+    try:
+        return unescape(text)
+    except ValueError:
+        raise DamagedError(f"`{name}` is not escaped as it should be") from None
+
+
+def plain_error(error: Exception) -> str:
+    """msgspec's message without its JSON path's sign."""
+    return str(error).replace(" - at `$.", " in `").replace(" - at `$`", "")
