@@ -42,6 +42,9 @@ def test_starts_at_the_same_time_share_one_conversion(tmp_path):
     starts = [start(tmp_path, held=True) for _ in range(3)]
     first = [process.stdout.readline() for process in starts]
     assert sum(line.startswith("waiting for another start") for line in first) == 2, first
+    for process in starts:
+        process.stdin.close()
+        process.stdin = None  # communicate() would flush it
     outs = [process.communicate(timeout=HANG_SECONDS) for process in starts]
     assert [process.returncode for process in starts] == [0, 0, 0], outs
     assert (tmp_path / "log").read_text() == "converted\n"
