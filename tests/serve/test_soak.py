@@ -15,16 +15,14 @@ import psutil
 import pytest
 
 from specscope.trace.wire.reading import read_capture
-from tests.heads import head_tensors, write_head
 from tests.processes import ENV, SPECSCOPE, ended
 from tests.serve.customers import shop
-from tests.tiny import write_tiny_model
 from tests.waiting import HANG_SECONDS, wait_for
 
 pytest.importorskip("xgrammar")
 CUSTOMERS = 10
 HOW = (
-    *("--dtype", "float32", "--max-batch", "6", "--max-queue", "4", "--port", "0"),
+    *("--dtype", "float32", "--kv-memory", "0.02", "--max-batch", "6", "--max-queue", "4", "--port", "0"),
     *("--async-scheduling", "--prefix-cache", "--shutdown-timeout", "60"),
 )
 LEAVE_SECONDS = HANG_SECONDS  # what a request may go on for when its customer has left
@@ -32,11 +30,11 @@ FLAT = 1.1  # of the memory at the first third
 
 
 class Server:
-    """`specscope serve`, and its memory second by second. `words`: its model, and its memory for blocks."""
+    """`specscope serve` on the default model, and its memory second by second."""
 
-    def __init__(self, capture, words):
+    def __init__(self, capture):
         self.capture, self.memory = capture, []
-        command = [*SPECSCOPE, "serve", *HOW, *map(str, words), "-o", str(capture)]
+        command = [*SPECSCOPE, "serve", *HOW, "-o", str(capture)]
         self.process = subprocess.Popen(command, env=ENV, stderr=subprocess.PIPE, text=True)
         self.said = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -82,8 +80,8 @@ class Server:
 def start(tmp_path):
     made = []
 
-    def run(name, *words):
-        made.append(Server(tmp_path / name, words))
+    def run(name):
+        made.append(Server(tmp_path / name))
         return made[-1]
 
     yield run
@@ -91,18 +89,9 @@ def start(tmp_path):
         one.close()
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """A model of random weights with room for long prompts, an EAGLE head, and too few blocks for six requests."""
-    folder = tmp_path_factory.mktemp("small")
-    model = write_tiny_model(folder / "model", layers=7, max_position_embeddings=2048)
-    head = write_head(folder / "head", head_tensors(), max_position_embeddings=2048)
-    return "--target", model, "--draft-model", head, "--drafter", "suffix+eagle", "--kv-memory", "0.0015"
-
-
-def test_what_was_killed_can_be_read(start, small):
+def test_what_was_killed_can_be_read(start):
     """kill -9 while six requests run and others wait."""
-    server = start("killed.jsonl", *small)
+    server = start("killed.jsonl")
     done = []
     shopping = threading.Thread(target=lambda: done.extend(server.shop(1, 40, 1000, 60.0)))
     shopping.start()
@@ -120,16 +109,11 @@ def test_what_was_killed_can_be_read(start, small):
     assert sum(told.id in known for told in answered) >= len(answered) - 3, "only the last moments are lost"
 
 
-def test_a_soak(start, small):
-    soak(start("soak.jsonl", *small), 300, 48, 100.0)
-
-
-@pytest.mark.slow
-def test_a_long_soak_of_the_default_model(start):
-    soak(start("soak.jsonl", "--kv-memory", "0.02"), 20_000, 64, 1200.0)
-
-
-def soak(server, requests, most, seconds):
+@pytest.mark.parametrize(
+    ("requests", "most", "seconds"), [(300, 32, 100.0), pytest.param(20_000, 64, 1200.0, marks=pytest.mark.slow)]
+)
+def test_a_soak(start, requests, most, seconds):
+    server = start("soak.jsonl")
     began = time.monotonic()
     told = server.shop(2, most, requests, seconds)
     assert wait_for(lambda: server.gauge("num_requests_running") == 0)
