@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specscope.analyze.audit.audit import Audit, chosen_places, step_numbers
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.audit.tally import Tally
 from specscope.analyze.findings import Reference
 from specscope.engine.config import EngineConfig
-from specscope.engine.engine import Engine
 from specscope.errors import UserError
 from specscope.live.start import start_engine
 from specscope.measure.judges import audit_options, draft_named, target_named
@@ -20,6 +19,9 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.limits import untold_limits
 from specscope.trace.record.method import model_part, text_part
 from specscope.trace.record.records import ROUNDING, RunInfo
+
+if TYPE_CHECKING:
+    from specscope.engine.engine import Engine
 
 
 def audit_again(
