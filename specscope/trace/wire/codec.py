@@ -7,6 +7,7 @@ one length. Notes that are JSON in one attribute go the same way. What fails is 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import chain
@@ -131,6 +132,7 @@ class _Plan:
         arrays = [field for field in there if field.dtype is not None and len(field.dimensions) == 1]
         self.rest = [field for field in there if field not in plain and field not in arrays]
         self.names = [field.name for field in plain]
+        self.size = len(dataclasses.fields(kind))
         self.floats = [field.name for field in plain if field.is_float and not field.attribute]
         self.arrays = [(f.name, f.dimensions[0], np.dtype(f.dtype), f.may_be_empty, f) for f in arrays]
         # A tuple of values each, however few
@@ -163,13 +165,18 @@ def read(
         length = len(values)
         if (length or not may_be_empty) and length != lengths.setdefault(letter, length):
             raise DamagedError(f"{field.called(where)} holds {length} values, not {lengths[letter]}")
-        told[name] = np.fromiter(values, dtype, length)  # quicker than asarray
+        told[name] = np.fromiter(values, dtype, length) if length else np.empty(0, dtype)  # quicker than asarray
     for field in plan.rest:
         if field.name not in given:
             told[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
     for field in plan.gone:
         told[field.name] = _nameless(field, lengths)
-    return kind(**{**told, **given})
+    told |= given
+    if len(told) < plan.size:
+        return kind(**told)
+    record = object.__new__(kind)
+    vars(record).update(told)  # as __init__ of a frozen dataclass does, field by field and slowly
+    return record
 
 
 def _value(
