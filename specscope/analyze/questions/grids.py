@@ -63,7 +63,7 @@ Cell = tuple[str, float | str | None]
 
 
 def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Grid, ...]:
-    """All of them, in the order of reading."""
+    """All grids, in the order of reading."""
     return (
         _tokens(answers, vocabulary),
         _groups(answers, vocabulary),
@@ -381,7 +381,7 @@ def _share(share: Share) -> Iterator[Cell]:
 
 
 def _miss(misses: dict[Miss, int], which: Miss) -> Cell:
-    """A dash where nothing is known of any of them."""
+    """A dash where nothing is known about any of them."""
     return (NONE, None) if misses[Miss.UNKNOWN] == sum(misses.values()) else _count(misses[which])
 
 
