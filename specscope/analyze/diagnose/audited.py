@@ -274,7 +274,7 @@ def _at_another_place(case: Case, finding: Finding) -> Suspect | None:
 
 
 def _there(nodes: Sequence[tuple[Step, int]], shift: int) -> int:
-    """How many drafted tokens are the text's, so many places beyond their own depth."""
+    """How many drafted tokens are the text's token `shift` places beyond their own depth."""
     return sum(
         step.token_after(int(step.tree.depth[node]) + shift) == int(step.tree.token[node]) for step, node in nodes
     )
@@ -328,7 +328,7 @@ def _begins_at_one_place(items: Sequence[Reference], positions: NDArray[np.int_]
 
 
 def _edge(positions: NDArray[np.int_], wrong: Bools) -> tuple[int, Bools, float]:
-    """The position from which nearly all differs, what lies beyond it, and how well that tells what differs (phi)."""
+    """The position from which nearly all differs, what lies beyond it, and how well that predicts what differs."""
     edge = int(np.quantile(positions[wrong], 0.002))
     held = positions >= edge
     inside, beyond = int((held & wrong).sum()), int(held.sum())

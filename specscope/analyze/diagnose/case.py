@@ -66,7 +66,7 @@ class Step:
 
     @cached_property
     def trials(self) -> tuple[Trials, ...]:
-        """Root first, then down the accepted path."""
+        """All trials, the root's first, then down the accepted path."""
         tried = np.flatnonzero(self.verdict.outcome != Outcome.UNTRIED)
         by_parent: dict[int, list[int]] = {}
         for node in tried.tolist():
@@ -126,7 +126,7 @@ class Case:
 
     @cached_property
     def checks(self) -> dict[str, Check]:
-        """Of verify, by name."""
+        """The checks of verify, by name."""
         return {check.name: check for check in self.trial.checks}
 
     def step_at(self, step: int) -> Step | None:
@@ -136,7 +136,7 @@ class Case:
 
     @cached_property
     def by_key(self) -> dict[tuple[str, int], Step]:
-        """The steps by request and number."""
+        """The steps, by `Step.key`."""
         return {step.key: step for step in self.steps}
 
     @property
@@ -152,7 +152,7 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        """That the run computed in; empty where it is not known."""
+        """The dtype that the run computed in; empty where it is not known."""
         return "" if self.history.run is None else self.history.run.dtype
 
     @property

@@ -13,7 +13,7 @@ from specscope.trace.record.vocabulary import shell_word
 
 # How sure a suspect is by itself; how much of what failed it explains then moves it up or down.
 CERTAIN = 0.95  # a correct engine cannot do this, and no other fault does
-RERUN = 0.85  # computed again with this mistake, the recorded figures come out
+RERUN = 0.85  # computing again with this mistake gives the recorded figures
 CONDITION = 0.7  # the differences are where this cause would put them
 STATISTICAL = 0.5  # more than chance allows
 REMARK = 0.2  # an explanation in which nothing is wrong
@@ -23,11 +23,11 @@ LOG_CHANCE = math.log(CHANCE)
 
 @dataclass(frozen=True)
 class Suspect:
-    """A cause that the evidence speaks for."""
+    """A cause for which there is evidence."""
 
     cause: Cause
     score: float  # 0 to 1
-    for_: tuple[str, ...]  # the figures that speak for it, in lines
+    for_: tuple[str, ...]  # the evidence for it, in lines
     against: tuple[str, ...] = ()
     example: Reference | None = None
     explained: int | None = None  # how many failures of the check it explains; None: all

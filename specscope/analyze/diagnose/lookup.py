@@ -58,7 +58,7 @@ def shifted_lookup(case: Case) -> Suspect | None:
 
 
 def _drafted(explained: tuple[list[Step], int]) -> int:
-    """Tokens that are explained."""
+    """How many drafted tokens are explained."""
     return sum(len(step.tree) for step in explained[0])
 
 

@@ -142,7 +142,7 @@ def diagnose(
 
 
 def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect]:
-    """What explains the failed checks, and what else speaks for a cause. A question that fails stops no other."""
+    """What explains the failed checks, and what else points to a cause. A question that fails stops no other."""
     suspects: list[Suspect] = []
     for check in case.trial.failed if case.steps else ():
         explain = EXPLAINS.get(check.name)
@@ -176,7 +176,7 @@ def _guarded(name: str, ask: Callable[[], list[Suspect]], problems: list[str]) -
 
 
 def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
-    """All that failed."""
+    """Every check of verify and audit that failed."""
     failures = [
         Failure("verify", check, f"verify, {check.name}: {check.detail or check.about}") for check in case.trial.failed
     ]
@@ -192,7 +192,7 @@ def settled(
     """Faults, ranked by how sure they are and how much they explain; and remarks.
 
     A cause is a fault where a check failed that follows from it, or where a rerun under it gave what was recorded.
-    Causes that chance explains, or that the models speak against, are left out.
+    Causes that chance explains, or that the models contradict, are left out.
     """
     faults, remarks = [], []
     for suspect in merged(suspects):

@@ -26,7 +26,7 @@ class Rate:
 
     @property
     def hits(self) -> float:
-        """How many."""
+        """How many hits."""
         return sum(hits for hits, _ in self.by_request.values())
 
     @property
@@ -41,7 +41,7 @@ class Rate:
 
     @property
     def variance(self) -> float:
-        """Of the share; infinite of nothing."""
+        """The variance of the share; infinite where there is nothing."""
         pairs = np.array([*self.by_request.values()], np.float64).reshape(-1, 2)
         return share_of(pairs[:, 0], pairs[:, 1])[1]
 

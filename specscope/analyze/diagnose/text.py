@@ -44,7 +44,7 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
 
 
 def _fault(place: int, fault: Suspect, source: str, console: Console) -> None:
-    """A cause, what speaks for it and against it, where to look, and the command that shows an example."""
+    """A cause, the evidence for and against it, where to look, and the command that shows an example."""
     head = Text(f"\n{place}. {fault.cause.about}", style="bold red")
     console.print(head.append(f"  {fault.cause.label}, {fault.score:.2f}", style="dim"))
     _evidence(fault, console)
@@ -53,7 +53,7 @@ def _fault(place: int, fault: Suspect, source: str, console: Console) -> None:
 
 
 def _remark(remark: Suspect, console: Console) -> None:
-    """What acceptance or the text alone speaks for, or an explanation without a fault."""
+    """A cause that only acceptance or the text suggests, or an explanation without a fault."""
     alone = "; no check says so: `audit` would tell" if remark.cause.is_fault else ""
     head = Text(f"- {'perhaps ' if remark.cause.is_fault else ''}{remark.cause.about}{alone}", style="cyan")
     console.print(Padding.indent(head.append(f"  {remark.cause.label}", style="dim"), 2))

@@ -36,7 +36,7 @@ from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 @dataclass(frozen=True)
 class ByRule:
-    """Of S steps with N nodes. Ratios are 1 under rules that do not use them."""
+    """What its rule makes of each of S steps with N nodes. Ratios are 1 under rules that do not use them."""
 
     walks: Bools  # [S] from the root down, sibling after sibling: standard and match
     ahead: Bools  # [S] block and traversal
@@ -124,7 +124,7 @@ class Columns:
 
     @staticmethod
     def of(every: Sequence[Visit], *, ours: bool = True) -> Columns:
-        """Of the decode steps among these."""
+        """The columns of the decode steps among these visits."""
         visits = [visit for visit in every if visit.part.verdict is not None]
         return Columns([visit.part for visit in visits], visits, ours)
 
@@ -141,7 +141,7 @@ class Columns:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """[S]"""
+        """[S] the verdict of each step."""
         return [verdict for part in self.parts if (verdict := part.verdict) is not None]
 
     @cached_property
@@ -157,17 +157,17 @@ class Columns:
 
     @cached_property
     def final_p(self) -> Doubles:
-        """[S]"""
+        """[S] the probability with which the final token was drawn."""
         return np.array([verdict.final_p for verdict in self.verdicts], np.float64)
 
     @cached_property
     def final_coin(self) -> Doubles:
-        """[S]"""
+        """[S] the coin that drew the final token."""
         return np.array([verdict.final_coin for verdict in self.verdicts], np.float64)
 
     @cached_property
     def final_margin(self) -> Doubles:
-        """[S]"""
+        """[S] the final token's margin."""
         return np.array([verdict.final_margin for verdict in self.verdicts], np.float64)
 
     @cached_property
@@ -187,7 +187,7 @@ class Columns:
 
     @cached_property
     def sound(self) -> Bools:
-        """[S] whether all its figures are in range: nothing can be computed from others."""
+        """[S] whether all its figures are in range: if one is not, nothing can be computed from them."""
         sound: Bools = np.all([in_range(values) for values in self.figures_of_finals().values()], axis=0)
         for values in self.figures_of_nodes().values():
             sound[self.step[~in_range(values)]] = False
@@ -211,7 +211,7 @@ class Columns:
 
     @cached_property
     def params(self) -> list[SamplingParams]:
-        """[S] of the request; PLAIN where they are not known."""
+        """[S] the sampling parameters of the request; PLAIN where they are not known."""
         return [PLAIN if visit.request.info is None else visit.request.info.params for visit in self.visits]
 
     @cached_property
@@ -221,12 +221,12 @@ class Columns:
 
     @cached_property
     def greedy(self) -> Bools:
-        """[S] by the request's parameters."""
+        """[S] whether the request is known to be greedy."""
         return np.array([params.greedy for params in self.params], np.bool_) & self.known
 
     @cached_property
     def position(self) -> Indices:
-        """[S] of the root."""
+        """[S] the position of the root."""
         return np.array([part.position for part in self.parts], np.int64)
 
     @cached_property
@@ -341,17 +341,17 @@ class Columns:
 
     @cached_property
     def tried(self) -> Bools:
-        """[N]"""
+        """[N] whether it was tried."""
         return np.not_equal(self.outcome, Outcome.UNTRIED)
 
     @cached_property
     def accepted(self) -> Bools:
-        """[N]"""
+        """[N] whether it was accepted."""
         return np.equal(self.outcome, Outcome.ACCEPTED)
 
     @cached_property
     def rejected(self) -> Bools:
-        """[N]"""
+        """[N] whether it was rejected."""
         return np.equal(self.outcome, Outcome.REJECTED)
 
     @cached_property
@@ -373,7 +373,7 @@ class Columns:
 
     @cached_property
     def forced_final(self) -> Bools:
-        """[S] whether the final token was."""
+        """[S] whether the final token was forced."""
         return self._forced[1]
 
     @cached_property

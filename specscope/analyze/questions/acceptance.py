@@ -31,7 +31,7 @@ CERTAINTIES = Buckets((0, 0.3, 0.5, 0.7, 0.9, 0.99), ("0–0.3", "0.3–0.5", "0
 
 @dataclass(frozen=True)
 class Bucket:
-    """Drafts that have something in common."""
+    """Drafts in one range of a condition."""
 
     by: str
     value: str
@@ -62,7 +62,7 @@ class ByCondition:
 
 
 def by_condition(evidence: Evidence) -> ByCondition:
-    """The answer."""
+    """Acceptance in every range of every condition."""
     if lacking := evidence.lacking(evidence.drafts):
         return ByCondition((), lacking)
     c, parents = evidence.columns, evidence.columns.parents

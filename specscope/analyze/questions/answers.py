@@ -21,7 +21,7 @@ from specscope.trace.history.history import History
 
 @dataclass(frozen=True)
 class Answers:
-    """What is rejected; how well the drafter's probability tells it; when; where the target's choice was; and which
+    """What is rejected; how well the drafter's probability predicts it; when; where the target's choice was; and which
     node of the tree is not worth its row.
     """
 
@@ -39,7 +39,7 @@ class Answers:
 
 
 def answer(history: History, request: str | None = None) -> Answers:
-    """Of all requests on the path, or of one."""
+    """Answer every question over all requests on the path, or over one."""
     evidence = Evidence.of(history, request)
     return Answers(
         steps=len(evidence.columns),
@@ -52,7 +52,7 @@ def answer(history: History, request: str | None = None) -> Answers:
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """As JSON has it: a share with its interval, a reference as `replay` reads it, no infinity."""
+    """A value as JSON has it: a share with its interval, a reference as `replay` reads it, no infinity."""
     match value:
         case Reference():
             return str(value)

@@ -1,4 +1,4 @@
-"""How well the drafter's probability tells what will be accepted.
+"""How well the drafter's probability predicts what will be accepted.
 
 Two probabilities are plotted, each for its own nodes: q as drawn for sampled nodes; the drafter's own probability for
 deterministic ones, whose q is 1. A deterministic node is accepted with probability p, so a calibrated drafter is
@@ -25,7 +25,7 @@ BINS = 10
 
 
 class Plotted(StrEnum):
-    """Which probability of the drafter's."""
+    """Which of the drafter's probabilities is plotted."""
 
     Q = "q"
     OWN = "draft p"
@@ -60,14 +60,14 @@ class CalibrationCurve:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A curve for sampled nodes, one for deterministic ones, as far as there are any."""
+    """A curve for sampled nodes, one for deterministic ones, where there are any."""
 
     curves: tuple[CalibrationCurve, ...]
     notes: tuple[str, ...] = ()
 
 
 def calibration(evidence: Evidence) -> Calibration:
-    """The answer."""
+    """The calibration curves, and what they leave out."""
     if lacking := evidence.lacking(evidence.judged):
         return Calibration((), lacking)
     odd = evidence.judged & ~evidence.sound

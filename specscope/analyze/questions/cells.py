@@ -21,7 +21,7 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class TreeCell:
-    """The nodes at one depth that are so-many-th among their siblings."""
+    """The nodes at one depth and at one place among their siblings."""
 
     depth: int  # 1 for the root's children
     sibling: int  # its place in draw order, from 1
@@ -46,7 +46,7 @@ class TreeCells:
 
 
 def by_cell(evidence: Evidence) -> TreeCells:
-    """The answer."""
+    """Acceptance in every cell of the trees."""
     if lacking := evidence.lacking(evidence.drafts):
         return TreeCells((), lacking)
     c = evidence.columns

@@ -40,7 +40,7 @@ class Evidence:
 
     @staticmethod
     def of(history: History, request: str | None = None) -> Evidence:
-        """Of all requests on the path, or of one."""
+        """The evidence on all requests on the path, or on one."""
         chosen = [visit for visit in visits(history) if request is None or visit.part.request == request]
         return Evidence(Columns.of(chosen), history.run, bool(history.acceptance.aggregates) and not chosen)
 
@@ -178,7 +178,7 @@ class Evidence:
 
     @property
     def label(self) -> Indices:
-        """[S] of the step's request, its place in `label_names`."""
+        """[S] the label of the step's request, as its place in `label_names`."""
         return self._labels[1]
 
     def of_root(self, values: Doubles) -> Doubles:

@@ -64,12 +64,12 @@ class Grouping:
         return counts
 
     def sums(self, values: NDArray[Any]) -> Doubles:
-        """[groups] of the items' values."""
+        """[groups] the sum of the items' values."""
         inside = self.group >= 0
         return np.bincount(self.group[inside], values[inside], minlength=self.groups).astype(np.float64)
 
     def means(self, values: NDArray[Any]) -> list[float | None]:
-        """[groups] over the items whose value is known (not NaN); None where there are none."""
+        """[groups] the mean over the items whose value is known (not NaN); None where there are none."""
         known = Grouping(np.where(np.isnan(values), -1, self.group), self.groups)
         pairs = zip(known.sums(values).tolist(), known.counts(), strict=True)
         return [total / count if count else None for total, count in pairs]
@@ -107,7 +107,7 @@ class Grouping:
         return counted
 
     def examples(self, columns: Columns, places: Indices, weight: NDArray[Any], *, nodes: bool) -> list[Examples]:
-        """[groups] of groups that are not empty. `places`: the node, or the step, of each item."""
+        """[groups] the examples of groups, none of them empty. `places`: the node, or the step, of each item."""
         reference = columns.at_node if nodes else columns.at_step
         pairs = zip(places[self.first()].tolist(), places[self.best(weight)].tolist(), strict=True)
         return [Examples(reference(first), reference(clearest)) for first, clearest in pairs]

@@ -65,7 +65,7 @@ class DraftedCounts:
 
 
 class RejectionKinds:
-    """Of the steps of a run that ended in a rejection; forced steps are left out."""
+    """The kinds of rejection in the steps of a run; forced steps are left out."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence, c = evidence, evidence.columns
@@ -108,7 +108,7 @@ class RejectionKinds:
         return np.where(parent >= 0, c.parents.top_p[parent, 0], c.final_p[self._steps])
 
     def all(self) -> list[RejectionKind]:
-        """The costliest first."""
+        """All kinds, the costliest first."""
         if not len(self._steps):
             return []
         keys, group = np.unique(self._keys, axis=0, return_inverse=True)
@@ -143,7 +143,7 @@ class RejectionKinds:
         )
 
     def counts(self, token: int) -> DraftedCounts:
-        """Over all steps."""
+        """How often a token was drafted over all steps, and what became of it."""
         c = self._evidence.columns
         same = c.token == token
         return DraftedCounts(int(same.sum()), int((same & c.tried).sum()), int((same & c.accepted).sum()))

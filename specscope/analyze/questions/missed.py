@@ -1,6 +1,6 @@
 """Where the target's choice was when a draft's path ended: in the tree elsewhere, known to the drafter, or not at all.
 
-Every token that a draft's step commits is one decision, and stands in one place:
+Every token that a draft's step commits is one decision, and has one place:
 
 accepted    it was drafted, and accepted
 beyond      the path ended at a leaf: nothing was drafted there, and no other branch has the token there
@@ -75,7 +75,7 @@ def among_dropped(c: Columns, steps: Indices, token: Indices) -> Indices:
 
 
 def _span(c: Columns) -> int:
-    """More than any token's id."""
+    """A number above every token id."""
     choice = int(c.parents.choice.max(initial=0))
     return 1 + max(int(c.token.max(initial=0)), int(c.final.max(initial=0)), choice)
 
@@ -143,7 +143,7 @@ class Missed:
 
 
 def missed(evidence: Evidence) -> Missed:
-    """The answer."""
+    """Where the target's choices were."""
     if lacking := evidence.lacking(evidence.drafts):
         return Missed(0, (), lacking)
     steps = np.flatnonzero(evidence.drafts)

@@ -5,7 +5,7 @@ A rejected token is judged by what the target thought of it before any rule:
 near      its raw p is at least a tenth of the likeliest token's, or it is among the three likeliest with raw p >= 0.01
 nonsense  its raw p is below 0.001, and it is no near miss
 unlikely  anything between
-unknown   the evidence does not tell raw p
+unknown   the evidence does not have raw p
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RejectionGroup:
 
 @dataclass(frozen=True)
 class Rejections:
-    """Of all nodes that were judged."""
+    """The rejections among all nodes that were judged."""
 
     rejected: Share  # of the nodes tried
     misses: dict[Miss, int]
@@ -88,7 +88,7 @@ class Rejections:
 
 
 def rejections(evidence: Evidence) -> Rejections:
-    """The answer."""
+    """The tokens rejected most, and the rejections by group."""
     if lacking := evidence.lacking(evidence.judged):
         return Rejections(Share(0, 0), {}, (), (), lacking)
     c = evidence.columns
@@ -106,7 +106,7 @@ def rejections(evidence: Evidence) -> Rejections:
 
 
 def _misses(evidence: Evidence, nodes: Indices) -> Indices:
-    """Of these nodes, the place in MISSES."""
+    """The place in MISSES of each of these nodes."""
     raw, top, rank = evidence.raw_p[nodes], evidence.top_p[nodes], evidence.rank[nodes]
     near = (raw >= NEAR * top) | ((rank <= NEAR_RANK) & (raw >= NEAR_LEAST))
     kind = np.where(near, 0, np.where(raw < NONSENSE, 2, 1))
@@ -114,7 +114,7 @@ def _misses(evidence: Evidence, nodes: Indices) -> Indices:
 
 
 def _counted(groups: Grouping, miss: Indices) -> list[dict[Miss, int]]:
-    """Of each group: how many misses of which kind."""
+    """How many misses of each kind every group has."""
     columns = [groups.counts(miss == kind) for kind in range(len(MISSES))]
     return [dict(zip(MISSES, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -155,7 +155,7 @@ def _groups(evidence: Evidence, tried: Indices, nodes: Indices, miss: Indices) -
     yield from _rows(evidence, "kind", label[tried], nodes, label[nodes], miss, evidence.label_names.__getitem__)
     yield from _rows(evidence, "final", kind[tried], nodes, kind[nodes], miss, lambda number: KINDS[number].value)
     yield from _rows(evidence, "position", place[tried], nodes, place[nodes], miss, POSITIONS.name)
-    if (c.source >= 0).any():  # a text drafts beside a model
+    if (c.source >= 0).any():  # drafts come from a text beside a model
         source = c.source.astype(np.int64)
         names = (*SOURCES, "one drafter")  # the last is also number -1: steps with one drafter alone
         yield from _rows(evidence, "source", source[tried], nodes, source[nodes], miss, names.__getitem__)

@@ -234,7 +234,7 @@ def preceded(account: Account) -> Looked:
 
 
 def moved(account: Account) -> Looked:
-    """Accepted nodes whose KV lay elsewhere are moved to the slots behind the root."""
+    """Accepted nodes whose KV lay elsewhere are moved to the slots after the root."""
     for visit in account.visits:
         part = visit.part
         if part.verdict is None or not len(part.blocks):

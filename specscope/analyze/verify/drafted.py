@@ -27,18 +27,18 @@ from specscope.trace.record.tree import ROOT, Bools, Doubles, DraftTree
 
 @dataclass(frozen=True)
 class Follows:
-    """The texts of R requests end to end, prompts and outputs, and where each decode step's root stands in them."""
+    """The texts of R requests end to end, prompts and outputs, and where each decode step's root is in them."""
 
     request: Indices  # [S] the number of its request
     text: Indices  # [T] all tokens
     begins: Indices  # [R] where each request's text begins
     ends: Indices  # [R] and where it ends
     outputs: Indices  # [R] where its output begins
-    behind: Indices  # [S] the place of the token behind the root
+    behind: Indices  # [S] the place of the token after the root
 
     @staticmethod
     def of(c: Columns) -> Follows:
-        """Of all requests that have a decode step."""
+        """The texts of all requests that have a decode step."""
         numbers: dict[str, int] = {}
         texts: list[list[int]] = []
         prompts: list[int] = []
@@ -90,7 +90,7 @@ LEFT = 1e-3  # of q: with less, no further sibling could be drawn
 
 
 def draft_checks(c: Columns, run: RunInfo | None) -> list[Check]:
-    """All of them."""
+    """All checks of what was drafted."""
     follows = Follows.of(c)
     return [
         draft_vocabulary(c, run),
@@ -115,7 +115,7 @@ def draft_vocabulary(c: Columns, run: RunInfo | None) -> Check:
             else "the capture does not tell what the drafter knows"
         )
         return Check(name, CheckResult.SKIPPED, about, note=why, unit="node")
-    every = c.source != TEXT  # what a text drafts beside a model may be any token
+    every = c.source != TEXT  # what is drafted from a text, beside a model, may be any token
     bad = every & ~np.isin(c.token, known)
     note = f"{len(known):,} tokens of the target"
     return check_each(name, about, bad, every, c.nodes, lambda i: f"token {c.token[i]} is not among them", note=note)

@@ -82,7 +82,7 @@ BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, Fina
 
 
 def exact_checks(columns: Columns, *, ours: bool) -> list[Check]:
-    """All of them. `ours`: whether our engine drew the coins."""
+    """All checks of steps by themselves. `ours`: whether our own engine drew the coins."""
     return [
         accept_probability(columns),
         outcomes(columns),

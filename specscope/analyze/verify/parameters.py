@@ -28,7 +28,7 @@ FAINT = 1e-30  # raw probabilities below it have lost their digits
 
 
 def parameter_checks(c: Columns) -> list[Check]:
-    """All of them."""
+    """All checks of p and q against the sampling parameters."""
     node = Nodes.of(c)
     return [top_k(c, node), min_p(c, node), top_p(c, node), temperature(c, node), draft_temperature(c, node)]
 
@@ -49,7 +49,7 @@ class Nodes:
 
     @staticmethod
     def of(c: Columns) -> Nodes:
-        """Of each node."""
+        """The parameters and the parent of each node."""
 
         def each(name: str, kind: type) -> np.ndarray:
             return np.array([getattr(params, name) for params in c.params], kind)[c.step]

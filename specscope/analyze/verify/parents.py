@@ -10,12 +10,12 @@ from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE,
 from specscope.trace.record.tree import Bools, Doubles
 
 NATS = 1e-3  # by which an entropy in float32 over a whole vocabulary may be off
-SURE = 0.99  # a token with more of p has nearly all of what rejections leave, whatever they are
+SURE = 0.99  # a token with more of p has nearly all of the residual too, whatever was rejected
 LACKING = "the capture has no evidence on the parents that were tried"
 
 
 def parent_checks(c: Columns) -> list[Check]:
-    """All of them; skipped where the capture has no such evidence."""
+    """All checks of the tried parents; skipped where the capture has no such evidence."""
     return [
         likeliest_tokens(c),
         ranks(c),
@@ -173,7 +173,7 @@ def greedy_tokens(c: Columns) -> Check:
     bad[c.step[uncertain]] = True
     bad |= (c.final_p != 1) & ~c.forced_final
     parent = e.at_row[c.final_row] if len(c) else np.zeros(0, np.int64)
-    chosen = (parent < 0) | (_values_at(e.choice, parent) == c.final)  # where no token is told, all are the same
+    chosen = (parent < 0) | (_values_at(e.choice, parent) == c.final)  # without token ids all are the same
     bad |= (c.kind == RECOVERED) & ~chosen & ~c.forced_final
     return check_each(
         "greedy tokens",

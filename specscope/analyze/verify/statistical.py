@@ -30,7 +30,7 @@ SPENT = 0.01  # of q: where less is left, figures of the rest are mostly roundin
 
 @dataclass(frozen=True)
 class Chances:
-    """The columns with what several sums need."""
+    """The chances that were recorded, and sums over a run of how they fell."""
 
     c: Columns
 
@@ -165,7 +165,7 @@ class Chances:
 
 
 def _surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
-    """Of tokens drawn with these probabilities. The bound is the largest difference that was seen."""
+    """The sum over tokens drawn with these probabilities. Its bound is the largest difference that was seen."""
     difference = -np.log(np.maximum(p, 1e-45)) - entropy
     return Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), places)
 
@@ -212,7 +212,7 @@ class Family:
 
     @property
     def p_value(self) -> float:
-        """Of the whole check."""
+        """The p-value of the whole check."""
         return min(1.0, len(self.judged) * self.worst.sum.p_value)
 
     def skipped(self) -> Check:
@@ -289,7 +289,7 @@ def statistical_checks(c: Columns, alpha: float, *, by_outcome: bool = False) ->
 
 
 def _decisions(c: Columns) -> list[Family]:
-    """Accepted against the acceptance probability."""
+    """Outcomes against the acceptance probability."""
     nodes, difference, variance = Chances(c).acceptance()
     lacking = FEW if len(nodes) else "every acceptance probability was 0 or 1" if len(c.token) else "nothing drafted"
 
@@ -347,7 +347,7 @@ def _draws(c: Columns) -> list[Family]:
 
 
 def _coins(c: Columns) -> list[Family]:
-    """Coins as random numbers."""
+    """Coins against uniform, independent random numbers."""
     if not c.has_coins:
         no_coins = "the capture has no coins"
         names = ("coins uniform", "coins in series", "coins and draws")

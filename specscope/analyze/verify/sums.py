@@ -53,7 +53,7 @@ class Sum:
 
     @property
     def bias(self) -> float:
-        """The mean."""
+        """The mean difference."""
         return self.total / self.count
 
     @property

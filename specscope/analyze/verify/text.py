@@ -15,7 +15,7 @@ NAME = 26
 
 
 def render_trial(trial: Trial, console: Console) -> None:
-    """Print it, with the verdict last, where it is read."""
+    """Print a trial, with the verdict last, where it is read."""
     counts = f"{plural(trial.steps, 'decode step')}, {plural(trial.tokens, 'token')} committed"
     console.print(Text(f"{printable(trial.source)}: {counts}"))
     for note in trial.notes:

@@ -75,17 +75,17 @@ class Trial:
 
     @property
     def checks(self) -> list[Check]:
-        """Of all groups."""
+        """The checks of all groups."""
         return [check for group in self.groups for check in group.checks]
 
     @property
     def failed(self) -> list[Check]:
-        """Those that speak against the run."""
+        """The checks that failed."""
         return [check for check in self.checks if check.result is CheckResult.FAILED]
 
     @property
     def sampler_untested(self) -> str:
-        """Why nothing tells whether what came out is distributed as it should be; "" where something does."""
+        """Why no check shows whether the output is distributed as it should be; "" where one does."""
         sums = [check for check in self.checks if check.name in DISTRIBUTION]
         if any(check.result is not CheckResult.SKIPPED for check in sums):
             return ""
@@ -96,7 +96,7 @@ class Trial:
 
     @property
     def exit(self) -> Exit:
-        """What the command ends with."""
+        """The exit code of the command."""
         judged = self.steps and any(check.result is CheckResult.PASSED for check in self.checks)
         return Exit.of(wrong=bool(self.failed), unjudged=not judged)
 

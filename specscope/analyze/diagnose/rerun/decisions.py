@@ -30,7 +30,7 @@ def _at(asked: Asked, node: int) -> tuple[Asked, int] | None:
 
 
 def _beside(by: int) -> Other:
-    """The row of the request so many places on in the batch, at the same place in its tree."""
+    """The row of the request `by` places further on in the batch, at the same place in its tree."""
 
     def other(asked: Asked, parent: int, child: int, every: Sequence[Asked]) -> tuple[Asked, int] | None:
         record = asked.step.visit.record.step

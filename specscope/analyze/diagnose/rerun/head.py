@@ -25,7 +25,7 @@ class Along:
 
     text: Tensor  # [T, layers, width]
     nodes: Mapping[int, Tensor]  # by the step's index: [n + 1, layers, width] at the root and each node
-    choice: tuple[int, ...] = ()  # [T] the target's likeliest token behind each of the text
+    choice: tuple[int, ...] = ()  # [T] the target's likeliest token after each token of the text
 
     @property
     def length(self) -> int:
@@ -43,7 +43,7 @@ def of_layers(along: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadMistake:
-    """How a head is fed."""
+    """How a head is fed, by mistake or as it should be."""
 
     name: str
     cause: Cause | None
@@ -258,7 +258,7 @@ class MovedHead(Head):
 
 
 class HeadRerun:
-    """A head and its target, to be asked about some beginnings of requests."""
+    """A head and its target, asked about the first steps of requests."""
 
     def __init__(self, models: Models) -> None:
         assert models.options.draft is not None

@@ -1,4 +1,4 @@
-"""How well what a model says under some mistake agrees with what was recorded."""
+"""How well a model's output under some mistake agrees with what was recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Match:
     total: int = 0
     permuted: int = 0  # of those that differ, how many have the same probabilities at other tokens
     off: float = 0.0  # the sum over parents of their largest deviation
-    scales: list[float] = field(default_factory=list)  # of those that differ and come out with logits times this
+    scales: list[float] = field(default_factory=list)  # factors on the logits that mend those that differ
 
     @property
     def share(self) -> float:

@@ -12,7 +12,7 @@ from specscope.analyze.audit.options import Options
 
 
 class Models:
-    """Of one audit, in float32."""
+    """The models of one audit, in float32."""
 
     def __init__(self, options: Options) -> None:
         self.options = options

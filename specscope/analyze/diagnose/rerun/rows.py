@@ -19,7 +19,7 @@ Key = tuple[str, int]  # a request, its step
 
 @dataclass(frozen=True)
 class Asked:
-    """A step with the model's logits behind the root and each node that has children or ends the accepted path."""
+    """A step with the model's logits after the root and each node that has children or ends the accepted path."""
 
     step: Step
     judged: AuditedStep

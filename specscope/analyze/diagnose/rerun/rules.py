@@ -28,7 +28,7 @@ from specscope.trace.record.tree import ROOT, Drawn
 
 STEPS = 24  # that differ, and as many others
 GAIN = 0.5  # of the nodes that differ, how many a mistake must explain
-EVERY = 0.9  # likewise a temperature, as some temperature fits some of anything
+EVERY = 0.9  # the same for a temperature, of which some value fits part of anything
 ENOUGH = 3  # nodes
 TELLING = 0.98  # a probability below this fits another row by no chance: a small one within a few per cent
 ALIKE = 0.02  # of a small probability, on the scale of logs
@@ -39,7 +39,7 @@ Output = Callable[[Step, Sequence[int], Sequence[int], int], Sequence[int]]  # o
 
 @dataclass(frozen=True)
 class RuleMistake:
-    """How probabilities are made of logits."""
+    """How probabilities are made of logits, by mistake or as they should be."""
 
     name: str
     cause: Cause = Cause.RULES_WRONG

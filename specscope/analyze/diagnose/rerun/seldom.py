@@ -24,7 +24,7 @@ from specscope.trace.history.wording import plural
 REQUESTS = 8  # whose first step that differs is looked at
 LONGEST = 60  # steps up to it
 ENOUGH = 3  # parents
-NEARLY = 0.98  # of the parents must come out
+NEARLY = 0.98  # of the parents must come out as recorded
 HALF = 0.5  # of those that differ must, where no other cause explains half as many
 BACK = 3  # steps before it in which the mistake may have been at work
 M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)

@@ -21,17 +21,17 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.trace.record.tree import Bools, DraftTree
 
 Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
-Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far behind the root each node is
+Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far after the root each node is
 Keep = Callable[[Sequence[int], DraftTree], Sequence[int]]  # which nodes' KV is kept for an accepted path
 Text = Callable[[Step, int, int], Sequence[int]]  # positions of the text's tokens that a step feeds: from, to
 
 
 @dataclass(frozen=True)
 class TreeMistake:
-    """How a tree is fed and kept."""
+    """How a tree is fed and kept, by mistake or as it should be."""
 
     name: str
-    cause: Cause | None  # None: as it should be
+    cause: Cause | None  # None: no mistake
     mask: Mask = lambda tree: tree.ancestors
     places: Places = lambda tree: tree.depth
     keep: Keep = lambda path, tree: path
@@ -86,7 +86,7 @@ def _above(tree: DraftTree) -> Bools:
 
 
 def _other_parents(by: int) -> Mask:
-    """Ancestors by parents that are off by some nodes; the first level stays."""
+    """Ancestors by way of parents that are `by` nodes off; the first level stays."""
 
     def mask(tree: DraftTree) -> Bools:
         seen = np.eye(len(tree), dtype=np.bool_)
@@ -178,7 +178,7 @@ def decoded(
 
 
 def _keep(cache: Any, committed: int, nodes: Sequence[int]) -> None:  # noqa: ANN401
-    """Of the tree's slots only these stay."""
+    """Of the tree's slots keep only those of these nodes."""
     places = torch.tensor([*range(committed), *(committed + node for node in nodes)])
     for layer in cache.layers:
         layer.keys = layer.keys[:, :, places.to(layer.keys.device)]
