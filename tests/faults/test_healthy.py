@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.naming import diagnose
 from specscope.analyze.findings import Exit
 from specscope.speculate.drafters import parallel
 from tests.faults.healthy import HEALTHY

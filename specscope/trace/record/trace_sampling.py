@@ -16,7 +16,7 @@ from specscope.trace.history.expressions import Expression
 from specscope.trace.record.declared import Count, Share, Step, Told, Wire
 
 BUFFER_MIB = 256  # of steps whose requests are not decided yet
-IDS = 2**64  # the ids that the ratio is taken of
+ID_SPACE = 2**64  # the ids that the ratio is taken of
 SAMPLED_FLAG = 1  # of W3C trace flags
 
 
@@ -62,7 +62,7 @@ def ratio_keeps(trace_id: int, traceparent: str, ratio: float) -> Reason | None:
     _, trace, span, flags = (int(part, 16) for part in (traceparent or "00-0-0-00").split("-"))
     if trace and span:
         return Reason.PARENT if flags & SAMPLED_FLAG else None
-    return Reason.RATIO if trace_id % IDS < round(ratio * IDS) else None
+    return Reason.RATIO if trace_id % ID_SPACE < round(ratio * ID_SPACE) else None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.evidence import FEATURES
 from specscope.analyze.diagnose.against import weighed
+from specscope.analyze.diagnose.by_check import diagnose, merged
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.diagnose.naming import diagnose, merged
 from specscope.analyze.diagnose.rates import Rate, ScoreSum, z_between
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.model.batch import Segment

@@ -10,7 +10,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import Sameness
-from specscope.analyze.diagnose.naming import diagnose
+from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge
 from tests.analyze.judges.edits import changed, sample, with_verdict

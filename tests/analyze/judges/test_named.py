@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from specscope.analyze.diagnose import healthy
+from specscope.analyze.diagnose.by_check import Failure, diagnose, settled
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
-from specscope.analyze.diagnose.naming import Failure, diagnose, settled
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.trial import judge
