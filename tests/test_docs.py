@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.__main__ import bench
 from specscope.cli.main import cli
-from tests.fields import page
+from tests import fields, keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*(ROOT / name for name in ("README.md", "BENCHMARKS.md", "CONTRIBUTING.md")), *(ROOT / "docs").glob("*.md")]
@@ -21,8 +21,9 @@ def test_pages_stay_short(name):
     assert len(TEXT[name].encode()) <= LIMITS[name]
 
 
-def test_the_table_of_fields_is_what_the_records_declare():
-    assert TEXT["docs/fields.md"] == page(), "run python -m tests.fields"
+@pytest.mark.parametrize("made", [fields, keys])
+def test_what_is_made_of_the_code_is_up_to_date(made):
+    assert made.PAGE.read_text() == made.page(), f"run python -m {made.__name__}, or make pages"
 
 
 def test_the_python_examples_run(capsys, monkeypatch):

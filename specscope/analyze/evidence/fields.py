@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -31,24 +30,23 @@ def of_verdicts(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
 
 def of_notes(name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
     """[N] a field of DraftNotes, likewise; `missing` where the step has none."""
-    return cached_property(
-        lambda columns: _where_noted(columns, [part.notes for part in columns.parts], name, kind, missing)
-    )
+    return cached_property(lambda columns: _where_told(columns, "notes", name, kind, missing))
 
 
 def of_methods(name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
     """[N] a field of MethodNotes, likewise."""
-    return cached_property(
-        lambda columns: _where_noted(columns, [part.method for part in columns.parts], name, kind, missing)
-    )
+    return cached_property(lambda columns: _where_told(columns, "method", name, kind, missing))
 
 
-def _where_noted(columns: Any, notes: Sequence[Any], name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
-    """[N] a field of notes [S], each over its step's nodes; notes of another length count as missing."""
-    column = np.full(len(columns.token), missing, kind)
-    values = [np.zeros(0) if note is None else getattr(note, name) for note in notes]
-    fits = np.array([len(array) for array in values], np.int64) == np.diff(columns.start)
-    column[fits[columns.step]] = join([array for array, fit in zip(values, fits, strict=True) if fit], kind)
+def _where_told(columns: Any, notes: str, name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
+    """[N] of notes over the nodes; those of another length tell nothing."""
+    column, is_told = np.full(len(columns.token), missing, kind), np.zeros(len(columns), np.bool_)
+    values = []
+    for step, (part, size) in enumerate(zip(columns.parts, np.diff(columns.start).tolist(), strict=True)):
+        if (note := getattr(part, notes)) is not None and len(array := getattr(note, name)) == size:
+            is_told[step] = True
+            values.append(array)
+    column[is_told[columns.step]] = join(values, kind)
     return column
 
 

@@ -1,0 +1,39 @@
+"""docs/keys.md, of what the screen declares: `python -m tests.keys` writes it anew."""
+
+from pathlib import Path
+
+from specscope.tui.keys import KEYS
+from specscope.tui.screens.help import COLOURS, MARKS, NODE, RATES
+
+PAGE = Path(__file__).parent.parent / "docs" / "keys.md"
+HEAD = """# Keys, marks and figures of the screen
+
+Made by `python -m tests.keys` of what the screen itself declares: `?` shows the same. [The screen and the
+debugger](debugger.md) says what they are for. The settings may bind other keys.
+"""
+
+
+def page():
+    """The whole page."""
+    named = [(name, text) for name, _, text in NODE[1]]
+    return HEAD + "".join(
+        table(title, rows)
+        for title, rows in (
+            ("Keys", [(f"`{key.label}`", key.help) for key in KEYS]),
+            ("Verdicts", [(f"`{mark}`", text) for mark, _, text in MARKS]),
+            ("Tokens", [(kind, text) for kind, _, text in COLOURS]),
+            ("Figures of a node", named),
+            ("Figures of a run", RATES),
+        )
+    )
+
+
+def table(title, rows):
+    """Two columns."""
+    lines = [("", ""), ("---", "---"), *rows]
+    text = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return f"\n## {title}\n\n{text}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
