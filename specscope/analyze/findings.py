@@ -92,7 +92,7 @@ class Check:
     note: str = ""  # why it was skipped, or what a reader of the figure must know
     unit: str = ""  # what was tested, in the singular: node, step, parent, draw, coin, request
     # Which failed, as their unit is numbered: nodes, decode steps and parents as verify's Columns has them, request
-    # steps as `walk.visits` gives them. What explains a failure starts from these and measures nothing again.
+    # steps as `evidence.visits` gives them. What explains a failure starts from these and measures nothing again.
     wrong: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
     # Statistical checks alone
     statistic: float | None = None  # z: the sum over its standard deviation

@@ -87,6 +87,7 @@ _KEYS: tuple[tuple[PairedBy, Callable[[SideRequest], Hashable | None]], ...] = (
 TITLE = 200  # characters
 
 
+@np.errstate(all="ignore")  # what is no number is evidence: it is compared as it is
 def compare(a: Side, b: Side, limits: Sequence[FailLimit] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -107,6 +108,7 @@ VERBS = {
     "report": ["report", "{}", "--json"],
     "verify": ["verify", "{}"],
     "compare": ["compare", "{}", "{whole}"],
+    "compare itself": ["compare", "{}", "{again}"],
     "compare back": ["compare", "{whole}", "{}", "--json"],
     "tune": ["tune", "{}", "--costs", COSTS],
     "export": ["export", "{}", "-o", "{out}"],
@@ -114,13 +116,16 @@ VERBS = {
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("name", ["sampled", "eagle"])
+@pytest.mark.parametrize("name", ["sampled", "evidence", "eagle"])
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_every_verb_ends_well(tmp_path, name, verb):
     lines = [json.loads(line) for line in (TRACES / f"{name}.jsonl").read_text().splitlines()]
     path = tmp_path / "run.jsonl"
     path.write_bytes(with_wrong_numbers(lines, 1))
-    words = [word.format(path, whole=TRACES / f"{name}.jsonl", out=tmp_path / "tables") for word in VERBS[verb]]
+    again = shutil.copy(path, tmp_path / "again.jsonl")
+    files = {"whole": TRACES / f"{name}.jsonl", "again": again, "out": tmp_path / "tables"}
+    words = [word.format(path, **files) for word in VERBS[verb]]
     done = specscope(*words, COLUMNS="120")
     assert done.returncode in (0, 1, 2), done.stderr
     assert "Traceback" not in done.stderr

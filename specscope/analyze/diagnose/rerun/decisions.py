@@ -78,7 +78,7 @@ def other_decisions(case: Case, rows: Rows) -> list[Suspect]:
         if name in case.checks
         for node in case.checks[name].wrong.tolist()
     }
-    keys = list(dict.fromkeys((request, index) for request, index, _ in wrong))
+    keys = sorted({(request, index) for request, index, _ in wrong})  # the same ones in every process
     if len(wrong) < ENOUGH:
         return []
     chosen = set(keys[:: max(1, len(keys) // STEPS)][:STEPS])

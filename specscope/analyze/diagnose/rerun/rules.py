@@ -240,7 +240,7 @@ def _temperatures(judged: JudgedTokens, right: dict[Node, bool], bad: set[Node])
 
 def _another_row(case: Case, judged: JudgedTokens, bad: set[Node], rows: Rows) -> Suspect | None:
     """Whether what was recorded is what another row gives: of another request, another node, or the step before."""
-    places = list(dict.fromkeys((request, step) for request, step, _ in bad))
+    places = sorted({(request, step) for request, step, _ in bad})
     beside = rows(case, around(case, places))
     counts = {"another request of the same step": 0, "another node of the same tree": 0, "the request's step before": 0}
     known, example = 0, None
