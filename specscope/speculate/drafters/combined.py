@@ -69,9 +69,9 @@ class CombinedDrafter:
     def most_nodes(self, context: Context) -> int:
         """Of both together, as far as the plan and the request's own size go."""
         budget = context.budget
-        most = self.max_nodes if budget is None else min(budget.nodes, self.max_nodes)
+        limit = self.max_nodes if budget is None else min(budget.nodes, self.max_nodes)
         of_model = self.model.most_nodes(context) if budget is None or budget.depth else 0
-        return min(self.text.most_nodes(context) + of_model, most)
+        return min(self.text.most_nodes(context) + of_model, limit)
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """One tree a request, from both."""
@@ -82,46 +82,48 @@ class CombinedDrafter:
             Candidates.merge(text, NO_DRAFT, before, _beforehand(context)) if len(text.tree) else None
             for context, text, before in zip(contexts, texts, known, strict=True)
         ]
-        asked = [not self._is_enough(*one) for one in zip(contexts, alone, strict=True)]
+        asked = [not self._is_enough(*pair) for pair in zip(contexts, alone, strict=True)]
         draws = [wanted and _draws(c, text) for c, text, wanted in zip(contexts, alone, asked, strict=True)]
         models = [NO_DRAFT] * len(contexts)
         if any(asked):
-            told = [self._of_model(c, draws=d) for c, d, wanted in zip(contexts, draws, asked, strict=True) if wanted]
-            drafts = iter(self.model.propose(told))
+            model_contexts = [
+                self._of_model(c, draws=d) for c, d, wanted in zip(contexts, draws, asked, strict=True) if wanted
+            ]
+            drafts = iter(self.model.propose(model_contexts))
             models = [next(drafts) if wanted else NO_DRAFT for wanted in asked]
             self.passes = self.model.passes
         merged = [
             Candidates.merge(text, model, before, _beforehand(context))
             if len(model.tree) and model.sure is None
-            else one
-            for context, text, model, before, one in zip(contexts, texts, models, known, alone, strict=True)
+            else of_text
+            for context, text, model, before, of_text in zip(contexts, texts, models, known, alone, strict=True)
         ]
-        kept = self._share(contexts, [None if m.sure is not None else f for m, f in zip(models, merged, strict=True)])
-        return [self._join(*one) for one in zip(contexts, texts, models, merged, kept, strict=True)]
+        chosen = self._share(contexts, [None if m.sure is not None else f for m, f in zip(models, merged, strict=True)])
+        return [self._join(*parts) for parts in zip(contexts, texts, models, merged, chosen, strict=True)]
 
     def _share(self, contexts: Sequence[Context], merged: Sequence[Candidates | None]) -> list[list[int]]:
         """The nodes of each request that are verified, the best first: as the budgets of all together have it."""
-        kept: list[list[int]] = [[] for _ in contexts]
+        chosen: list[list[int]] = [[] for _ in contexts]
         adaptive, budgets, chances = list[int](), list[Budget](), list[Doubles]()
-        for i, (context, found) in enumerate(zip(contexts, merged, strict=True)):
-            if found is None:
+        for i, (context, candidates) in enumerate(zip(contexts, merged, strict=True)):
+            if candidates is None:
                 continue
             if context.budget is None:
-                kept[i] = found.best(min(found.worthy(), self.max_nodes))
+                chosen[i] = candidates.best(min(candidates.worthy(), self.max_nodes))
                 continue
-            kept[i] = found.best(min(context.budget.nodes, self.max_nodes))
+            chosen[i] = candidates.best(min(context.budget.nodes, self.max_nodes))
             adaptive.append(i)
             budgets.append(context.budget)
-            chances.append(np.array([found.chance[node] for node in kept[i]]))
+            chances.append(np.array([candidates.chance[node] for node in chosen[i]]))
         for i, count in zip(adaptive, share_out(budgets, chances), strict=True):
-            del kept[i][count:]
-        return kept
+            del chosen[i][count:]
+        return chosen
 
     def _request(self, context: Context) -> _Request:
-        found = self._requests.get(context.request)
-        if found is None:
-            found = self._requests[context.request] = _Request()
-        return found
+        request = self._requests.get(context.request)
+        if request is None:
+            request = self._requests[context.request] = _Request()
+        return request
 
     def _of_model(self, context: Context, *, draws: bool) -> Context:
         """What the model is told: all that it finds is ranked here, but for draws."""
@@ -141,20 +143,20 @@ class CombinedDrafter:
         return (1 - alone.first) * GAIN < PASS * self.model.max_depth * (1 + alone.expected)
 
     def _join(
-        self, context: Context, text: Draft, model: Draft, found: Candidates | None, kept: Sequence[int]
+        self, context: Context, text: Draft, model: Draft, candidates: Candidates | None, chosen: Sequence[int]
     ) -> Draft:
         request = self._requests[context.request]
-        request.drafted, request.candidates = len(model.tree) > 0, found
+        request.drafted, request.candidates = len(model.tree) > 0, candidates
         if model.sure is not None:
             method = MethodNotes(source=np.full(len(model.tree), MODEL, np.int32)) if len(model.tree) else None
-            return replace(model, method=method, outcomes=() if found is None else found.outcomes)
-        if found is None:
+            return replace(model, method=method, outcomes=() if candidates is None else candidates.outcomes)
+        if candidates is None:
             return NO_DRAFT
-        if not (kept or request.drafted):
-            return Draft(DraftTree.empty(), outcomes=found.outcomes)
-        draft, behind = found.draft(kept, text, model)
-        draft = replace(draft, pruned=text.pruned, outcomes=found.outcomes)
-        if not kept:
+        if not (chosen or request.drafted):
+            return Draft(DraftTree.empty(), outcomes=candidates.outcomes)
+        draft, behind = candidates.draft(chosen, text, model)
+        draft = replace(draft, pruned=text.pruned, outcomes=candidates.outcomes)
+        if not chosen:
             draft = replace(draft, method=None)  # nothing of the text is verified
         if request.drafted:  # the model's tree is the one that is verified now
             state = self.model.states[context.request]

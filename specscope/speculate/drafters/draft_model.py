@@ -72,9 +72,9 @@ class DraftModel(ModelDrafter):
         if state.computed != base:
             return  # nothing was drafted
         places = state.fed[verdict.path]
-        kept = int((places >= 0).cumprod().sum())
+        count = int((places >= 0).cumprod().sum())
         slots = state.table.slots(base, base + int(state.fed.max(initial=-1)) + 1)
-        source, target = slots[places[:kept]], slots[:kept]
+        source, target = slots[places[:count]], slots[:count]
         if (source != target).any():
             self.cache.move([(source, target)])
-        state.computed = base + kept
+        state.computed = base + count

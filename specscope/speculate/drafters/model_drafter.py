@@ -156,14 +156,14 @@ class ModelDrafter(ABC):
         if state is not None:
             self.cache.publish(state.table, tokens, min(state.computed, len(tokens) - self.ahead), self.ahead)
 
-    def adopt(self, request: str, tokens: Sequence[int], most: int) -> int:
-        """Begin with what other requests left of the first `most` tokens; how many slots are then computed.
+    def adopt(self, request: str, tokens: Sequence[int], limit: int) -> int:
+        """Begin with what other requests left of the first `limit` tokens; how many slots are then computed.
 
         One that holds KV keeps it.
         """
         state = self.states.get(request, State())
         if not state.table.blocks:
-            state.computed = self.cache.adopt(state.table, tokens, most, self.ahead)
+            state.computed = self.cache.adopt(state.table, tokens, limit, self.ahead)
         if state.computed:
             self.states[request] = state
         return state.computed
@@ -171,10 +171,10 @@ class ModelDrafter(ABC):
     def _pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
         start = time.time_ns()
         level = feed(drafting)
-        at = 0
+        row = 0
         for g in drafting:
-            g.rows = slice(at, at + len(g.builder.frontier))
-            at = g.rows.stop
+            g.rows = slice(row, row + len(g.builder.frontier))
+            row = g.rows.stop
         self.passes += (Phase(f"pass {len(self.passes) + 1}", start, max(time.time_ns(), start)),)
         return level
 

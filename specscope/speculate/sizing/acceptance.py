@@ -46,8 +46,8 @@ class Curve:
 
     def at(self, scores: Sequence[float]) -> Doubles:
         """The probability that nodes are accepted, [n], from cumulative log probabilities."""
-        found: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
-        return found
+        rates: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
+        return rates
 
 
 class Kind:
@@ -124,8 +124,8 @@ class Lately:
 
     def chances(self) -> list[float]:
         """That a candidate is accepted where its parent is, by kind, before anything is known of its request."""
-        found: list[float] = ((self._accepted + STRENGTH * KNOWN) / (self._tried + STRENGTH)).tolist()
-        return found
+        chances: list[float] = ((self._accepted + STRENGTH * KNOWN) / (self._tried + STRENGTH)).tolist()
+        return chances
 
 
 @dataclass
@@ -154,13 +154,13 @@ class CandidateHistory:
     def before(self, position: int) -> CandidateHistory:
         """Another one that knows the steps before this position."""
         other = CandidateHistory()
-        for at, step in self._steps:
-            if at < position:
-                other._steps.append((at, step))
+        for root, step in self._steps:
+            if root < position:
+                other._steps.append((root, step))
                 other._count(step, 1)
         return other
 
     def _count(self, step: bytes, by: int) -> None:
-        for one in step:
-            self._tried[one >> 1] += by
-            self._accepted[one >> 1] += by * (one & 1)
+        for entry in step:
+            self._tried[entry >> 1] += by
+            self._accepted[entry >> 1] += by * (entry & 1)

@@ -135,27 +135,27 @@ class Grammars:
     def find(self, form: StructuredOutputs) -> Any | None:  # noqa: ANN401
         """The compiled grammar, where it is at hand."""
         with _CACHE_LOCK:
-            found = _CACHE.get((self.tokens.digest, form))
-            if found is not None:
+            grammar = _CACHE.get((self.tokens.digest, form))
+            if grammar is not None:
                 _CACHE.move_to_end((self.tokens.digest, form))
-            return found
+            return grammar
 
     def compile(self, form: StructuredOutputs) -> Any:  # noqa: ANN401
         """The compiled grammar. Takes seconds at worst. Raises UserError for what is none."""
         self.check(form)
-        found = self.find(form)
-        if found is None:
+        grammar = self.find(form)
+        if grammar is None:
             outcome, text = _WORKER.compile(self.tokens, form)
             if outcome != "ok":
                 raise UserError(f"structured_outputs: {form.kind} cannot be used: {_reason(text)}")
-            found = library().CompiledGrammar.deserialize_json(text, _info(self.tokens))
-            self._keep(form, found)
-        return found
+            grammar = library().CompiledGrammar.deserialize_json(text, _info(self.tokens))
+            self._keep(form, grammar)
+        return grammar
 
     def _keep(self, form: StructuredOutputs, grammar: Any) -> None:  # noqa: ANN401
         with _CACHE_LOCK:
             _CACHE[self.tokens.digest, form] = grammar
-            while len(_CACHE) > KEPT or sum(one.memory_size_bytes for one in _CACHE.values()) > KEPT_BYTES:
+            while len(_CACHE) > KEPT or sum(cached.memory_size_bytes for cached in _CACHE.values()) > KEPT_BYTES:
                 if len(_CACHE) == 1:
                     break
                 _CACHE.popitem(last=False)

@@ -48,14 +48,17 @@ class BatchEvidence:
     def verdicts(self, batch: VerifyBatch) -> list[Verdict]:
         """One for each tree."""
         root = batch.trees.root.tolist()
-        return [self._verdict(one, i, root[i], slice(root[i] + 1, root[i + 1])) for i, one in enumerate(batch.inputs)]
+        return [
+            self._verdict(tree_input, i, root[i], slice(root[i] + 1, root[i + 1]))
+            for i, tree_input in enumerate(batch.inputs)
+        ]
 
-    def _verdict(self, one: VerifyInput, tree: int, root: int, nodes: slice) -> Verdict:
+    def _verdict(self, tree_input: VerifyInput, tree: int, root: int, nodes: slice) -> Verdict:
         outcome = self.outcome[nodes].astype(np.uint8)
         path = np.flatnonzero(outcome == ACCEPTED).astype(np.int32)
-        forced = [node for node in one.forced if outcome[node] != UNTRIED]
-        if one.final is not None:
-            forced.append(len(one.tree))
+        forced = [node for node in tree_input.forced if outcome[node] != UNTRIED]
+        if tree_input.final is not None:
+            forced.append(len(tree_input.tree))
         kind = FinalKind.BONUS if len(path) else FinalKind.TARGET
         return Verdict(
             outcome=outcome,
