@@ -152,10 +152,10 @@ class StepCommit:
     def show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
         if verdict is None or not len(verdict.path):
-            kept = features[: part.feed].clone() if len(features) > part.feed else features
+            committed = features[: part.feed].clone() if len(features) > part.feed else features
         else:
-            kept = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
-        self.parts.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
+            committed = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
+        self.parts.drafter.observe(part.request.id, part.request.computed, committed, part.request.tokens)
 
     def commit(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""

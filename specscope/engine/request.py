@@ -120,9 +120,9 @@ class Request:
         longest = max(len(text.encode()) for text in self.params.stop)
         tail = b""
         newest = 0 if self.tokens[-1] in vocabulary.special else len(vocabulary.pieces.get(self.tokens[-1], b""))
-        for at in range(len(self.tokens) - 1, len(self.prompt_tokens) - 1, -1):
-            if self.tokens[at] not in vocabulary.special:
-                tail = vocabulary.pieces.get(self.tokens[at], b"") + tail
+        for index in range(len(self.tokens) - 1, len(self.prompt_tokens) - 1, -1):
+            if self.tokens[index] not in vocabulary.special:
+                tail = vocabulary.pieces.get(self.tokens[index], b"") + tail
             if len(tail) >= longest + newest:
                 break
         ends = {text: text.encode() for text in self.params.stop}
