@@ -145,9 +145,9 @@ def _with_pieces(
     if pieces or variant.sinks is not None:
         out = out.float()
     for piece in pieces:
-        at = slice(piece.member, piece.member + 1)
-        found = _attend_in_place(query[:, at], *read(piece.start, piece.end), piece.bias, variant)
-        _merge(out[:, at], sums[:, at], *found)
+        member = slice(piece.member, piece.member + 1)
+        partial = _attend_in_place(query[:, member], *read(piece.start, piece.end), piece.bias, variant)
+        _merge(out[:, member], sums[:, member], *partial)
     if variant.sinks is not None:  # a logit of its own in each head's softmax, whose value is 0
         folded = variant.sinks.float().view(len(query), 1, -1, 1)
         sink = folded.expand(-1, -1, -1, query.shape[2] // folded.shape[2]).flatten(2)

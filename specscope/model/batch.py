@@ -77,12 +77,12 @@ class Batch:
             wanted = np.argsort(order)[wanted]
             segments = [segments[i] for i in places]
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
-        own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
+        fed_slots = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
         return Batch(
             tokens=put(np.array([[t for s in segments for t in s.tokens]], dtype=np.int64), device),
             positions=put(np.concatenate(positions)[None], device),
-            slots=put(np.concatenate(own), device),
+            slots=put(np.concatenate(fed_slots), device),
             wanted=put(wanted, device),
             tree=None,
             segments=segments,
@@ -114,14 +114,14 @@ class PackedBatch:
     ) -> PackedBatch:
         """`room`: what every sequence is given room for, whatever it needs; `further`: arrays that go with it."""
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
-        own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
+        fed_slots = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
         wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments]
         arrays = {
             "tokens": np.array([[t for s in segments for t in s.tokens]], dtype=np.int64),
-            "positions": np.concatenate([s.positions[at] for s, at in zip(segments, fed, strict=True)])[None],
-            "slots": np.concatenate(own),
+            "positions": np.concatenate([s.positions[part] for s, part in zip(segments, fed, strict=True)])[None],
+            "slots": np.concatenate(fed_slots),
             "wanted": np.array(wanted, dtype=np.int64),
         }
         tree = {f"tree {name}": array for name, array in TreeBatch.arrays(parts, room).items()}

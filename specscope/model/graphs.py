@@ -39,8 +39,8 @@ def shapes(max_batch: int, max_rows: int) -> list[Shape]:
     return [Shape(a, b) for a in _powers(max_batch) for b in _powers(max_rows)]
 
 
-def _powers(most: int) -> list[int]:
-    return sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
+def _powers(largest: int) -> list[int]:
+    return sorted({largest, *(2**i for i in range(largest.bit_length()) if 2**i < largest)})
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Graphs:
         made = self._run(batch, *static)
         if not self._outputs:
             return made
-        kept = tuple(whole[: len(part)] for whole, part in zip(self._outputs, made, strict=True))
-        for whole, part in zip(kept, made, strict=True):
+        outputs = tuple(whole[: len(part)] for whole, part in zip(self._outputs, made, strict=True))
+        for whole, part in zip(outputs, made, strict=True):
             whole.copy_(part)
-        return kept
+        return outputs
 
     def replay(self, segments: Sequence[Segment], *inputs: Tensor) -> Replayed | None:
         """Run a batch through the smallest shape that holds it; None where none does.

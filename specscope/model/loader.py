@@ -206,10 +206,10 @@ def _agrees(model: Any, recorder: _ShapeRecorder) -> bool:  # noqa: ANN401
     tree = Segment.of_tree(BlockTable([0]), 0, tokens[0].tolist(), DraftTree.empty(), logits=True)
     batch = Batch.build([tree], device)
     model.set_attn_implementation("eager")
-    own = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
+    theirs = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
     model.set_attn_implementation(attention.BACKEND)
     ours = model(input_ids=tokens, position_ids=batch.positions, use_cache=False, batch=batch, cache=recorder)
-    return bool((own - ours.logits[0, -1].float()).norm() <= 0.05 * own.norm())
+    return bool((theirs - ours.logits[0, -1].float()).norm() <= 0.05 * theirs.norm())
 
 
 def _eos(model: Any) -> tuple[int, ...]:  # noqa: ANN401

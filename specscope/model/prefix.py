@@ -25,8 +25,8 @@ class Content(NamedTuple):
     @staticmethod
     def of(parent: bytes, tokens: Sequence[int]) -> Content:
         """The content of a block behind the one with the digest `parent`."""
-        own = tuple(tokens)
-        return Content(digest(parent, own), parent, own)
+        block_tokens = tuple(tokens)
+        return Content(digest(parent, block_tokens), parent, block_tokens)
 
 
 def digest(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -53,15 +53,15 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     except Exception as error:
         raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
     check_numbers(tensors.items(), f"the head in {path}")
-    own = tensors.pop(EMBEDDING, None)
+    own_embedding = tensors.pop(EMBEDDING, None)
     _fill(head, tensors, path)
     embedding: nn.Module = target.embedding
-    if own is not None:
-        if tuple(own.shape) != (config.vocab, config.width):
+    if own_embedding is not None:
+        if tuple(own_embedding.shape) != (config.vocab, config.width):
             wanted = [config.vocab, config.width]
-            raise UserError(f"{EMBEDDING} in {path} is {list(own.shape)}, but config.json makes it {wanted}")
-        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
-    if config.width != target.width and (own is None or version == 1):
+            raise UserError(f"{EMBEDDING} in {path} is {list(own_embedding.shape)}, but config.json makes it {wanted}")
+        embedding = nn.Embedding.from_pretrained(own_embedding.to(target.device, target.dtype))
+    if config.width != target.width and (own_embedding is None or version == 1):
         raise UserError(
             f"the head in {path} is {config.width} wide and {target.name} {target.width}: "
             "such a head needs embed_tokens of its own"
