@@ -114,28 +114,28 @@ def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
     made: list[tuple[Tensor, Columns]] = []
     for scores in rows.scores:
         for low in range(0, len(scores.rows), step):
-            at = scores.rows[low : low + step]
+            places = scores.rows[low : low + step]
             weights = _weights(scores.logits(low, low + step))
             mass = weights.sum(1, keepdim=True)
-            wanted = weights.gather(1, choice[at][:, None])
+            wanted = weights.gather(1, choice[places][:, None])
             rank = (weights > wanted).sum(1, keepdim=True) + 1
             top, tokens = weights.topk(min(TOP, weights.shape[1]), dim=1)
-            raw = _weights(rows.raw(at))
-            found = {
+            raw = _weights(rows.raw(places))
+            scored = {
                 "choice_rank": torch.where(wanted > 0, rank, 0),
                 "choice_q": wanted / mass,
-                "prob": weights.gather(1, rows.tokens[at].clamp_min(0)[:, None]) / mass,
+                "prob": weights.gather(1, rows.tokens[places].clamp_min(0)[:, None]) / mass,
                 "outside": torch.where(weights == 0, raw, 0).sum(1) / raw.sum(1),
                 "draft_top": tokens,
                 "draft_top_p": top / mass,
             }
-            made.append((at, found))
+            made.append((places, scored))
     columns: Columns = {}
     for name, first in made[0][1].items():
         width = first.reshape(len(first), -1).shape[1]
         columns[name] = torch.zeros(len(rows.tokens), width, dtype=first.dtype, device=first.device)
-        for at, found in made:
-            columns[name][at] = found[name].reshape(len(at), width)
+        for places, scored in made:
+            columns[name][places] = scored[name].reshape(len(places), width)
     return columns
 
 
@@ -183,8 +183,8 @@ def _spreads(p: Tensor, where: Tensor, prefix: str) -> Columns:
     logs = p.clamp_min(TINY).log()
     entropy = -(p * logs).sum(1)
     varentropy = (p * logs.square()).sum(1) - entropy.square()
-    found = {prefix + "entropy": entropy, prefix + "varentropy": varentropy}
-    return {name: torch.where(where, value.clamp_min(0), 0) for name, value in found.items()}
+    spreads = {prefix + "entropy": entropy, prefix + "varentropy": varentropy}
+    return {name: torch.where(where, value.clamp_min(0), 0) for name, value in spreads.items()}
 
 
 def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -206,9 +206,9 @@ def _sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
     """Towards the host, without waiting."""
     if ints.device.type != "cuda":
         return ints.cpu(), floats.cpu(), None
-    there = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in (ints, floats)]
-    for host, one in zip(there, (ints, floats), strict=True):
-        host.copy_(one, non_blocking=True)
+    there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in (ints, floats)]
+    for host, tensor in zip(there, (ints, floats), strict=True):
+        host.copy_(tensor, non_blocking=True)
     arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return there[0], there[1], arrived
@@ -223,13 +223,13 @@ def _unpacked(ints: Tensor, floats: Tensor, likeliest: int, counts: Sequence[int
 
 
 def _columns(packed: Tensor, layouts: Sequence[Layout], counts: Sequence[int]) -> list[Table]:
-    values, at = packed.numpy(), 0
-    found: list[Table] = []
+    values, start = packed.numpy(), 0
+    tables: list[Table] = []
     for layout, count in zip(layouts, counts, strict=True):
         width = sum(layout.values())
-        table = values[at : at + count * width].reshape(count, width)
-        at += count * width
+        table = values[start : start + count * width].reshape(count, width)
+        start += count * width
         ends = np.cumsum(list(layout.values()))
         columns = zip(layout, np.split(table, ends[:-1], axis=1), strict=True)
-        found.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
-    return found
+        tables.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
+    return tables

@@ -131,11 +131,11 @@ class _OneRequest:
     def __init__(self, tables: GatheredTables, request: int) -> None:
         self.tables, self.scores = tables, tables.scores
         self.end = {name: values[request] for name, values in tables.ends.items()}
-        self.first, told = int(self.end["first"]), int(self.end["drafted"])
-        self.rows = {name: values[self.first : self.first + told] for name, values in tables.rows.items()}
+        self.first, drafted = int(self.end["first"]), int(self.end["drafted"])
+        self.rows = {name: values[self.first : self.first + drafted] for name, values in tables.rows.items()}
         invalid = np.flatnonzero(self.rows["token"] < 0)
-        self.n = int(invalid[0]) if len(invalid) else told
-        self.invalid = told - self.n
+        self.n = int(invalid[0]) if len(invalid) else drafted
+        self.invalid = drafted - self.n
         self.accepted = min(int(self.end["accepted"]), self.n)
         self.tried = min(self.accepted + 1, self.n)
         self.greedy = bool(self.end["greedy"])
@@ -225,16 +225,16 @@ class _OneRequest:
             final_target_p=self._greedy_final_p() if self.greedy else float(self.end["final_target_p"]),
         )
 
-    def _if(self, told: bool, name: str, k: int) -> NDArray[Any]:
+    def _if(self, present: bool, name: str, k: int) -> NDArray[Any]:
         """A column of the tried rows, 0 where it means nothing."""
-        return self.rows[name][:k] if told else np.zeros(k)
+        return self.rows[name][:k] if present else np.zeros(k)
 
     def _own(self, name: str, some: int, k: int, kind: type) -> NDArray[Any]:
         """What the drafter gave at the tried parents, as far as it scored them."""
         wide = name.startswith("draft_top")
         shape = (k, self.tables.likeliest if some else 0) if wide else (k,)
-        found: NDArray[Any] = np.zeros(shape, kind)
+        values: NDArray[Any] = np.zeros(shape, kind)
         if some:
             column = self.scores[name][self.first : self.first + some]
-            found[:some] = column.reshape(some, -1) if wide else column
-        return found
+            values[:some] = column.reshape(some, -1) if wide else column
+        return values

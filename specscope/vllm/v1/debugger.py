@@ -95,8 +95,8 @@ class HeldDecision:
 
     def drafter(self, row: int) -> list[Tensor]:
         """The drafter's logits [V] for each draft, where it told any."""
-        passes, at = self.passes.get(row, NONE)
-        return [one[at].cpu() for one in passes]
+        passes, place = self.passes.get(row, NONE)
+        return [logits[place].cpu() for logits in passes]
 
 
 class Debugger:
@@ -194,6 +194,6 @@ class Debugger:
         """What stands, and the request's row in it."""
         if self._decision is None:
             raise UserError("vLLM stands between two steps, where nothing is judged: next goes to the next decision")
-        if not any(one is part for one in self.history.steps[-1].requests):
+        if not any(other is part for other in self.history.steps[-1].requests):
             raise UserError(f"{part.request} is not in step {self.history.last_step}, at which vLLM stands")
         return self._decision, self._decision.rows[part.request]

@@ -38,8 +38,8 @@ class DrafterScores:
         passes, self._passes, self._drafts = self._passes, [], False
         if len(passes) == 1 and names and len(passes[0]) > len(names):  # a block drafter: all depths in one pass
             passes = list(passes[0].reshape(len(names), -1, passes[0].shape[1]).unbind(1))
-        fits = all(one.device.type == "cpu" for one in passes) or sum(one.nbytes for one in passes) <= MOST
-        if fits and all(len(one) == len(names) for one in passes):
+        fits = all(logits.device.type == "cpu" for logits in passes) or sum(logits.nbytes for logits in passes) <= MOST
+        if fits and all(len(logits) == len(names) for logits in passes):
             self._scored = {name: (passes, row) for row, name in enumerate(names)}
 
     def take(self, name: str) -> Passes:

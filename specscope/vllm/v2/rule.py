@@ -27,10 +27,10 @@ def ratios(rows: Rows, p: Tensor, q: Tensor | None, longest: int) -> Tensor:
     """[R] of the prefix that ends with each row's draft. `p`, `q` [R]: of the drafts; `longest`: drafts of a chain."""
     of_one = p if q is None else p / q
     place = torch.arange(len(p), device=p.device) - rows.first[rows.request]
-    found = of_one.clamp_max(1)
-    for at in range(1, longest):
-        found = torch.where(place == at, (found.roll(1) * of_one).clamp_max(1), found)
-    return found
+    ratio = of_one.clamp_max(1)
+    for position in range(1, longest):
+        ratio = torch.where(place == position, (ratio.roll(1) * of_one).clamp_max(1), ratio)
+    return ratio
 
 
 def before(rows: Rows, ratio: Tensor) -> Tensor:
@@ -42,16 +42,16 @@ def before(rows: Rows, ratio: Tensor) -> Tensor:
 def masses(rows: Rows, scale: Tensor, step: int) -> Tensor:
     """[R] what scaled p has beyond q at each row."""
     assert rows.probs is not None
-    found = []
+    parts = []
     for low in range(0, len(scale), step):
         high = min(low + step, len(scale))
         left = rows.probs(low, high) * scale[low:high, None]
         if rows.q is not None:
-            found.append((left - rows.q(low, high)).clamp_min(0).sum(1))
+            parts.append((left - rows.q(low, high)).clamp_min(0).sum(1))
         else:  # all of q is at the draft
             token = rows.tokens[low:high].clamp_min(0)[:, None]
-            found.append(left.scatter(1, token, 0).sum(1))
-    return torch.cat(found) if found else scale
+            parts.append(left.scatter(1, token, 0).sum(1))
+    return torch.cat(parts) if parts else scale
 
 
 def thresholds(ratio: Doubles, mass: Doubles) -> Doubles:
