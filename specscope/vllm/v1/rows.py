@@ -81,8 +81,8 @@ def _scores(
         both = upload([ranges[request] + depth for request in some] + [drafter[request][1] for request in some], device)
         rows, drafter_rows = both[: len(some)], both[len(some) :]
         scores.append(
-            Scores(rows, lambda low, high, of=of, drafter_rows=drafter_rows: of[drafter_rows[low:high]].float())
-        )  # type: ignore[misc]
+            Scores(rows, lambda low, high, of=of, drafter_rows=drafter_rows: of[drafter_rows[low:high]].float())  # type: ignore[misc]
+        )
     return scores, scored
 
 
