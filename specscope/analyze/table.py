@@ -57,9 +57,9 @@ class Table:
         ranks, need = [self.ranks.get(name, 0) for name in self.columns], self.widths
         gives = [name in self.words and rank > 0 for name, rank in zip(self.columns, ranks, strict=True)]
         wide = {
-            at: min(need[at], NARROWEST) if gives[at] else need[at]
-            for at, rank in enumerate(ranks)
-            if not rank or any(row[at] != NONE for row in self.rows)
+            column: min(need[column], NARROWEST) if gives[column] else need[column]
+            for column, rank in enumerate(ranks)
+            if not rank or any(row[column] != NONE for row in self.rows)
         }
         while len(wide) > 1 and sum(wide.values()) + gap * (len(wide) - 1) > width:
             worst = max(wide, key=ranks.__getitem__)
@@ -67,9 +67,9 @@ class Table:
                 break
             del wide[worst]
         spare = width - sum(wide.values()) - gap * (len(wide) - 1)
-        for at in wide:
-            more = max(min(need[at] - wide[at], spare), 0)
-            wide[at], spare = wide[at] + more, spare - more
+        for column in wide:
+            more = max(min(need[column] - wide[column], spare), 0)
+            wide[column], spare = wide[column] + more, spare - more
         return list(wide.items())
 
 
