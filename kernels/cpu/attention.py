@@ -114,7 +114,7 @@ def attend_part(
     cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, outputs, tops, sums,
     scratch,
 ):  # fmt: skip
-    """What the rows of a sequence find in one part of its slots, for the heads of queries that share a head of keys.
+    """Attention of a sequence's rows over one part of its slots, for the heads of queries that share a head of keys.
 
     `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `multiply`: address of product.multiply;
     `kind`: of keys and values; where it is bfloat16 and the processor multiplies pairs, queries are rounded to it;
@@ -175,7 +175,7 @@ def _run_end(blocks, slot, end):
 
 @jit(fastmath={"reassoc", "nsz", "contract"})
 def merge(out, outputs, tops, sums, first, apart, parts):
-    """out [size] of one query from what it found in each part: lines `first`, `first + apart`, ... of the three."""
+    """Fill out [size] of one query from its results in all parts: lines `first`, `first + apart`, ... of the three."""
     largest = NEVER
     for p in range(parts):
         largest = max(largest, tops[first + p * apart])
@@ -221,7 +221,7 @@ def attend(
 ):
     """This thread's share of all parts and heads. `store`: keys, then values [2 * kv_heads, slots, size].
 
-    Line (heads * rows before the part) + head * rows of the part + query of `outputs`, `tops`, `sums` is what it finds.
+    Line (heads * rows before the part) + head * rows of the part + query of `outputs`, `tops`, `sums` is its result.
     """
     segments = carray(integers(segments_at), (count, SEGMENT))
     cuts = carray(integers(cuts_at), (cut_count, CUT))

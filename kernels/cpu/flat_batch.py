@@ -28,7 +28,7 @@ class Scratch:
         self._floats = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def address(self, numbers: int) -> int:
-        """Of so many floats."""
+        """The address of scratch memory for this many floats."""
         if numbers > len(self._floats):
             self._floats = torch.empty(numbers, dtype=torch.float32, device="cpu")
         return self._floats.data_ptr()
@@ -93,7 +93,7 @@ class FlatBatch:
 
     @cached_property
     def address(self) -> int:
-        """Of the numbers that tell the kernels of it."""
+        """The address of the numbers that describe the batch to the kernels."""
         arrays = (self.segments, self.cuts)
         numbers = [number for array in arrays for number in (array.ctypes.data, len(array))]
         self._numbers = (ctypes.c_int64 * 7)(*numbers, self.slots.ctypes.data, self.rows, self.partial)

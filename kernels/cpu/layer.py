@@ -60,7 +60,7 @@ def _gate(gate, up):
 
 @jit
 def _widen(x, kind, out, count):
-    """Numbers of that kind at an address as floats at another."""
+    """Copy numbers of that kind at one address as floats to another."""
     wide = carray(floats(out), count)
     if kind == FLOAT32:
         given = carray(floats(x), count)
@@ -221,7 +221,7 @@ def _layer(layer_at, call_at, given, out, store):
 def _merge_all(
     segments, cuts, heads, fold, size, attended, outputs, tops, sums, cuts_at, partial, kind, scratch, thread, threads
 ):
-    """What each row found in all parts of its context, [rows, heads * size], this thread's share.
+    """Merge each row's results over all parts of its context, [rows, heads * size]: this thread's share.
 
     `kind`: of the weights that it is multiplied by next; `scratch`: floats of this thread.
     """
@@ -283,7 +283,7 @@ class LayerParts:
 
     @property
     def norms(self) -> list[Norm | None]:
-        """In the order in which the kernel is told of them."""
+        """The norms in the order in which the kernel takes them."""
         return [self.first_norm, self.second_norm, *(self.head_norms or (None, None))]
 
 
@@ -350,7 +350,7 @@ class CompiledLayers:
 
 
 class _Layer:
-    """What the kernel is told of a layer."""
+    """What is passed to the kernel about a layer."""
 
     def __init__(self, parts: LayerParts) -> None:
         self.width, inner = parts.out.out_features, parts.down.in_features

@@ -156,12 +156,12 @@ class Panels:
 
     @property
     def out_features(self) -> int:
-        """Numbers of a row of what comes out."""
+        """Numbers in a row of the output."""
         return len(self.start)
 
     @cached_property
     def words(self) -> tuple[int, int, int, int, int]:
-        """As the kernels are told of it: kind, address, panels, address of the start, in_features."""
+        """What is passed to the kernels: kind, address, panels, address of the start, in_features."""
         kind = PAIRS if self.pairs else KIND_OF[self.numbers.dtype]
         return kind, self.numbers.data_ptr(), len(self.numbers), self.start.data_ptr(), self.in_features
 

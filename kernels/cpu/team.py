@@ -94,7 +94,7 @@ def must_compile() -> bool:
 
 @cache
 def version() -> str:
-    """Of the kernels: what their sources are."""
+    """The version of the kernels, which follows from their sources."""
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())

@@ -76,7 +76,7 @@ def _store(builder: Any, address: Any, value: Any) -> None:
 
 
 def _everywhere(builder: Any, address: Any, kind: int) -> Any:
-    """The float at an address, or the pair, in all places of a vector."""
+    """The float (or pair) at an address, in all lanes of a vector."""
     vector = INTS if kind == PAIRS else VECTOR
     nothing = ir.Constant(vector, ir.Undefined)
     scalar = builder.load(builder.inttoptr(address, vector.element.as_pointer()), align=4)
@@ -84,7 +84,7 @@ def _everywhere(builder: Any, address: Any, kind: int) -> Any:
 
 
 def _fetch(builder: Any, address: Any, keep: int) -> None:
-    """Ask for what lies there before it is read; where nothing does, nothing happens. `keep`: NEAR or APART."""
+    """Prefetch what lies at an address; harmless where nothing does. `keep`: NEAR or APART."""
     byte = BYTE.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")

@@ -85,14 +85,14 @@ class Row:
 
 @dataclass(frozen=True)
 class PromptRows:
-    """What a file holds."""
+    """The rows of a file, and how many were left out."""
 
     rows: Sequence[Row]
     left_out: int  # conversations that are too short or too long
 
     @property
     def layout(self) -> str:
-        """Of the file, in words."""
+        """The file's layout, in words."""
         return self.rows[0].layout
 
 
@@ -257,7 +257,7 @@ def _own(values: Mapping[str, Any]) -> Row:
 
 
 def _labels(values: Mapping[str, Any]) -> dict[str, str]:
-    """What is no prompt and no parameter, as text."""
+    """Everything that is neither prompt nor parameter, as text."""
     labels = {key: value for key, value in values.items() if key not in PromptLine.__struct_fields__}
     if len(labels) > 64:
         raise UserError(f"a line may have 64 labels, not {len(labels)}")

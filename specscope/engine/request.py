@@ -47,7 +47,7 @@ class Request:
         self.tokens = Tokens(self.prompt_tokens)
 
     def restart(self) -> None:
-        """As it was when it came. It must hold no KV."""
+        """Make the request what it was when it arrived. It must hold no KV."""
         self.tokens = Tokens(self.prompt_tokens)
         self.computed = self.steps = self.admitted_ns = self.found = 0
         self.finish, self.stop, self.error = None, "", ""
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def info(self) -> RequestInfo:
-        """The record of its coming in."""
+        """The record of its arrival."""
         return RequestInfo(
             id=self.id,
             arrival_ns=self.arrival_ns,

@@ -76,7 +76,7 @@ class Room:
         request.kv_life += 1
 
     def held(self, request: Request) -> set[tuple[bool, int]]:
-        """The blocks that it holds: (whether they are the drafter's, block)."""
+        """The blocks that a request holds: (whether it is the drafter's, block)."""
         drafter_blocks = set() if self.model is None else {(True, block) for block in self.model.blocks_of(request.id)}
         return drafter_blocks | {(False, block) for block in request.table.blocks}
 

@@ -1,4 +1,4 @@
-"""The scheduler: who runs in the next step, how many tokens each feeds, and who must make room."""
+"""The scheduler: which requests run in the next step, how many tokens each feeds, and which must make room."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Scheduler:
         return plan
 
     def publish(self, plan: Schedule) -> None:
-        """A step was committed and its accepted paths were moved: later requests may find what it computed."""
+        """Let later requests find what a step computed. Called when its accepted paths have been moved."""
         self.room.publish(part.request for part in plan.parts)
 
     def _admit(self, nodes: Nodes, plan: Schedule, now_ns: int) -> bool:

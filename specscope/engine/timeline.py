@@ -43,7 +43,7 @@ class Rewindable(Protocol):
 
     @property
     def sizer(self) -> Sizer | None:
-        """Where trees are adaptive."""
+        """Its sizer, where trees are adaptive."""
 
     def cancel(self, name: str) -> None:
         """End a request."""
@@ -63,7 +63,7 @@ class Mark:
 
     @staticmethod
     def of(request: Request) -> Mark:
-        """As it is now."""
+        """A request's mark now."""
         r = request
         return Mark(r, len(r.tokens), r.computed, r.steps, r.admitted_ns, r.kv_life, r.preceded)
 
@@ -132,7 +132,7 @@ class Timeline:
         self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, engine.gate.crowded, shelf))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
-        """A request was added, or cancelled. Between the phases of a step that is after the step."""
+        """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
         if not self.repeating:
             self.inputs.append(Input(self.place, request, cancels))
 

@@ -73,12 +73,12 @@ def capture_graphs(
 
 
 def verify_shapes(config: EngineConfig) -> list[Shape]:
-    """Of the target's steps: the root and its tree for each request of a batch."""
+    """The shapes of the target's steps: the root and its tree for each request of a batch."""
     return shapes(config.max_batch, 1 if config.plan is None else config.plan.max_nodes + 1)
 
 
 def draft_shapes(config: EngineConfig, plan: TreePlan, *, one_pass: bool = False) -> list[Shape]:
-    """Of a drafter's passes: what was accepted since the last draft, then one level of every tree.
+    """The shapes of a drafter's passes: what was accepted since the last draft, then one level of every tree.
 
     With `one_pass` a row for each further depth follows what was accepted, and there is no other pass.
     """

@@ -156,7 +156,7 @@ def _with_pieces(
 
 
 def _merge(out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
-    """Take into `out` and `sums` what the same rows found elsewhere. out float32."""
+    """Merge into `out` and `sums` the attention of the same rows over other keys. out float32."""
     out.lerp_(more.float(), torch.sigmoid(more_sums - sums)[..., None])
     torch.logaddexp(sums, more_sums, out=sums)
 

@@ -47,7 +47,7 @@ class Batch:
 
     @cached_property
     def slabs(self) -> list[FlatBatch]:
-        """The same for the kernels of a processor."""
+        """The same for the CPU kernels."""
         from specscope.kernels.cpu.flat_batch import FlatBatch
 
         parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in self.segments]
@@ -94,7 +94,7 @@ class Batch:
         return rows if self.order is None else torch.empty_like(rows).index_copy_(0, self.order, rows)
 
     def as_laid_out(self, tokens: Tensor) -> Tensor:
-        """Something of each fed token, [N, ...], in the order of the rows."""
+        """Values of each fed token, [N, ...], in the order of the rows."""
         return tokens if self.order is None else tokens[self.order]
 
 
@@ -128,7 +128,7 @@ class PackedBatch:
         return PackedBatch(Packed({**arrays, **tree, **(further or {})}, device), TreeBatch.sizes(parts, room))
 
     def batch(self, views: dict[str, Tensor]) -> Batch:
-        """The batch whose numbers lie there."""
+        """The batch over these views of the device's copy."""
         tree = {name.removeprefix("tree "): view for name, view in views.items() if name.startswith("tree ")}
         tokens, positions, slots, wanted = (views[name] for name in ("tokens", "positions", "slots", "wanted"))
         return Batch(tokens, positions, slots, wanted, TreeBatch.of(tree, self.sizes))

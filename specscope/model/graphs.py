@@ -28,7 +28,7 @@ Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], None]]]
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """So many sequences, each of which feeds so many rows."""
+    """The shape of a pass: how many sequences, and how many rows each of them feeds."""
 
     sequences: int
     rows: int
@@ -45,7 +45,7 @@ def _powers(largest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a batch. All of it is overwritten by the runner's next replay: take rows of outputs, not views."""
+    """The results of a batch. All of it is overwritten by the runner's next replay: take rows of outputs, not views."""
 
     outputs: Outputs
     fed: Tensor  # int64: the outputs' rows of the tokens that were fed, in the batch's order
@@ -84,7 +84,7 @@ class Graphs:
             self._captured[shape] = _Captured(buffer, views[FED], views[WANTED], static, outputs, replay)
 
     def _pass(self, batch: Batch, static: Sequence[Tensor]) -> Outputs:
-        """What is captured. Its outputs lie where those of the largest shape do, so that they take memory once."""
+        """The captured pass. Its outputs lie where those of the largest shape do, so that they take memory once."""
         made = self._run(batch, *static)
         if not self._outputs:
             return made

@@ -228,7 +228,7 @@ class _Layout:
 
 
 def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[AttentionGroup]:
-    """Segments together with those whose rest is about as long: see `_together`.
+    """Put segments together with others that have about as many slots to read: see `_together`.
 
     Of those together, the ones that lie equally far apart in the cache are one group, which is read in place.
     `first`: the batch's row of each segment's first token.

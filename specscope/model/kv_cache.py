@@ -121,7 +121,7 @@ class BlockPool:
             self._unknow(block)
 
     def _unknow(self, block: int) -> None:
-        """A free block is like any other."""
+        """Forget what a free block holds: it is then like any other."""
         del self._known[block]
         self.prefixes.forget(block)
         insort(self._free, block)
@@ -189,7 +189,7 @@ class LayerShape:
 
     @property
     def width(self) -> int:
-        """Numbers a slot: the keys of every head, then their values."""
+        """Numbers in a slot: the keys of every head, then their values."""
         return self.heads * (self.key_size + self.value_size)
 
     @property
@@ -377,7 +377,7 @@ class KVCache:
 
 
 def _content(table: BlockTable, tokens: Sequence[int], index: int, ahead: int) -> Content:
-    """What the block at that place of a table holds, whose digests reach up to it."""
+    """What the block at index `index` of a table holds. The table's digests reach up to it."""
     parent = table.digests[index - 1] if index else b""
     return Content.of(parent, tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE + ahead])
 

@@ -26,7 +26,7 @@ def warm_up_passes(runner: ModelRunner | HeadRunner, max_context: int) -> None:
 
 
 def _pass(runner: ModelRunner | HeadRunner, rows: int, context: int) -> None:
-    """One sequence that feeds so many rows behind so many slots."""
+    """Run one sequence that feeds `rows` rows after `context` slots."""
     cache = runner.cache
     table = BlockTable([cache.spare] * -(-(context + rows) // BLOCK_SIZE))
     positions, mask = context + np.arange(rows, dtype=np.int64), np.tri(rows, dtype=np.bool_)

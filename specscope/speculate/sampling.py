@@ -208,7 +208,7 @@ def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
-    """The same in place: memory that is new costs a processor more than the softmax does."""
+    """Softmax in place: fresh memory costs a processor more than the softmax does."""
     if params.min_p > 0:
         rows.masked_fill_(rows < rows.amax(-1, keepdim=True) + math.log(params.min_p), -torch.inf)
     if 0 < params.top_k < rows.shape[-1]:

@@ -42,7 +42,7 @@ def offer() -> None:
 
 @dataclass
 class Sums:
-    """What came about in the interval that runs, of one engine. `publish` takes each finished record."""
+    """One engine's sums over the interval that runs. `publish` takes each finished record."""
 
     engine: str
     publish: Callable[[StepRecord], None]
@@ -96,7 +96,7 @@ class Sums:
                 there[depth] += int(value)
 
     def end(self) -> None:
-        """The interval is over; one in which nothing came about is none."""
+        """End the interval. One in which nothing happened is not published."""
         began, self._since_ns = self._since_ns, time.time_ns()
         counts, self._counts = self._counts, {}
         depths, self._depths = self._depths, {}
@@ -118,7 +118,7 @@ class Sums:
 
 
 def run_of_sums(config: Any, version: str, speculation: dict[str, Any]) -> RunInfo:
-    """As much of a run as any vLLM tells. `config`: its VllmConfig."""
+    """As much of a run as every vLLM gives. `config`: its VllmConfig."""
     model = getattr(config, "model_config", None)
     name = getattr(model, "served_model_name", None) or getattr(model, "model", "")
     name = name[0] if isinstance(name, list) and name else name

@@ -57,7 +57,7 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
 
 
 def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
-    """Of rows from..to, what target and drafter gave there."""
+    """What target and drafter gave at rows from..to."""
     token = rows.tokens[low:high].clamp_min(0)[:, None]
     greedy = rows.greedy[rows.request[low:high]]
     largest, best = rows.target(low, high).max(1)
@@ -98,7 +98,7 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
 
 
 def _add_blocks(rows: Rows, parts: list[Columns], step: int) -> Tensor:
-    """What block verification goes by, put beside the parts; the ratio [R] before each row."""
+    """Add to the parts what block verification decides by; returns the ratio [R] before each row."""
     p = torch.cat([part["p"].flatten() for part in parts])
     q = torch.cat([part["q"].flatten() for part in parts]) if rows.q is not None else None
     ratio = rule.ratios(rows, p, q, rows.longest)
@@ -140,7 +140,7 @@ def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
 
 
 def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None) -> Columns:
-    """Of requests from..to, what came of them and what their final token was drawn from.
+    """The outcome of requests from..to, and what their final tokens were drawn from.
 
     `scale` [R]: of p at each row, before q is taken from it; 1 where None.
     """
@@ -203,7 +203,7 @@ def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dty
 
 
 def _sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Towards the host, without waiting."""
+    """Copy towards the host, without waiting."""
     if ints.device.type != "cuda":
         return ints.cpu(), floats.cpu(), None
     there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in (ints, floats)]

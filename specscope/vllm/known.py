@@ -113,7 +113,7 @@ KNOWN: Mapping[str, Mapping[str, Signatures]] = {"0.32.0": _read(_32), "0.33.0":
 
 
 def signatures(version: str) -> Mapping[str, Signatures]:
-    """By module. Raises KeyError for a version that is not known."""
+    """Known signatures by module. Raises KeyError for a version that is not known."""
     return KNOWN[version.split("+")[0]]
 
 
@@ -125,7 +125,7 @@ def is_known(version: str) -> bool:
 def differences(module: ModuleType, version: str) -> list[str]:
     """What the hooks would wrap in the module, and is not as they know it; one line each.
 
-    A function that somebody put there is passed over: what counts is how vLLM calls it, and that is as ever.
+    A function that somebody else put there is passed over: what counts is how vLLM calls it, which has not changed.
     """
     wanted = signatures(version)[module.__name__]
     return list(_compared(module.__name__, wanted, lambda name: _live(module, name, wanted[name])))

@@ -88,7 +88,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
 def _checked(
     install: Callable[[ModuleType], None], guards: tuple[ErrorGuard, ...], version: str
 ) -> Callable[[ModuleType], None]:
-    """Install into a module only where it is as it is known to be. `guards`: of all that cannot do without it."""
+    """Install into a module only where it is as known. `guards`: of every part that depends on it."""
     from specscope.vllm.known import differences
 
     def check(module: ModuleType) -> None:
@@ -115,7 +115,7 @@ def witness(
     scheduler: SchedulerHooks,
     debugger: Debugger | None = None,
 ) -> Any:
-    """The witness of this worker, with its sinks; None on a rank that does not tell."""
+    """The witness of this worker, with its sinks; None on a rank that records nothing."""
     from specscope.trace.record.vocabulary import Vocabulary
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
@@ -155,7 +155,7 @@ def witness(
 
 
 class Losses:
-    """Publishes records to a bus, and tells the log of losses: the first, and whenever they have doubled.
+    """Publishes records to a bus, and logs losses: the first, and whenever they have doubled.
 
     As they happen: vLLM may end a worker before it can say anything.
     """
@@ -239,7 +239,7 @@ def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
 
 
 def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: Debugger) -> Any:
-    """Publish a record, and tell the debugger."""
+    """A function that publishes a record and passes it to the debugger."""
     from specscope.trace.record.privacy import strip
 
     debugger.history.run, debugger.history.vocabulary = strip(run, run.privacy), vocabulary
@@ -252,7 +252,7 @@ def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: 
 
 
 def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, runner: Any) -> None:
-    """Open the debugger's socket, on the rank that tells what all of its engine's ranks do."""
+    """Open the debugger's socket, on the rank that decides what all of its engine's ranks do."""
     from specscope.remote.debug_server import DebugServer
     from specscope.remote.held import HeldCommands
     from specscope.vllm.run_info import vllm_version

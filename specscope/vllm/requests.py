@@ -96,7 +96,7 @@ def _stops(params: Any) -> frozenset[int]:
 
 
 def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
-    """(as specscope has them, what it has no word for). What V1 ignores under speculation is a label, not a rule."""
+    """(The parameters that specscope has, the others as labels). What V1 ignores under speculation is a label too."""
     if params is None:
         return SamplingParams(), {}
     labels = {name: _short(value) for name in LABELS if (value := getattr(params, name, None))}
@@ -143,7 +143,7 @@ def _form(asked: Any) -> StructuredOutputs | None:
 
 
 def _short(value: object) -> str:
-    """In a label."""
+    """A value, shortened to fit a label."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

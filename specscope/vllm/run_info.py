@@ -56,13 +56,13 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
 
 
 def _digest(model: Any) -> str:
-    """Of a model in a folder of this machine; "" for a hub name, and where hashing it would hold up the start."""
+    """The digest of a model in a local folder; "" for a hub name, or where hashing would hold up the start."""
     place = Path(str(model or "."))
     return model_digest(place, MOST_HASHED) if model and place.exists() else ""
 
 
 def tree_string(settings: Mapping[str, Any]) -> str:
-    """Chains only: sampled where the drafter samples, else its likeliest tokens."""
+    """The chain as a tree string: sampled where the drafter samples, else top (its likeliest tokens)."""
     length = settings.get("num_speculative_tokens")
     if not length:
         return ""

@@ -40,9 +40,9 @@ class StatLogger(StatLoggerBase):  # type: ignore[misc]
             self._guard.safely(self._sums.add, scheduler_stats, iteration_stats)
 
     def log(self) -> None:
-        """vLLM calls this every few seconds, when nothing runs too."""
+        """vLLM calls this every few seconds, even when nothing runs."""
         if self._sums is not None:
             self._guard.safely(self._sums.end)
 
     def log_engine_initialized(self) -> None:
-        """Nothing is to be said."""
+        """Nothing to log."""

@@ -69,7 +69,7 @@ class BatchPlace:
 
 @dataclass
 class _Step:
-    """A step from its begin until it is told."""
+    """A step from its beginning until it is published."""
 
     notes: SchedulerNotes  # how things stood when it was scheduled
     tokens: int = 0  # that were scheduled
@@ -146,12 +146,12 @@ class Witness:
         self.settle()
 
     def _tell(self) -> None:
-        """The steps whose verdicts have come, in order."""
+        """Publish the steps whose verdicts have come, in order."""
         while self._untold and ((first := self._untold[0]).judgements is None or first.judgements.ready()):
             self._publish_step(self._untold.popleft())
 
     def settle(self) -> None:
-        """Tell the steps before the one that runs, and wait for what is on its way."""
+        """Publish the steps before the one that runs, and wait for what is on its way."""
         for step in self._untold:
             if step.judgements is not None:
                 step.judgements.wait()
@@ -165,7 +165,7 @@ class Witness:
         step.judgements.put(row, judged)
 
     def standing(self) -> StepRecord | None:
-        """The step that runs, as far as it has come and may be told."""
+        """The step that runs, as far as it has come, without what privacy leaves out."""
         step = self._running
         if step is None:
             return None
@@ -211,7 +211,7 @@ class Witness:
         )
 
     def _parts(self, step: _Step, requests: dict[str, Known]) -> list[RequestStep]:
-        """Of the requests in its batch, which move on by it."""
+        """The parts of the requests in its batch, whose counts move on."""
         for name in step.resumed:
             requests[name].preceded = Preceded.PREEMPTION
         there = [place for place in step.places if place.name in requests]
@@ -252,7 +252,7 @@ class Witness:
         )
 
     def _method(self, judged: Judged, place: BatchPlace, unverified: int) -> MethodNotes | None:
-        """What vLLM's drafters tell besides."""
+        """What vLLM's drafters give besides."""
         notes = MethodNotes(
             confidence=NO_FLOATS if judged.confidence is None else judged.confidence,
             one_pass=bool(len(judged.tree)) and in_one_pass(self.run.speculation),

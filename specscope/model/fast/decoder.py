@@ -101,7 +101,7 @@ class Rotary:
         return known[1:]
 
     def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The same in float32."""
+        """The same tables in float32."""
         known = self._wide
         if known is None or known[0] is not sin:
             turned = self.tables(cos, sin)

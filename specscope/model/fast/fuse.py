@@ -80,7 +80,7 @@ def _same(old: nn.Module, new: nn.Module) -> bool:
 
 @dataclass
 class _Call:
-    """What went into a layer and what came out."""
+    """The inputs and the output of one call of a layer."""
 
     layer: nn.Module
     given: tuple[Any, ...]
@@ -189,7 +189,7 @@ class LayerStack:
     """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
-        """Of compiled layers in their order, all with the same rotation and kinds of caches."""
+        """`layers`: compiled, in their order, all with the same rotation and kinds of caches."""
         from specscope.kernels.cpu.layer import CompiledLayers  # numba is imported only where it runs
 
         self._layers = list(layers)

@@ -52,7 +52,7 @@ class PackedLinear(nn.Module):
 
     @property
     def panels(self) -> Panels:
-        """The layout of the compiled layer's products, which may be that of this one's."""
+        """The layout for the compiled layer's products; it may be the one that this layer uses."""
         from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
 
         panels = next((product for product in self._layouts.values() if isinstance(product, Panels)), None)
@@ -105,7 +105,7 @@ def _unrounded(path: FastPath, product: Product) -> Product:
 
 
 def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | None:
-    """One product of those for few and for many rows; None where there is none."""
+    """One product out of those for few and for many rows; None where there is none."""
     if len(layouts) < 2:
         return next(iter(layouts.values()), None)
     (few, few_rows), (many, many_rows) = layouts.items()

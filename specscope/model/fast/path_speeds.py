@@ -36,13 +36,13 @@ class PathSpeeds:
     seconds: Mapping[str, Mapping[int, float]]
 
     def fastest(self, rows: int, names: Iterable[str]) -> list[str]:
-        """The names in the order of their speed at so many rows."""
+        """The names, fastest first, at this many rows."""
         return sorted(names, key=lambda name: self.seconds.get(name, {}).get(rows, float("inf")))
 
     def most_rows(self, few: str, others: Collection[str], factor: float = 1.0) -> int:
         """Up to how many rows the one path takes at most `factor` times as long as the fastest of the others.
 
-        The most rows that were tried stand for all above.
+        The largest number of rows that was measured stands for all above it.
         """
         largest = 0
         for rows in ROWS:

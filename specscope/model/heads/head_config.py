@@ -48,7 +48,7 @@ class HeadConfig:
 
     @property
     def width(self) -> int:
-        """Of the head's own hidden states."""
+        """Width of the head's own hidden states."""
         return int(self.layer["hidden_size"])
 
     @property
@@ -63,7 +63,7 @@ class HeadConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each decoder layer: how many positions a query looks back, its own among them; None: all."""
+        """For each decoder layer, how many positions a query looks back, including its own; None: all."""
         kinds, window = self.layer.get("layer_types") or [], self.layer.get("sliding_window")
         return tuple(window if SLIDING in kinds[i : i + 1] else None for i in range(self.layers))
 
@@ -74,14 +74,14 @@ class HeadConfig:
 
     @property
     def turned(self) -> int:
-        """So many of a head's first channels are turned by position; the others are the same everywhere."""
+        """How many of a head's first channels are rotated by position; the others are not."""
         ropes = (*(self.layer.get(name) for name in ROPES), self.layer)
         given = (rope.get(PARTIAL) for rope in ropes if rope)
         return int(self.head_size * next((share for share in given if share is not None), 1))
 
     @property
     def flags(self) -> dict[str, bool]:
-        """What of its arithmetic a config.json says by yes and no."""
+        """The parts of its arithmetic that config.json switches on or off."""
         return {name: getattr(self, name) for name in FLAGS}
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _check_turned(config: HeadConfig, folder: Path) -> None:
 
 
 def _parallel(head_json: HeadJson, vocab: int, folder: Path) -> Parallel:
-    """What a P-EAGLE head's config says of its mask rows, in the order in which vLLM 0.33 looks for it."""
+    """What a P-EAGLE head's config says of its mask rows, looked up in vLLM 0.33's order."""
     token = next(
         (t for t in (head_json.mask_token_id, head_json.pard_token, head_json.ptd_token_id) if t is not None), None
     )

@@ -26,11 +26,11 @@ class _Turned(Rotary):
     """Tables that are in the layer's shape already."""
 
     def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """As given."""
+        """The tables as given."""
         return cos, sin
 
     def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """In float32."""
+        """The tables in float32."""
         return cos.float(), sin.float()
 
 
@@ -101,7 +101,7 @@ class HeadRunner:
 
     @property
     def read_bytes(self) -> int:
-        """Of weights, by a pass of few rows after the first."""
+        """Bytes of weights that each pass of a draft but the first reads, where it has few rows."""
         unpacked = sum(weight.nbytes for weight in self.lm_head.parameters())
         lm_head = self.lm_head.read_bytes if isinstance(self.lm_head, PackedLinear) else unpacked
         return sum(layer.read_bytes for layer in (self.layer, *self.further)) + lm_head

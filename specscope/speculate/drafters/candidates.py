@@ -48,7 +48,7 @@ class Candidates:
         return merged
 
     def _add(self, tree: DraftTree, places: dict[tuple[int, int], int], mine: list[int], other: list[int]) -> None:
-        """A source's nodes. `places`: of the candidates, by parent and token."""
+        """Add a source's nodes. `places`: where each candidate is, by parent and token."""
         place = {ROOT: ROOT}
         for node, (token, parent) in enumerate(zip(tree.token.tolist(), tree.parent.tolist(), strict=True)):
             key = place[parent], token

@@ -38,7 +38,7 @@ KEPT = 256  # requests that ended or lost their place, whose candidates are kept
 
 @dataclass
 class _Request:
-    """What is kept of a request."""
+    """What the drafter keeps of a request."""
 
     acceptance: CandidateHistory = field(default_factory=CandidateHistory)
     candidates: Candidates | None = None  # of its last draft
@@ -67,14 +67,14 @@ class CombinedDrafter:
         self._requests: dict[str, _Request] = {}
 
     def most_nodes(self, context: Context) -> int:
-        """Of both together, as far as the plan and the request's own size go."""
+        """The sum of both parts' nodes, within the plan and the request's own budget."""
         budget = context.budget
         limit = self.max_nodes if budget is None else min(budget.nodes, self.max_nodes)
         of_model = self.model.most_nodes(context) if budget is None or budget.depth else 0
         return min(self.text.most_nodes(context) + of_model, limit)
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """One tree a request, from both."""
+        """One tree for each request, from both sources."""
         self.passes = ()
         texts = self.text.propose(contexts)
         known = [self._request(c).before(c) for c in contexts]
@@ -102,7 +102,7 @@ class CombinedDrafter:
         return [self._join(*parts) for parts in zip(contexts, texts, models, merged, chosen, strict=True)]
 
     def _share(self, contexts: Sequence[Context], merged: Sequence[Candidates | None]) -> list[list[int]]:
-        """The nodes of each request that are verified, the best first: as the budgets of all together have it."""
+        """The nodes of each request that are verified, the best first: all budgets decide together."""
         chosen: list[list[int]] = [[] for _ in contexts]
         adaptive, budgets, chances = list[int](), list[Budget](), list[Doubles]()
         for i, (context, candidates) in enumerate(zip(contexts, merged, strict=True)):
@@ -126,7 +126,7 @@ class CombinedDrafter:
         return request
 
     def _of_model(self, context: Context, *, draws: bool) -> Context:
-        """What the model is told: all that it finds is ranked here, but for draws."""
+        """The context for the model. Its rows cost nothing, as its nodes are ranked here; draws have their price."""
         if context.budget is None or draws:
             return context
         return replace(context, budget=context.budget.with_free_rows(self.model.plan.max_nodes))
@@ -164,7 +164,7 @@ class CombinedDrafter:
         return draft
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """The model keeps what it ran of the accepted path; of all candidates it is counted whether they came."""
+        """The model keeps what it ran of the accepted path; each candidate is counted by whether its token came."""
         known = self._requests[context.request]
         if known.drafted and len(tree):
             self.model.commit(context, tree, verdict)
@@ -173,11 +173,11 @@ class CombinedDrafter:
             known.acceptance.learn(context.position, known.candidates.outcomes)
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """For the model."""
+        """Passed on to the model."""
         self.model.observe(request, start, features, tokens)
 
     def rewind(self, request: str, tokens: int) -> None:
-        """Both go back. What was learnt is cut when the request drafts again."""
+        """Rewind both. What was learnt is cut when the request drafts again."""
         self.text.rewind(request, tokens)
         self.model.rewind(request, tokens)
 
@@ -198,7 +198,7 @@ class CombinedDrafter:
 
 
 def _draws(context: Context, alone: Candidates | None) -> bool:
-    """Whether the model shall draw. `alone`: the text's candidates."""
+    """Whether the model draws its nodes. `alone`: the text's candidates."""
     return context.budget is not None and bool(context.budget.siblings) and (alone is None or alone.first < DRAWS)
 
 

@@ -95,7 +95,7 @@ class Eagle(ModelDrafter):
             pass
 
     def _feed(self, request: str, held: Features, count: int, tokens: Sequence[int]) -> bool:
-        """Feed the next pairs; False where there is no room for them. There may be some when it drafts."""
+        """Feed the next pairs; False where there is no room for them now: there may be when the request drafts."""
         start, end = held.start, held.start + count
         state = self.states.setdefault(request, State())
         try:
@@ -167,7 +167,7 @@ class Eagle(ModelDrafter):
         return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles)
 
     def adopt(self, request: str, tokens: Sequence[int], limit: int) -> int:
-        """As above; features are wanted from there on."""
+        """As ModelDrafter.adopt; features are wanted from there on."""
         held = super().adopt(request, tokens, limit)
         if held:
             self._features.setdefault(request, Features(held))

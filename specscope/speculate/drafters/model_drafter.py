@@ -87,13 +87,13 @@ class ModelDrafter(ABC):
         """Feed every tree's frontier; a row of logits for each of its nodes."""
 
     def most_nodes(self, context: Context) -> int:
-        """None where it cannot draft yet or any more, else the plan's, or the request's own budget."""
+        """0 where the request cannot draft (yet, or any more), else the plan's nodes or those of its own budget."""
         plan = self._plan_for(context)
         base = self.known(context, self.states.get(context.request, State()))
         return 0 if plan is None or base < 0 or base + plan.max_fed > self.max_context else plan.max_nodes
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """One tree a request. A request for which the drafter's cache has no room gets none."""
+        """One tree for each request; none for a request for which the drafter's cache has no room."""
         self.passes = ()
         drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
         alive, feed = list(drafting.values()), self.feed_context
@@ -108,7 +108,7 @@ class ModelDrafter(ABC):
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
     def _plan_for(self, context: Context) -> TreePlan | None:
-        """The plan of a request's own budget, where it has one; None where it shall draft nothing."""
+        """The plan within a request's own budget, where it has one; None where it is to draft nothing."""
         plan, budget = self.plan, context.budget
         if context.shape is not None:
             return StaticPlan(context.shape)

@@ -114,7 +114,7 @@ def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:
 
 
 def _source(places: Sequence[Place], own_text: Text, prompt_len: int) -> str:
-    """Where they were found."""
+    """Where the occurrences were found, in words."""
     sources = {
         "other requests": any(text is not own_text for text, _ in places),
         "the prompt": any(text is own_text and end <= prompt_len for text, end in places),

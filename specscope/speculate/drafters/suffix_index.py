@@ -35,7 +35,7 @@ class Text:
         return len(self.tokens)
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """The text is now this; it begins with what it was."""
+        """Take in the whole text so far; it begins with what was taken in before."""
         length = len(self.tokens)
         self.tokens.extend(tokens[length:])
         if not length and self.tokens:
@@ -95,7 +95,7 @@ class Shelf:
             self.take(next(iter(self._texts)))
 
     def take(self, name: str) -> None:
-        """Away with a request's text."""
+        """Drop a request's text."""
         self.size -= len(self._texts.pop(name, ()))
 
     def texts(self) -> dict[str, Text]:
@@ -108,7 +108,7 @@ class Shelf:
         self.size = sum(map(len, self._texts.values()))
 
     def others(self, name: str) -> list[Text]:
-        """All but that request's own, oldest first."""
+        """The texts of all other requests, oldest first."""
         return [text for other, text in self._texts.items() if other != name]
 
 

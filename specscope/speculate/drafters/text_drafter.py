@@ -79,7 +79,7 @@ class TextDrafter(ABC, Generic[Index]):
         """What followed the end of a text that the index has taken in."""
 
     def most_nodes(self, context: Context) -> int:
-        """As many as it will propose: they are looked up here, and kept."""
+        """As many as it will propose: the draft is made here, and kept until `propose`."""
         return len(self._draft(context).tree)
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:

@@ -129,7 +129,7 @@ class TreeBuilder(ABC):
 
 
 class SampledTreeBuilder(TreeBuilder):
-    """One whose nodes are draws from q. Every draw has a number, which is its coin's too."""
+    """A tree whose nodes are draws from q. Every draw has a number, which is also its coin's."""
 
     coin: Doubles  # [most draws]
     sampled = True
@@ -142,7 +142,7 @@ class SampledTreeBuilder(TreeBuilder):
         self._margin: list[float] = []  # of each node's draw
 
     def look(self, level: Level, rows: slice) -> None:
-        """Whatever of its rows of `level` says how often to draw. Called before `wanted`."""
+        """Read from its rows of `level` how often to draw. Called before `wanted`."""
 
     @abstractmethod
     def wanted(self) -> list[list[int]]:
@@ -288,7 +288,7 @@ def number_of(parent: int, rank: int) -> int:
 
 
 def counted_coins(context: Context, nodes: int) -> Doubles:
-    """Of the counted draws in a tree of at most so many nodes, by number."""
+    """The coins of the counted draws in a tree of at most `nodes` nodes, by number."""
     return coins(context.params.seed, Stream.DRAFT, context.position, number_of(nodes, 0))
 
 
@@ -381,7 +381,7 @@ class DynamicTreeBuilder(TreeBuilder):
 
 
 def share_rows(trees: Sequence[TreeBuilder]) -> None:
-    """Say how many nodes of each tree are verified, as the budgets of all together have it."""
+    """Set how many nodes of each tree are verified: all budgets decide together."""
     adaptive = [tree for tree in trees if tree.context.budget is not None and not tree.sampled]
     budgets = [tree.context.budget for tree in adaptive if tree.context.budget is not None]
     chances = [b.curve.at(sorted(tree.score, reverse=True)) for tree, b in zip(adaptive, budgets, strict=True)]

@@ -63,12 +63,12 @@ class Budget:
 
     @staticmethod
     def off(reason: str) -> Budget:
-        """One that asks nothing of a drafter."""
+        """A budget that asks nothing of a drafter."""
         return Budget(0, 0, NOTHING, NO_LEVELS, NO_LEVELS, FREE, reason, looks=False)
 
     @staticmethod
     def whole(depth: int, nodes: int, reason: str = "") -> Budget:
-        """One that nothing is too dear for."""
+        """A budget under which everything pays."""
         return Budget(depth, nodes, np.zeros(nodes + 1), np.full(depth, -1.0), np.ones(depth), FREE, reason)
 
 

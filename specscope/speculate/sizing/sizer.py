@@ -71,7 +71,7 @@ class Recent:
             self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
 
     def learn(self, brought: float) -> None:
-        """What a search brought. After steps without drafts the mean is of other text, and counts as little as none."""
+        """Take in what a search brought. After steps without drafts the mean is of other text: it weighs as a prior."""
         self.searches = min(PRIOR_NODES if self.idle else self.searches, MEMORY) + 1
         self.gain += (brought - self.gain) / self.searches
         self.idle, self.fed = 0, self.length
@@ -118,12 +118,12 @@ class Prices:
 
     @cached_property
     def curves(self) -> dict[bool, Curve]:
-        """By: is it greedy? The same."""
+        """The acceptance curves, by whether a request is greedy. Also worked out where somebody drafts."""
         return {greedy: kind.curve() for greedy, kind in self.of.kinds.items()}
 
     @cached_property
     def siblings(self) -> tuple[Curve, ...]:
-        """As in Budget, of a sampled request. The same."""
+        """As in Budget, of a sampled request. Also worked out where somebody drafts."""
         return tuple(kind.curve(rises=False) for kind in self.of.draws)
 
 
@@ -217,7 +217,7 @@ class Sizer:
         )
 
     def _may_probe(self, seconds: Doubles) -> str:
-        """Who has not drafted for longest, where trying again would take no more than PROBE_SHARE of the time since.
+        """The request that has not drafted for longest, where a probe would take at most PROBE_SHARE of the time since.
 
         It takes a pass, a few rows, and in the drafter all tokens that it has not seen.
         """
@@ -238,7 +238,7 @@ class Sizer:
         return self._seconds[batch]
 
     def learn(self, outcomes: Sequence[BudgetOutcome]) -> None:
-        """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
+        """Learn from what became of a step's budgets. `outcomes`: of all requests that decoded in it."""
         if not outcomes:
             return
         for outcome in outcomes:
@@ -278,7 +278,7 @@ class Sizer:
         known.unseen = [0 if level < len(values) else count + 1 for level, count in enumerate(known.unseen)]
 
     def _learn_draws(self, tree: DraftTree, sure: Sequence[float], path: Ints) -> None:
-        """Of each node that was reached, which of its draws was accepted, if any."""
+        """Count, for each node that was reached, which of its draws was accepted, if any."""
         accepted = {ROOT, *path.tolist()}
         order: Counter[int] = Counter()
         reached: list[list[int]] = [[] for _ in self.learned.draws]
@@ -318,7 +318,7 @@ class Sizer:
         known.costs += seconds / plain - known.costs / MEMORY
 
     def forget(self, request: str) -> None:
-        """A request ended."""
+        """Forget a request that ended."""
         self.learned.recent.pop(request, None)
 
 
@@ -328,5 +328,5 @@ def size_of(batch: int) -> int:
 
 
 def _mean(before: float, now: float) -> float:
-    """Of the newest and of what came lately."""
+    """The running mean with the newest value taken in."""
     return before + (now - before) / MEMORY

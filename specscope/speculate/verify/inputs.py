@@ -23,7 +23,7 @@ from specscope.trace.record.tree import ROOT, Doubles, DraftTree
 
 @dataclass(frozen=True)
 class VerifyInput:
-    """One request's part of the question: its tree and its coins, and what is forced. The target's rows stand apart."""
+    """What is verified for one request: its tree, its coins, and what is forced. The target's rows are kept apart."""
 
     tree: DraftTree
     q: Mapping[int, Dense]  # the drafter's at each parent of sampled nodes, ROOT for the first level
@@ -99,7 +99,7 @@ def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
 
 
 def _tree(tree_input: VerifyInput, q: list[Tensor]) -> Tree:
-    """As the backends walk it. Its rows of q are put behind those in `q`."""
+    """The tree as the backends walk it. Its rows of q are appended to `q`."""
     tree, nodes = tree_input.tree, len(tree_input.tree)
     q_row, forced = np.full(nodes + 1, NOBODY), np.full(nodes, UNTRIED, dtype=np.uint8)
     for node, distribution in tree_input.q.items():

@@ -26,7 +26,7 @@ Part = tuple[Context, Draft, Tensor]  # a request, its draft, the target's logit
 def parent_notes(
     batch: VerifyBatch, verdicts: Sequence[Verdict], parts: Sequence[Part], drawn_from: Sequence[Left] | None = None
 ) -> list[ParentNotes]:
-    """One for each part of the batch that `step_batch` was made of.
+    """The notes of each part that `step_batch` made the batch of.
 
     `drawn_from`: what the final tokens were drawn from; None: what the standard rule leaves.
     """
@@ -39,7 +39,7 @@ def parent_notes(
 def _notes(
     batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits: Tensor, left: Left | None
 ) -> ParentNotes:
-    """Of one part. `left`: what its final token was drawn from, where that is at hand."""
+    """The notes of one part. `left`: what its final token was drawn from, where that is known."""
     tree = draft.tree
     nodes = _tried(tree, verdict)
     notes = ParentsBuilder(len(tree), len(nodes))

@@ -50,7 +50,7 @@ def verify(batch: VerifyBatch, rule: str = TRAVERSAL) -> tuple[list[Verdict], li
 
 @dataclass
 class _Walk:
-    """Through the trees of a batch."""
+    """The walk through the trees of a batch."""
 
     batch: VerifyBatch
     found: BatchEvidence
@@ -84,7 +84,7 @@ class _Walk:
         return (row, left) if trees.coin[row] < ratio else None
 
     def path(self, row: int) -> list[int]:
-        """The rows of a node and those above it, without the root."""
+        """The rows of a node and of its ancestors, without the root."""
         parent = self.batch.trees.parent
         rows = []
         while parent[row] != NOBODY:

@@ -80,7 +80,7 @@ def _own(call: SamplerCall, request: int) -> list[int]:
 
 
 def _accepts(call: SamplerCall, request: int, row: int, token: int) -> bool:
-    """The rule of vLLM's kernels, for a draft that they did not come to."""
+    """The rule of vLLM's kernels, for a draft that they did not reach."""
     if call.greedy(request):
         return _choice(call, row) == token
     assert call.target_probs is not None

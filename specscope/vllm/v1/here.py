@@ -50,7 +50,7 @@ class DraftVocabulary:
 def gather_here(
     call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> Gathered:
-    """Of the places in the batch that `passes` names: what the drafter gave for each. Others have no numbers.
+    """The numbers of the places in the batch that `passes` names (what the drafter gave for each), and of no others.
 
     `vocabulary`: what is known of the drafter's from earlier calls.
     """
@@ -146,7 +146,7 @@ class _Filled:
         return choices, np.where(np.isfinite(largest), choices == self.tokens, np.nan).astype(np.float32)
 
     def _p(self) -> Floats:
-        """[n] of the drafts of a sampled request."""
+        """[n] p of the drafts of a sampled request."""
         rows = np.arange(self.first, self.first + self.n)
         if self.call.target_probs is not None:
             probs: Floats = self.call.target_probs.numpy()[rows, self.tokens]

@@ -11,7 +11,7 @@ from specscope.vllm.call import Rows, SamplerCall, Scores
 
 
 def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:
-    """Of a call of V1's sampler. `drafter`: for each request the drafter's passes [., V] and its row in them."""
+    """Rows of a call of V1's sampler. `drafter`: for each request the drafter's passes [., V] and its row in them."""
     assert call.output is not None
     device, count = call.logits.device, len(call.drafted)
     drafted = upload(call.drafted, device)
@@ -45,7 +45,7 @@ def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) 
 
 
 def _sampled(rows: Rows, call: SamplerCall) -> None:
-    """What only calls with sampled requests have."""
+    """Fill in what only calls with sampled requests have."""
     last = len(rows.tokens) - 1
     at_draft = (rows.ended.clamp_max(last) if last >= 0 else rows.ended).long()
 

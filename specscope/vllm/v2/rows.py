@@ -38,7 +38,7 @@ class Verified:
 
 
 def rows_of_verified(call: Verified) -> Rows:
-    """Nothing here waits for the device."""
+    """The rows of a call of V2's sampler. Nothing here waits for the device."""
     cu = call.cu_num_logits.long()
     first, count = cu[:-1], len(call.logits)
     drafted = cu.diff() - 1
@@ -91,7 +91,7 @@ def rows_of_verified(call: Verified) -> Rows:
 
 
 def _sampled(rows: Rows, call: Verified, place: Tensor, temperature: Tensor) -> None:
-    """What only calls with sampled requests have."""
+    """Fill in what only calls with sampled requests have."""
     rows.probs = lambda low, high: rows.target(low, high).softmax(1)
     rows.whole = lambda low, high: call.processed[rows.ended[low:high], : rows.vocabulary].float().softmax(1)
     if call.draft_logits is None:

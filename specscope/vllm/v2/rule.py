@@ -24,7 +24,10 @@ LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def ratios(rows: Rows, p: Tensor, q: Tensor | None, longest: int) -> Tensor:
-    """[R] of the prefix that ends with each row's draft. `p`, `q` [R]: of the drafts; `longest`: drafts of a chain."""
+    """[R] the ratio of the prefix that ends with each row's draft.
+
+    `p`, `q` [R]: of the drafts; `longest`: the most drafts of a chain.
+    """
     of_one = p if q is None else p / q
     place = torch.arange(len(p), device=p.device) - rows.first[rows.request]
     ratio = of_one.clamp_max(1)
@@ -34,13 +37,13 @@ def ratios(rows: Rows, p: Tensor, q: Tensor | None, longest: int) -> Tensor:
 
 
 def before(rows: Rows, ratio: Tensor) -> Tensor:
-    """[R] of the prefix before each row: 1 at a request's first."""
+    """[R] the ratio of the prefix before each row: 1 at a request's first."""
     is_first = torch.arange(len(ratio), device=ratio.device) == rows.first[rows.request]
     return torch.where(is_first, 1, ratio.roll(1))
 
 
 def masses(rows: Rows, scale: Tensor, step: int) -> Tensor:
-    """[R] what scaled p has beyond q at each row."""
+    """[R] the mass that scaled p has beyond q at each row."""
     assert rows.probs is not None
     parts = []
     for low in range(0, len(scale), step):
