@@ -33,7 +33,7 @@ from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 
 def loop_notes(loops: Loops) -> list[str]:
-    """Of text that loops, where it is enough to change what an acceptance length means."""
+    """Notes on text that loops, where it is enough to change what an acceptance length means."""
     if loops.share is None or loops.share < TOLD:
         return []
     tau = "nothing else was drafted"
@@ -46,7 +46,7 @@ def loop_notes(loops: Loops) -> list[str]:
 
 
 def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) -> list[str]:
-    """A line each. Of every request: whether it ended, and its output tokens in steps that are missing."""
+    """Notes on a capture. `ended`, `missing`: of each request, whether it ended, and its tokens in missing steps."""
     notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
@@ -78,7 +78,7 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
 
 
 def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """Of rules that are not lossless, and of drafts that were left out of verification."""
+    """Notes on rules that are not lossless, and on drafts that were left out of verification."""
     lossy = [part for part in parts if part.lossy]
     names = ", ".join(sorted({part.rule for part in lossy}))
     notes = []
@@ -95,7 +95,7 @@ def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
 
 
 def _form_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """What forms (structured output, min_tokens) took away."""
+    """Notes on the tokens that forms (structured output, min_tokens) removed."""
     if not parts:
         return []
     of = plural(len({part.request for part in parts}), "request")
@@ -113,7 +113,7 @@ def _form_notes(parts: Sequence[RequestStep]) -> list[str]:
 
 
 def _aggregate_notes(aggregates: Sequence[Aggregate]) -> list[str]:
-    """What an engine does not tell, and what was worked out."""
+    """Notes on what an engine does not report, and on what was worked out."""
     notes = list(dict.fromkeys(missing_text(aggregate) for aggregate in aggregates))
     rounded, resets = (
         sum(aggregate.rounded for aggregate in aggregates),
@@ -130,7 +130,7 @@ def _aggregate_notes(aggregates: Sequence[Aggregate]) -> list[str]:
 
 
 def _source_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """Where a text drafts beside a model: how much of what each of them drafted was accepted."""
+    """Where text lookup drafts beside a model: how much of what each of them drafted was accepted."""
     drafted, accepted = Counter[str](), Counter[str]()
     for part in parts:
         if part.method is not None and len(part.method.source) and part.verdict is not None:
@@ -192,7 +192,7 @@ class TimelineBin:
 
 @dataclass(frozen=True)
 class IntervalReport:
-    """An interval, or a request, of an engine that tells counts only. What it does not tell is None, or empty."""
+    """An interval, or a request, of an engine that reports counts only. What it does not report is None or empty."""
 
     step: int
     start_ns: int

@@ -164,7 +164,7 @@ def positions(report: Report | Several) -> Table:
 
 
 def summed(report: Report) -> Table:
-    """The figures of an engine that tells counts only, over all of its intervals."""
+    """The figures of an engine that reports counts only, over all of its intervals."""
     sums, load = report.pooled.acceptance, report.engine
     known = [interval.told for interval in report.intervals]
     rows = [

@@ -99,7 +99,7 @@ class _Block:
             yield Text(self.table.note, style="dim")
 
     def _part(self, widths: Mapping[int, int]) -> RichTable:
-        """Some of its columns, each so wide."""
+        """Some of the table's columns, with their widths."""
         table = self.table
         rich = RichTable(
             box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(table.columns)
@@ -116,7 +116,7 @@ class _Block:
 
 
 def _parts(table: Table, width: int) -> Iterator[dict[int, int]]:
-    """Columns with their widths, as many a part as there is room for; every part begins with the first column."""
+    """Columns with their widths, as many in a part as fit; every part begins with the first column."""
     need = table.widths
     least = [_least(table, column, n) for column, n in enumerate(need)]
     fewest = len(_split(least, width))
@@ -140,7 +140,7 @@ def _least(table: Table, column: int, need: int) -> int:
 
 
 def _split(least: Sequence[int], width: int) -> list[list[int]]:
-    """The columns in parts that are no wider than that, if a part of two columns is not."""
+    """Split the columns into parts no wider than `width`, as far as two columns fit."""
     parts, used = [[0]], least[0]
     for column in range(1, len(least)):
         if used + GAP + least[column] > width and len(parts[-1]) > 1:

@@ -97,7 +97,7 @@ class RunAnswer:
 
 
 def why_run(history: History, request: str | None = None) -> RunAnswer:
-    """Of all requests on the path, or of one."""
+    """The answer on all requests on the path, or on one."""
     evidence = Evidence.of(history, request)
     kinds = RejectionKinds(evidence).all()
     answers = tuple(KindAnswer(kind, _example(history, kind)) for kind in kinds[:SHOWN])
@@ -108,7 +108,7 @@ def why_run(history: History, request: str | None = None) -> RunAnswer:
 
 
 def why_part(history: History, request: RequestHistory, index: int, node: int | None) -> NodeAnswer:
-    """Of a step of a request, or of one of its nodes; the number of nodes is the final token.
+    """The answer on a step of a request, or on one of its nodes; the number of nodes is the final token.
 
     Raises UserError where there is none.
     """

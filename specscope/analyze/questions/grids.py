@@ -64,7 +64,7 @@ def _table(
 
 
 def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
-    """All of them, in the order of reading."""
+    """All tables of answers, in the order of reading."""
     return (
         _tokens(answers, vocabulary),
         _groups(answers, vocabulary),
@@ -358,7 +358,7 @@ def _miss(misses: dict[Miss, int], which: Miss) -> Cell:
 
 
 def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell:
-    """Its text and its id, and how often."""
+    """A token's text and id, and how often it occurred."""
     shown, known = vocabulary.show(token), vocabulary.piece(token) is not None
     shown = shown if len(shown) <= TOKEN else shown[: TOKEN - 1] + "…"
     text = f"{printable(shown)} #{token}" if known else f"#{token}"
@@ -390,7 +390,7 @@ def _label(text: str) -> str:
 
 
 def _natural(text: str) -> str:
-    """To sort by: 16–31 before 128–255."""
+    """A sort key: 16–31 before 128–255."""
     head = text.replace(",", "").split("–")[0].split("+")[0].split(" ")[0]
     try:
         return f"{float(head):012.3f}"

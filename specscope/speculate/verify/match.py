@@ -45,7 +45,7 @@ def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
 def _draw(
     batch: VerifyBatch, children: list[int], p: Left, evidence: BatchEvidence
 ) -> tuple[int | None, Left, int, float]:
-    """(The child that is the target's token, or None; what its earlier siblings left of p; the token; the margin)."""
+    """(The child that is the target's token, or None; what its elder siblings left of p; the token; the margin)."""
     trees, coin, left = batch.trees, float(batch.trees.coin[children[0]]), p
     token, _, margin = p.draw(coin)
     for child in children:
