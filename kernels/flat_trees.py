@@ -60,10 +60,10 @@ class FlatTrees:
         parent, token, drawn, forced = np.zeros((4, rows), np.int32)
         parent[root[:-1]] = NOBODY
         for start, tree in zip(root.tolist(), trees, strict=False):
-            own = slice(start + 1, start + len(tree.coin))
-            parent[own], token[own], drawn[own] = start + 1 + tree.parent, tree.token, tree.drawn
+            nodes = slice(start + 1, start + len(tree.coin))
+            parent[nodes], token[nodes], drawn[nodes] = start + 1 + tree.parent, tree.token, tree.drawn
             if tree.forced is not None:
-                forced[own] = tree.forced
+                forced[nodes] = tree.forced
         by_row = np.repeat(greedy, sizes)
         return FlatTrees(
             root=root,

@@ -72,9 +72,9 @@ def _kv_compact(  # type: ignore[no-untyped-def]
     request, layer = tl.program_id(0), tl.program_id(1)
     width = tl.load(widths + layer)
     rows = tl.load(address + layer).to(tl.pointer_type(NUMBER))
-    at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
+    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
     # One thread has the same columns of every row, so its own order of loads and stores is all that counts.
     for i in range(tl.load(first + request), tl.load(first + request + 1)):
-        value = tl.load(rows + tl.load(source + i) * width + at, mask=inside)
-        tl.store(rows + tl.load(target + i) * width + at, value, mask=inside)
+        value = tl.load(rows + tl.load(source + i) * width + column, mask=inside)
+        tl.store(rows + tl.load(target + i) * width + column, value, mask=inside)

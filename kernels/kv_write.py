@@ -38,8 +38,8 @@ def kv_write_bytes(rows: Tensor, new: Tensor) -> int:
 @triton.jit  # type: ignore[untyped-decorator]
 def _kv_write(rows, slots, new, rows_stride, new_stride, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
     slot = tl.load(slots + token)
-    value = tl.load(new + token * new_stride + at, mask=inside)
-    tl.store(rows + slot * rows_stride + at, value.to(rows.dtype.element_ty), mask=inside)
+    value = tl.load(new + token * new_stride + column, mask=inside)
+    tl.store(rows + slot * rows_stride + column, value.to(rows.dtype.element_ty), mask=inside)

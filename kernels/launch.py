@@ -46,8 +46,8 @@ def limits(device: torch.device) -> Device:
     if device.type != "cuda":
         return INTERPRETER
     index = torch.cuda.current_device() if device.index is None else device.index
-    found = triton.runtime.driver.active.utils.get_device_properties(index)  # what Triton itself checks against
-    return Device(found["multiprocessor_count"], found["max_shared_mem"])
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)  # what Triton itself checks against
+    return Device(properties["multiprocessor_count"], properties["max_shared_mem"])
 
 
 @dataclass(frozen=True)

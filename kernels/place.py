@@ -44,4 +44,4 @@ class Packed:
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The arrays in a buffer of the same size."""
-        return {name: buffer[at].view(kind).view(shape) for name, (at, kind, shape) in self._places.items()}
+        return {name: buffer[part].view(kind).view(shape) for name, (part, kind, shape) in self._places.items()}

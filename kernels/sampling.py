@@ -70,18 +70,18 @@ def _rows(logits, stride, out, out_stride, vocabulary, temperatures, min_ps, BLO
     temperature = tl.maximum(tl.load(temperatures + row), LEAST)
     min_p = tl.load(min_ps + row)
     top = tl.full([BLOCK], -float("inf"), tl.float32)
-    for at in range(0, vocabulary, BLOCK):
-        x = at + lanes
+    for begin in range(0, vocabulary, BLOCK):
+        x = begin + lanes
         value = tl.load(logits_row + x, mask=x < vocabulary, other=-float("inf")).to(tl.float32)
         top = tl.maximum(top, value)
     best = tl.max(top, 0)
     total = tl.zeros([BLOCK], tl.float32)
-    for at in range(0, vocabulary, BLOCK):
-        weight = _weight(logits_row, at + lanes, vocabulary, best, temperature)
+    for begin in range(0, vocabulary, BLOCK):
+        weight = _weight(logits_row, begin + lanes, vocabulary, best, temperature)
         total += tl.where(weight >= min_p, weight, 0.0)
     whole = tl.sum(total, 0)
-    for at in range(0, vocabulary, BLOCK):
-        x = at + lanes
+    for begin in range(0, vocabulary, BLOCK):
+        x = begin + lanes
         weight = _weight(logits_row, x, vocabulary, best, temperature)
         tl.store(out_row + x, tl.where(weight >= min_p, weight, 0.0) / whole, mask=x < vocabulary)
 

@@ -83,14 +83,14 @@ def tree_attention(
     return out
 
 
-def tile_of(heads: Heads, fold: int, most: int, itemsize: int, shared: int) -> tuple[int, tuple[int, int]]:
-    """Rows of a tile where `fold` query heads share a key and a sequence feeds `most` rows; (keys, blocks) of BUFFERS.
+def tile_of(heads: Heads, fold: int, max_rows: int, itemsize: int, shared: int) -> tuple[int, tuple[int, int]]:
+    """Rows of a tile where `fold` query heads share a key and a sequence feeds `max_rows`; (keys, blocks) of BUFFERS.
 
     The first of BUFFERS that a program's shared memory holds: a tile of the query and of the weights, and the keys and
     values on their way. What compilers really take is tested against each device's limit.
     """
     largest = MOST_TILE if itemsize < 4 else LEAST_TILE  # no matrix unit takes float32: large tiles compile for minutes
-    tile = max(LEAST_TILE, min(largest, triton.next_power_of_2(most * fold)), triton.next_power_of_2(fold))
+    tile = max(LEAST_TILE, min(largest, triton.next_power_of_2(max_rows * fold)), triton.next_power_of_2(fold))
     key, value = triton.next_power_of_2(heads.key_size), triton.next_power_of_2(heads.value_size)
     for keys, blocks in BUFFERS:
         if (tile * (key + keys) + blocks * keys * (key + value)) * itemsize <= shared:
@@ -214,8 +214,8 @@ def _attend(  # type: ignore[no-untyped-def]
     acc = tl.zeros([TILE, VALUE_WIDE], tl.float32)
     # Blocks of keys that lie wholly in the context need no bits of the mask.
     plain = tl.maximum(tl.minimum(high, before // KEYS * KEYS), low)
-    for at in range(low, high, KEYS):
-        j = at + tl.arange(0, KEYS)
+    for begin in range(low, high, KEYS):
+        j = begin + tl.arange(0, KEYS)
         inside = j < high
         block = tl.load(table + sequence * table_stride + j // BLOCK, mask=inside, other=0)
         kv = rows + (block.to(tl.int64) * BLOCK + j % BLOCK) * rows_stride
@@ -226,7 +226,7 @@ def _attend(  # type: ignore[no-untyped-def]
         if SOFTCAP:
             score = cap * (2 * tl.sigmoid(2 * score / cap) - 1)
         seen = real[:, None] & inside[None, :]
-        if at >= plain:
+        if begin >= plain:
             w = j - before
             behind = inside & (w >= 0)
             word = tl.load(
@@ -284,9 +284,9 @@ def _join(  # type: ignore[no-untyped-def]
     row, head = tl.program_id(0), tl.program_id(1)
     s = tl.arange(0, MOST)
     dv = tl.arange(0, VALUE_WIDE)
-    at = s.to(tl.int64) * n * HEADS + row * HEADS + head
-    best = tl.load(sums + at * 2, mask=s < splits, other=-float("inf"))
-    total = tl.load(sums + at * 2 + 1, mask=s < splits, other=0.0)
+    index = s.to(tl.int64) * n * HEADS + row * HEADS + head
+    best = tl.load(sums + index * 2, mask=s < splits, other=-float("inf"))
+    total = tl.load(sums + index * 2 + 1, mask=s < splits, other=0.0)
     top = tl.max(best, 0)
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32)
@@ -297,7 +297,7 @@ def _join(  # type: ignore[no-untyped-def]
         whole += tl.exp(sink - top)
     used = best > -float("inf")  # a part that saw no key was not written
     inside = used[:, None] & (dv < VALUE)[None, :]
-    acc = tl.load(parts + at[:, None] * VALUE + dv[None, :], mask=inside, other=0.0)
+    acc = tl.load(parts + index[:, None] * VALUE + dv[None, :], mask=inside, other=0.0)
     joined = tl.sum(acc * share[:, None], 0) / whole
     place = (row.to(tl.int64) * HEADS + head) * VALUE + dv
     tl.store(out + place, joined.to(out.dtype.element_ty), mask=dv < VALUE)

@@ -69,12 +69,12 @@ def tree_verify(
         turns = 0 if shares == 1 else min(trees.most_passes, MOST_TURNS)
     share = triton.cdiv(triton.cdiv(vocabulary, shares), block) * block
     scratch = lambda *shape: torch.empty(*shape, dtype=torch.float64, device=p.device)  # noqa: E731
-    kept = scratch(len(trees.parent))
+    remains = scratch(len(trees.parent))
     state, partial = scratch(turns + 1, count, NUMBERS.value), scratch(turns + 1, count, shares, 2)
     q = p if q is None else q
     arguments = (
         *(p, p.stride(0), q, q.stride(0), choices, vocabulary),
-        *(trees.by_tree, trees.by_row, trees.coin, verdicts.numbers, kept, state, partial),
+        *(trees.by_tree, trees.by_row, trees.coin, verdicts.numbers, remains, state, partial),
         *(count, len(trees.parent), shares, share),
     )
     for turn in range(turns):
@@ -103,7 +103,7 @@ def tree_verify_bytes(trees: TreeTensors, verdicts: Verdicts, p: Tensor) -> int:
 
 
 @triton.jit
-def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, kept, token, sibling, drawn, first, rejected):  # type: ignore[no-untyped-def]
+def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, remains, token, sibling, drawn, first, rejected):  # type: ignore[no-untyped-def]
     """(R, q over what is not rejected) at tokens x: float32 each. The first `rejected` children were rejected."""
     inside = x < vocabulary
     r = tl.load(p_row + x, mask=inside & (choice < 0), other=0.0)
@@ -113,20 +113,20 @@ def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, kept, token, sibl
         theirs = tl.load(q_row + x, mask=inside, other=0.0)
         # In float64: where little of q is left, `taken` is beyond float32, and inf times 0 is no number.
         r = tl.maximum(r.to(tl.float64) - taken * theirs.to(tl.float64), 0.0).to(tl.float32)
-    at = first
+    child = first
     for _ in range(rejected):
-        gone = (x == tl.load(token + at)) & inside & (tl.load(drawn + at) != 2)
-        r = tl.where(gone, tl.load(kept + at).to(tl.float32), r)
+        gone = (x == tl.load(token + child)) & inside & (tl.load(drawn + child) != 2)
+        r = tl.where(gone, tl.load(remains + child).to(tl.float32), r)
         theirs = tl.where(gone, 0.0, theirs)
-        at = tl.load(sibling + at)
+        child = tl.load(sibling + child)
     return r, theirs
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The target's probability of every node's token, as its parent's row has it."""
-    for at in range(start + 1, end, BLOCK):
-        node = at + tl.arange(0, BLOCK)
+    for begin in range(start + 1, end, BLOCK):
+        node = begin + tl.arange(0, BLOCK)
         real = node < end
         x = tl.load(token + node, mask=real, other=0)
         behind = tl.load(p_rows + tl.load(parent + node, mask=real, other=0), mask=real, other=0)
@@ -137,8 +137,9 @@ def _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sums(  # type: ignore[no-untyped-def]
-    low, high, p_row, choice, q_row, sampled, taken, kept, token, sibling, drawn, first, rejected, BLOCK: tl.constexpr
-):
+    low, high, p_row, choice, q_row, sampled, taken, remains, token, sibling, drawn, first, rejected,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """The sums of R and of q over tokens low to high - 1, float64."""
     p_sum = tl.full([], 0.0, tl.float64)
     q_sum = tl.full([], 0.0, tl.float64)
@@ -148,7 +149,7 @@ def _sums(  # type: ignore[no-untyped-def]
     for at_token in range(low, high, BLOCK):
         r, theirs = _left(
             *(p_row, choice, q_row, sampled, at_token + tl.arange(0, BLOCK), high, taken),
-            *(kept, token, sibling, drawn, first, rejected),
+            *(remains, token, sibling, drawn, first, rejected),
         )
         p_sum += tl.sum(r.to(tl.float64), 0)
         q_sum += tl.sum(theirs.to(tl.float64), 0)
@@ -157,7 +158,7 @@ def _sums(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _final_token(  # type: ignore[no-untyped-def]
-    p_row, choice, q_row, sampled, taken, kept, token, sibling, drawn, first, rejected, vocabulary,
+    p_row, choice, q_row, sampled, taken, remains, token, sibling, drawn, first, rejected, vocabulary,
     coin, given, p_parts, known, share, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first token at which the cumulative sum of R passes the coin's share of the whole, or the one that is given.
@@ -172,7 +173,7 @@ def _final_token(  # type: ignore[no-untyped-def]
     else:
         whole, _ = _sums(
             *(low, high, p_row, choice, q_row, sampled, taken),
-            *(kept, token, sibling, drawn, first, rejected, BLOCK),
+            *(remains, token, sibling, drawn, first, rejected, BLOCK),
         )
     goal = coin * whole
     if known:  # the share in which it lies
@@ -187,25 +188,25 @@ def _final_token(  # type: ignore[no-untyped-def]
     low = tl.where(only >= 0, tl.maximum(low, only), low)
     high = tl.where(only >= 0, tl.minimum(high, only + 1), high)
     below = 0.0 * up_to
-    found = tl.where(given >= 0, given, vocabulary)
+    final = tl.where(given >= 0, given, vocabulary)
     last = first * 0
     for at_token in range(low, high, BLOCK):
-        if found >= vocabulary:
+        if final >= vocabulary:
             x = at_token + tl.arange(0, BLOCK)
             r, _ = _left(
                 *(p_row, choice, q_row, sampled, x, high, taken),
-                *(kept, token, sibling, drawn, first, rejected),
+                *(remains, token, sibling, drawn, first, rejected),
             )
             sums = up_to + tl.cumsum(r.to(tl.float64), 0)
-            found = tl.minimum(found, tl.min(tl.where((sums > goal) & (r > 0.0), x, vocabulary), 0))
-            below = up_to + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
+            final = tl.minimum(final, tl.min(tl.where((sums > goal) & (r > 0.0), x, vocabulary), 0))
+            below = up_to + tl.sum(tl.where(x < final, r, 0.0).to(tl.float64), 0)
             last = tl.maximum(last, tl.max(tl.where(r > 0.0, x, 0), 0))
             up_to += tl.sum(r.to(tl.float64), 0)
-    short = found >= vocabulary  # the sum's last digit: the last token with any mass
-    found = tl.where(short, last, found)
+    short = final >= vocabulary  # the sum's last digit: the last token with any mass
+    final = tl.where(short, last, final)
     p_here, _ = _left(
-        *(p_row, choice, q_row, sampled, found + tl.arange(0, 1), vocabulary, taken),
-        *(kept, token, sibling, drawn, first, rejected),
+        *(p_row, choice, q_row, sampled, final + tl.arange(0, 1), vocabulary, taken),
+        *(remains, token, sibling, drawn, first, rejected),
     )
     chosen = tl.sum(p_here.to(tl.float64), 0)
     below = tl.where(short, up_to - chosen, below) / whole
@@ -214,17 +215,17 @@ def _final_token(  # type: ignore[no-untyped-def]
     # A constant is float32: 1 - SLACK would be 1.
     margin = tl.where((below > SLACK) & (1.0 - below > SLACK), tl.abs(u - below), 1.0)
     margin = tl.minimum(margin, tl.where((above > SLACK) & (1.0 - above > SLACK), tl.abs(above - u), 1.0))
-    return found, chosen / whole, tl.where(given >= 0, 1.0, margin)
+    return final, chosen / whole, tl.where(given >= 0, 1.0, margin)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "shares", "share", "turn"])  # type: ignore[untyped-decorator]
 def _verify(  # type: ignore[no-untyped-def]
     p, p_stride, q, q_stride, choices, vocabulary,
-    by_tree, by_row, coin, numbers, kept, state, partial,
+    by_tree, by_row, coin, numbers, remains, state, partial,
     count, rows, shares, share, turn,
     ALONE: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One tree. `taken` is A, `mass` is P; `kept` holds what a rejection left of R at its token.
+    """One tree. `taken` is A, `mass` is P; `remains` holds what a rejection left of R at its token.
 
     Programs of one tree decide alike, and what several of them store is the same.
     """
@@ -239,7 +240,7 @@ def _verify(  # type: ignore[no-untyped-def]
     was, later = state + (turn * count + tree) * NUMBERS, turn > 0
     phase = tl.load(was, mask=later, other=0.0).to(tl.int32)
     row = tl.load(was + 1, mask=later, other=start.to(tl.float64)).to(tl.int32)
-    at = tl.load(was + 2, mask=later, other=tl.load(child + start).to(tl.float64)).to(tl.int32)
+    node = tl.load(was + 2, mask=later, other=tl.load(child + start).to(tl.float64)).to(tl.int32)
     rejected = tl.load(was + 3, mask=later, other=0.0).to(tl.int32)
     taken = tl.load(was + 4, mask=later, other=0.0)
     mass = tl.load(was + 5, mask=later, other=1.0)
@@ -259,43 +260,43 @@ def _verify(  # type: ignore[no-untyped-def]
     going = phase != ENDED
     while going:
         if phase == REJECTED_ONE:
-            how = tl.load(drawn + at)
-            tl.store(residual_mass + at, p_sum / mass)
+            how = tl.load(drawn + node)
+            tl.store(residual_mass + node, p_sum / mass)
             if p_sum > 0.0:
                 taken += tl.where(how != 0, mass / q_mass, 0.0)
                 mass = p_sum
             else:  # nothing is left: p stays what it was
-                tl.store(kept + at, before)
+                tl.store(remains + node, before)
                 tl.debug_barrier()
                 summed = -1 + 0 * summed
             if (how == 1) & (q_sum > 0.0):
                 q_mass = q_sum
-            at = tl.load(sibling + at)
+            node = tl.load(sibling + node)
             phase = 0 * phase
-        if at < 0:  # no child, or none that was accepted
+        if node < 0:  # no child, or none that was accepted
             phase = 0 * phase + 2
-            going = at >= 0
+            going = node >= 0
         else:
-            x = tl.load(token + at)
-            sampled = tl.load(drawn + at) != 0
+            x = tl.load(token + node)
+            sampled = tl.load(drawn + node) != 0
             p_here, q_here = _left(
                 *(p_row, choice, q_row, sampled, x + tl.arange(0, 1), vocabulary, taken),
-                *(kept, token, sibling, drawn, first, rejected),
+                *(remains, token, sibling, drawn, first, rejected),
             )
             before = tl.sum(p_here.to(tl.float64), 0)
-            own = tl.sum(q_here.to(tl.float64), 0)
+            q_token = tl.sum(q_here.to(tl.float64), 0)
             p_x = before / mass
-            q_x = tl.where(sampled, own / q_mass, 1.0)
+            q_x = tl.where(sampled, q_token / q_mass, 1.0)
             accept = tl.where(q_x > 0.0, tl.minimum(p_x / tl.where(q_x > 0.0, q_x, 1.0), 1.0), 0.0)
-            tl.store(p_trial + at, p_x)
-            tl.store(q_trial + at, q_x)
-            tl.store(accept_prob + at, accept)
-            given = tl.load(forced + at)
-            if ((given == 0) & (tl.load(coin + at) < accept)) | (given == 1):
-                tl.store(outcome + at, 1.0)
-                row = at
+            tl.store(p_trial + node, p_x)
+            tl.store(q_trial + node, q_x)
+            tl.store(accept_prob + node, accept)
+            given = tl.load(forced + node)
+            if ((given == 0) & (tl.load(coin + node) < accept)) | (given == 1):
+                tl.store(outcome + node, 1.0)
+                row = node
                 first = tl.load(child + row)
-                at = first
+                node = first
                 behind = tl.load(p_rows + row)
                 p_row = p + behind.to(tl.int64) * p_stride
                 choice = tl.load(choices + behind, mask=one_hot != 0, other=-1)
@@ -306,29 +307,29 @@ def _verify(  # type: ignore[no-untyped-def]
                 mass = 0.0 * mass + 1.0
                 q_mass = 0.0 * q_mass + 1.0
             else:
-                tl.store(outcome + at, 2.0)
+                tl.store(outcome + node, 2.0)
                 rejected += 1
                 more = tl.where(sampled, mass / q_mass, 0.0)
-                tl.store(kept + at, tl.where(sampled, tl.maximum(before - more * own, 0.0), 0.0))
+                tl.store(remains + node, tl.where(sampled, tl.maximum(before - more * q_token, 0.0), 0.0))
                 tl.debug_barrier()  # all threads read what one has written
                 phase = 0 * phase + 1
                 if ALONE:
                     summed = -1 + 0 * summed
                     p_sum, q_sum = _sums(
                         *(0, vocabulary, p_row, choice, q_row, sampled, taken + more),
-                        *(kept, token, sibling, drawn, first, rejected, BLOCK),
+                        *(remains, token, sibling, drawn, first, rejected, BLOCK),
                     )
                 else:
-                    going = at < 0
+                    going = node < 0
     sampled = tl.load(drawn + first, mask=rejected > 0, other=0) != 0
     if ALONE:
         _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK)
-        found, prob, margin = _final_token(
-            *(p_row, choice, q_row, sampled, taken, kept, token, sibling, drawn, first, rejected, vocabulary),
+        final, prob, margin = _final_token(
+            *(p_row, choice, q_row, sampled, taken, remains, token, sibling, drawn, first, rejected, vocabulary),
             *(tl.load(coin + start), final_given, p_parts, summed >= 0, share, MOST, BLOCK),
         )
         last_of = numbers + 6 * rows + tree
-        tl.store(last_of, found.to(tl.float64))
+        tl.store(last_of, final.to(tl.float64))
         tl.store(last_of + count, prob)
         tl.store(last_of + 2 * count, margin)
         tl.store(last_of + 3 * count, row.to(tl.float64))
@@ -340,7 +341,7 @@ def _verify(  # type: ignore[no-untyped-def]
             p_sum, q_sum = _sums(
                 *(mine * share, tl.minimum(mine * share + share, vocabulary)),
                 *(p_row, choice, q_row, sampled, taken + more),
-                *(kept, token, sibling, drawn, first, rejected, BLOCK),
+                *(remains, token, sibling, drawn, first, rejected, BLOCK),
             )
             stored = partial + ((turn * count + tree) * shares + mine) * 2
             tl.store(stored, p_sum)
@@ -350,7 +351,7 @@ def _verify(  # type: ignore[no-untyped-def]
             next_one = state + ((turn + 1) * count + tree) * NUMBERS
             tl.store(next_one, phase.to(tl.float64))
             tl.store(next_one + 1, row.to(tl.float64))
-            tl.store(next_one + 2, at.to(tl.float64))
+            tl.store(next_one + 2, node.to(tl.float64))
             tl.store(next_one + 3, rejected.to(tl.float64))
             tl.store(next_one + 4, taken)
             tl.store(next_one + 5, mass)

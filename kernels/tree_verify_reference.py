@@ -33,24 +33,24 @@ def tree_verify_reference(trees: TreeTensors, p: Tensor, choices: Tensor, q: Ten
             out.p[row] = whole[int(trees.parent[row])][token[row]]
         row, recovered, left = root, False, whole[root]
         while child[row] != NOBODY and not recovered:
-            p_i, at, accepted = whole[row], child[row], False
+            p_i, node, accepted = whole[row], child[row], False
             q_i = None if q is None or q_row[row] < 0 else q[q_row[row]].double()
-            while at != NOBODY and not accepted:
-                x = token[at]
-                q_x = 1.0 if drawn[at] == DETERMINISTIC or q_i is None else float(q_i[x])
+            while node != NOBODY and not accepted:
+                x = token[node]
+                q_x = 1.0 if drawn[node] == DETERMINISTIC or q_i is None else float(q_i[x])
                 accept = min(1.0, float(p_i[x]) / q_x) if q_x > 0 else 0.0
-                out.p_trial[at], out.q_trial[at], out.accept_prob[at] = p_i[x], q_x, accept
-                accepted = coin[at] < accept if forced[at] == UNTRIED else forced[at] == ACCEPTED
-                out.outcome[at] = ACCEPTED if accepted else REJECTED
+                out.p_trial[node], out.q_trial[node], out.accept_prob[node] = p_i[x], q_x, accept
+                accepted = coin[node] < accept if forced[node] == UNTRIED else forced[node] == ACCEPTED
+                out.outcome[node] = ACCEPTED if accepted else REJECTED
                 if accepted:
-                    row, left = at, whole[at]
+                    row, left = node, whole[node]
                 else:
-                    rest = _without(p_i, x) if drawn[at] == DETERMINISTIC or q_i is None else (p_i - q_i).clamp(min=0)
-                    out.residual_mass[at] = rest.sum()
+                    rest = _without(p_i, x) if drawn[node] == DETERMINISTIC or q_i is None else (p_i - q_i).clamp(min=0)
+                    out.residual_mass[node] = rest.sum()
                     left = p_i = rest / rest.sum() if rest.sum() > 0 else p_i
-                    if drawn[at] == WITHOUT_REPLACEMENT and q_i is not None and _without(q_i, x).sum() > 0:
+                    if drawn[node] == WITHOUT_REPLACEMENT and q_i is not None and _without(q_i, x).sum() > 0:
                         q_i = _without(q_i, x) / _without(q_i, x).sum()
-                    at = sibling[at]
+                    node = sibling[node]
             recovered = not accepted
         out.final_row[tree], out.recovered[tree] = row, recovered
         out.token[tree], out.final_p[tree], out.final_margin[tree] = _draw(left, coin[root], int(trees.final[tree]))

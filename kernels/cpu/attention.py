@@ -63,9 +63,9 @@ def _turn_keys(kind, keys, blocks, start, end, units, out):
     number = size_of(kind)
     for slot in range(start, end, BLOCK_SIZE):
         key = keys + number * units * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
-        for at in range(0, BLOCK_SIZE, LANES):
+        for offset in range(0, BLOCK_SIZE, LANES):
             for unit in range(0, units, LANES):
-                turn(kind, key + number * (at * units + unit), units, out + 4 * (unit * PANEL + at))
+                turn(kind, key + number * (offset * units + unit), units, out + 4 * (unit * PANEL + offset))
         out += 4 * units * PANEL
 
 
@@ -73,17 +73,17 @@ def _turn_keys(kind, keys, blocks, start, end, units, out):
 def _hide(scores, queries, start, end, context, seen, positions, window, first_row, rows, fold):
     """Take away the scores of slots that a query's row does not see. scores [queries, PART], of slots start..end-1."""
     wide = len(positions)
-    own = max(start, context)
+    fed_start = max(start, context)
     for j in range(queries):
         row = (first_row + j) // fold
-        line, sees, count = scores[j, own - start :], seen[row, own - context :], end - own
+        line, sees, count = scores[j, fed_start - start :], seen[row, fed_start - context :], end - fed_start
         for t in range(count):
             line[t] = line[t] if sees[t] != 0 else NEVER
         if window:
             least = positions[wide - rows + row] - window + 1
             for t in range(start, min(end, context, least)):
                 scores[j, t - start] = NEVER
-            for t in range(own, end):
+            for t in range(fed_start, end):
                 if positions[t - context] < least:
                     scores[j, t - start] = NEVER
 
@@ -111,27 +111,28 @@ def _softmax(row, count, scale):
 
 @jit
 def attend_part(
-    cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, found, tops, sums, own
-):
-    """What the rows of a sequence find in one part of its slots, for the heads of queries that share a head of keys.
+    cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, outputs, tops, sums,
+    scratch,
+):  # fmt: skip
+    """Attention of a sequence's rows over one part of its slots, for the heads of queries that share a head of keys.
 
     `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `multiply`: address of product.multiply;
     `kind`: of keys and values; where it is bfloat16 and the processor multiplies pairs, queries are rounded to it;
-    `keys` and `values`: addresses of this head's slots. `found` [.., size], `tops`, `sums`:
-    of this part and head, a line for each row and query head. `own`: floats of this thread.
+    `keys` and `values`: addresses of this head's slots. `outputs` [.., size], `tops`, `sums`:
+    of this part and head, a line for each row and query head. `scratch`: floats of this thread.
     """
     number = size_of(kind)
-    at, start, end, _ = cut
-    first, rows, context, wide, block_at, position_at, mask_at, _ = segments[at]
+    segment, start, end, _ = cut
+    first, rows, context, wide, block_at, position_at, mask_at, _ = segments[segment]
     blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
     positions = carray(integers(position_at), wide)
     seen = carray(flags(mask_at), (rows, wide))
-    scores_at = own + 4 * QUERIES * size
+    scores_at = scratch + 4 * QUERIES * size
     panels_at = scores_at + 4 * QUERIES * PART
     zeros_at = panels_at + 4 * PART * size
     scores = carray(floats(scores_at), (QUERIES, PART))
     heads = carray(floats(qkv), (first + rows, stride))
-    out, top_of, sum_of = carray(floats(found), (rows * fold, size)), floats(tops), floats(sums)
+    out, top_of, sum_of = carray(floats(outputs), (rows * fold, size)), floats(tops), floats(sums)
     top, divisor = carray(top_of, rows * fold), carray(sum_of, rows * fold)
     paired = PAIRED and kind == BFLOAT16 and size % (2 * LANES) == 0
     as_kind, units = (PAIRS, size // 2) if paired else (FLOAT32, size)
@@ -141,10 +142,10 @@ def attend_part(
         count = min(QUERIES, rows * fold - begin)
         for j in range(count):
             row, column = first + (begin + j) // fold, (head * fold + (begin + j) % fold) * size
-            keep(heads[row, column : column + size], BFLOAT16 if paired else FLOAT32, own + 4 * units * j)
+            keep(heads[row, column : column + size], BFLOAT16 if paired else FLOAT32, scratch + 4 * units * j)
             out[begin + j, :] = ZERO
         call_product(
-            multiply, as_kind, 0, panels, panels_at, PANEL, 4 * units * PANEL, own, units, zeros_at, 0, scores_at,
+            multiply, as_kind, 0, panels, panels_at, PANEL, 4 * units * PANEL, scratch, units, zeros_at, 0, scores_at,
             PART, count, units,
         )  # fmt: skip
         if end > context or window:
@@ -155,7 +156,7 @@ def attend_part(
         while slot < end:  # runs of blocks that lie side by side
             run = _run_end(blocks, slot, end)
             value = values + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
-            weights, line = scores_at + 4 * (slot - start), found + 4 * begin * size
+            weights, line = scores_at + 4 * (slot - start), outputs + 4 * begin * size
             call_product(
                 multiply, kind, 0, size // PANEL, value, size, number * PANEL, weights, PART, line, size, line, size,
                 count, run - slot,
@@ -173,8 +174,8 @@ def _run_end(blocks, slot, end):
 
 
 @jit(fastmath={"reassoc", "nsz", "contract"})
-def merge(out, found, tops, sums, first, apart, parts):
-    """out [size] of one query from what it found in each part: lines `first`, `first + apart`, ... of the three."""
+def merge(out, outputs, tops, sums, first, apart, parts):
+    """Fill out [size] of one query from its results in all parts: lines `first`, `first + apart`, ... of the three."""
     largest = NEVER
     for p in range(parts):
         largest = max(largest, tops[first + p * apart])
@@ -187,7 +188,7 @@ def merge(out, found, tops, sums, first, apart, parts):
             weight = exp(tops[line] - largest)
             total += weight * sums[line]
             for d in range(len(out)):
-                out[d] += weight * found[line, d]
+                out[d] += weight * outputs[line, d]
     share = ONE / total
     for d in range(len(out)):
         out[d] *= share
@@ -211,21 +212,21 @@ def attend(
     kind,
     store,
     slots,
-    found,
+    outputs,
     tops,
     sums,
-    own,
+    scratch,
     thread,
     threads,
 ):
     """This thread's share of all parts and heads. `store`: keys, then values [2 * kv_heads, slots, size].
 
-    Line (heads * rows before the part) + head * rows of the part + query of `found`, `tops`, `sums` is what it finds.
+    Line (heads * rows before the part) + head * rows of the part + query of `outputs`, `tops`, `sums` is its result.
     """
     segments = carray(integers(segments_at), (count, SEGMENT))
     cuts = carray(integers(cuts_at), (cut_count, CUT))
     number = size_of(kind)
-    zeros = carray(floats(own + 4 * (own_floats(size) - PART)), PART)
+    zeros = carray(floats(scratch + 4 * (own_floats(size) - PART)), PART)
     zeros[:] = ZERO
     for item in range(thread, cut_count * kv_heads, threads):
         cut, head = cuts[item // kv_heads], item % kv_heads
@@ -233,8 +234,8 @@ def attend(
         line = cut[3] * fold * kv_heads + head * lines
         keys = store + number * head * slots * size
         values = store + number * (kv_heads + head) * slots * size
-        at, top, total = found + 4 * line * size, tops + 4 * line, sums + 4 * line
+        out, top, total = outputs + 4 * line * size, tops + 4 * line, sums + 4 * line
         attend_part(
-            cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, at, top, total,
-            own,
+            cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, out, top, total,
+            scratch,
         )  # fmt: skip

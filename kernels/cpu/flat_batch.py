@@ -28,7 +28,7 @@ class Scratch:
         self._floats = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def address(self, numbers: int) -> int:
-        """Of so many floats."""
+        """The address of scratch memory for this many floats."""
         if numbers > len(self._floats):
             self._floats = torch.empty(numbers, dtype=torch.float32, device="cpu")
         return self._floats.data_ptr()
@@ -55,7 +55,7 @@ class FlatBatch:
 
         The fed rows lie in the order of the parts; `slots`: of each.
         """
-        found: list[FlatBatch] = []
+        batches: list[FlatBatch] = []
         waiting: list[Part] = []
         first = rows = partial = 0
         scratch = Scratch()
@@ -63,37 +63,37 @@ class FlatBatch:
             fed, window = part.mask.shape
             more = fed * -(-(part.context + window) // PART)
             if waiting and (rows + fed > SLAB or partial + more > FOUND):
-                found.append(FlatBatch._build(waiting, slots[first : first + rows], first, scratch))
+                batches.append(FlatBatch._build(waiting, slots[first : first + rows], first, scratch))
                 waiting, first, rows, partial = [], first + rows, 0, 0
             waiting.append(part)
             rows, partial = rows + fed, partial + more
-        return [*found, FlatBatch._build(waiting, slots[first:], first, scratch)]
+        return [*batches, FlatBatch._build(waiting, slots[first:], first, scratch)]
 
     @staticmethod
     def _build(parts: Sequence[Part], slots: NDArray[np.int64], first: int, scratch: Scratch) -> FlatBatch:
         """One batch. `first`: its first row's place in the forward pass."""
         segments = np.zeros((len(parts), SEGMENT), np.int64)
-        kept: list[object] = []
+        referenced: list[object] = []
         cuts: list[tuple[int, int, int, int]] = []
         row = partial = 0
-        for at, part in enumerate(parts):
+        for index, part in enumerate(parts):
             blocks, positions = np.array(part.blocks, np.int64), np.ascontiguousarray(part.positions, np.int64)
             mask = np.ascontiguousarray(part.mask)
             fed, window = mask.shape
             end, cut = part.context + window, len(cuts)
             for start in range(0, end, PART):
-                cuts.append((at, start, min(start + PART, end), partial))
+                cuts.append((index, start, min(start + PART, end), partial))
                 partial += fed
-            addresses = [one.ctypes.data for one in (blocks, positions, mask)]
-            segments[at] = (row, fed, part.context, window, *addresses, cut)
-            kept += [blocks, positions, mask]
+            addresses = [array.ctypes.data for array in (blocks, positions, mask)]
+            segments[index] = (row, fed, part.context, window, *addresses, cut)
+            referenced += [blocks, positions, mask]
             row += fed
         arrays = segments, np.array(cuts, np.int64), np.ascontiguousarray(slots)
-        return FlatBatch(first, *arrays, row, partial, tuple(kept), scratch)
+        return FlatBatch(first, *arrays, row, partial, tuple(referenced), scratch)
 
     @cached_property
     def address(self) -> int:
-        """Of the numbers that tell the kernels of it."""
+        """The address of the numbers that describe the batch to the kernels."""
         arrays = (self.segments, self.cuts)
         numbers = [number for array in arrays for number in (array.ctypes.data, len(array))]
         self._numbers = (ctypes.c_int64 * 7)(*numbers, self.slots.ctypes.data, self.rows, self.partial)

@@ -60,7 +60,7 @@ def _gate(gate, up):
 
 @jit
 def _widen(x, kind, out, count):
-    """Numbers of that kind at an address as floats at another."""
+    """Copy numbers of that kind at one address as floats to another."""
     wide = carray(floats(out), count)
     if kind == FLOAT32:
         given = carray(floats(x), count)
@@ -73,16 +73,18 @@ def _widen(x, kind, out, count):
 
 
 @jit
-def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, store, slots, slot):
+def _prepare_heads(qkv, index, heads, kv_heads, size, norms, eps, cos, sin, kind, store, slots, slot):
     """One head of one row: its norm and rotation; keys and values go into the cache, [2 * kv_heads, slots, size]."""
-    head = qkv[at * size : (at + 1) * size]
-    if at < heads + kv_heads:
+    head = qkv[index * size : (index + 1) * size]
+    if index < heads + kv_heads:
         if norms[0] != 0:
-            normalise(head, carray(floats(norms[0 if at < heads else 1]), size), eps[2 if at < heads else 3], head)
+            normalise(
+                head, carray(floats(norms[0 if index < heads else 1]), size), eps[2 if index < heads else 3], head
+            )
         _rotate(head, cos, sin)
-    if at >= heads:
+    if index >= heads:
         number = size_of(kind)
-        keep(head, kind, store + number * size * ((at - heads) * slots + slot))
+        keep(head, kind, store + number * size * ((index - heads) * slots + slot))
 
 
 @jit
@@ -117,8 +119,8 @@ def _layers(address):
     """Each layer's output is the next one's input; `apart`: bytes from one to the next."""
     given, out, apart, count, layers_at, stores_at = carray(integers(address), 6)
     layers, stores = carray(integers(layers_at), count), carray(integers(stores_at), count)
-    for at in range(count):
-        _layer(layers[at], address + 8 * 6, given, out, stores[at])
+    for index in range(count):
+        _layer(layers[index], address + 8 * 6, given, out, stores[index])
         given, out = out, out + apart
         barrier()
 
@@ -141,10 +143,10 @@ def _layer(layer_at, call_at, given, out, store):
     attended = qkv + 4 * rows * wide
     gated = attended + 4 * rows * size_all
     paired = gated + 4 * rows * 2 * inner  # of `gated`, where the next product takes pairs
-    found = paired + 4 * rows * inner
-    tops = found + 4 * partial * heads * size
+    outputs = paired + 4 * rows * inner
+    tops = outputs + 4 * partial * heads * size
     sums = tops + 4 * partial * heads
-    own = sums + 4 * partial * heads + 4 * thread * own_floats(size)
+    thread_scratch = sums + 4 * partial * heads + 4 * thread * own_floats(size)
 
     for row in range(thread, rows, threads):
         x, line = residual + 4 * row * width, projected + 4 * row * joined
@@ -165,21 +167,23 @@ def _layer(layer_at, call_at, given, out, store):
     lines, slot_of = carray(floats(qkv), (rows, wide)), carray(integers(slots_at), rows)
     cos, sin = carray(floats(cos_at), (rows, turn)), carray(floats(sin_at), (rows, turn))
     for item in range(thread, rows * every, threads):
-        row, at = item // every, item % every
+        row, index = item // every, item % every
         slot = slot_of[row]
-        _prepare_heads(lines[row], at, heads, kv_heads, size, norms, eps, cos[row], sin[row], kind, store, slots, slot)
+        _prepare_heads(
+            lines[row], index, heads, kv_heads, size, norms, eps, cos[row], sin[row], kind, store, slots, slot
+        )
     barrier()
 
     attend(
         segments_at, count, cuts_at, cut_count, partial, kv_heads, fold, size, scale, window, qkv, wide, multiply, kind,
-        store, slots, found, tops, sums, own, thread, threads,
+        store, slots, outputs, tops, sums, thread_scratch, thread, threads,
     )  # fmt: skip
     barrier()
 
     segments = carray(integers(segments_at), (count, SEGMENT))
     _merge_all(
-        segments, cut_count, heads, fold, size, attended, found, tops, sums, cuts_at, partial, weights[1, 0], own,
-        thread, threads,
+        segments, cut_count, heads, fold, size, attended, outputs, tops, sums, cuts_at, partial, weights[1, 0],
+        thread_scratch, thread, threads,
     )  # fmt: skip
     barrier()
 
@@ -215,23 +219,23 @@ def _layer(layer_at, call_at, given, out, store):
 
 @jit
 def _merge_all(
-    segments, cuts, heads, fold, size, attended, found, tops, sums, cuts_at, partial, kind, own, thread, threads
+    segments, cuts, heads, fold, size, attended, outputs, tops, sums, cuts_at, partial, kind, scratch, thread, threads
 ):
-    """What each row found in all parts of its context, [rows, heads * size], this thread's share.
+    """Merge each row's results over all parts of its context, [rows, heads * size]: this thread's share.
 
-    `kind`: of the weights that it is multiplied by next; `own`: floats of this thread.
+    `kind`: of the weights that it is multiplied by next; `scratch`: floats of this thread.
     """
-    mine = carray(floats(own), size)
+    mine = carray(floats(scratch), size)
     cut_of = carray(integers(cuts_at), (cuts, 4))
     lines, top, total = (
-        carray(floats(found), (partial * heads, size)),
+        carray(floats(outputs), (partial * heads, size)),
         carray(floats(tops), partial * heads),
         carray(floats(sums), partial * heads),
     )
     item = 0
-    for at in range(len(segments)):
-        first, rows, begin = segments[at, 0], segments[at, 1], segments[at, 7]
-        parts = (segments[at + 1, 7] if at + 1 < len(segments) else cuts) - begin
+    for segment in range(len(segments)):
+        first, rows, begin = segments[segment, 0], segments[segment, 1], segments[segment, 7]
+        parts = (segments[segment + 1, 7] if segment + 1 < len(segments) else cuts) - begin
         before = cut_of[begin, 3] * heads
         for row in range(rows):
             for head in range(heads):
@@ -239,8 +243,8 @@ def _merge_all(
                     line = before + (head // fold) * rows * fold + row * fold + head % fold
                     merge(mine, lines, top, total, line, rows * heads, parts)
                     at_row = attended + 4 * (first + row) * heads * size
-                    kept = BFLOAT16 if kind == PAIRS else FLOAT32
-                    keep(mine, kept, at_row + size_of(kept) * head * size)
+                    stored_kind = BFLOAT16 if kind == PAIRS else FLOAT32
+                    keep(mine, stored_kind, at_row + size_of(stored_kind) * head * size)
                 item += 1
 
 
@@ -279,7 +283,7 @@ class LayerParts:
 
     @property
     def norms(self) -> list[Norm | None]:
-        """In the order in which the kernel is told of them."""
+        """The norms in the order in which the kernel takes them."""
         return [self.first_norm, self.second_norm, *(self.head_norms or (None, None))]
 
 
@@ -322,17 +326,23 @@ class CompiledLayers:
         row = self._width * x.itemsize  # bytes
         joined = 0 if projected is None else self._joined * x.itemsize
         turn = cos.stride(0)
-        own = torch.get_num_threads() * self._own_floats
+        thread_floats = torch.get_num_threads() * self._own_floats
         stores_at = (ctypes.c_int64 * self.count)(*(store.data_ptr() for store in stores))
         for batch in batches:
-            at = batch.first
-            scratch = batch.scratch.address(batch.rows * self._row_floats + batch.partial * self._part_floats + own)
+            first = batch.first
+            scratch = batch.scratch.address(
+                batch.rows * self._row_floats + batch.partial * self._part_floats + thread_floats
+            )
             self._run(
                 _Call(
-                    *(x.data_ptr() + at * row, out.data_ptr() + at * row, len(x) * row),
+                    *(x.data_ptr() + first * row, out.data_ptr() + first * row, len(x) * row),
                     *(self.count, ctypes.addressof(self._addresses), ctypes.addressof(stores_at)),
-                    *(batch.address, KIND_OF[x.dtype], 0 if projected is None else projected.data_ptr() + at * joined),
-                    *(cos.data_ptr() + 4 * at * turn, sin.data_ptr() + 4 * at * turn, turn),
+                    *(
+                        batch.address,
+                        KIND_OF[x.dtype],
+                        0 if projected is None else projected.data_ptr() + first * joined,
+                    ),
+                    *(cos.data_ptr() + 4 * first * turn, sin.data_ptr() + 4 * first * turn, turn),
                     *(stores[0].shape[1], scratch, self._multiply),
                 )
             )
@@ -340,7 +350,7 @@ class CompiledLayers:
 
 
 class _Layer:
-    """What the kernel is told of a layer."""
+    """What is passed to the kernel about a layer."""
 
     def __init__(self, parts: LayerParts) -> None:
         self.width, inner = parts.out.out_features, parts.down.in_features

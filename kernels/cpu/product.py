@@ -55,19 +55,23 @@ def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_st
     p = first
     while p < last:
         here, column = w + p * apart, 4 * PANEL * p
-        panels, most = 1, ROWS
+        panels, max_rows = 1, ROWS
         if kind == PAIRS and rows > ROWS and last - p >= 2:
-            panels, most = 2, MORE
+            panels, max_rows = 2, MORE
         elif (WIDE or rows <= FEW) and last - p >= TOGETHER:
             panels = TOGETHER
-        groups = (rows + most - 1) // most
+        groups = (rows + max_rows - 1) // max_rows
         for group in range(groups):
-            at = rows * group // groups
-            many = rows * (group + 1) // groups - at
-            a, b, c = x + 4 * at * x_stride, start + column + 4 * at * start_stride, y + column + 4 * at * y_stride
+            begin = rows * group // groups
+            many = rows * (group + 1) // groups - begin
+            a, b, c = (
+                x + 4 * begin * x_stride,
+                start + column + 4 * begin * start_stride,
+                y + column + 4 * begin * y_stride,
+            )
             if panels == 1:
                 one_panel(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
-            elif most == ROWS:
+            elif max_rows == ROWS:
                 some_panels(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
             else:  # each group fetches its share of the panels that come next
                 ahead, pace = 2 * apart + apart * group // groups, 4 * w_stride // groups
@@ -152,12 +156,12 @@ class Panels:
 
     @property
     def out_features(self) -> int:
-        """Numbers of a row of what comes out."""
+        """Numbers in a row of the output."""
         return len(self.start)
 
     @cached_property
     def words(self) -> tuple[int, int, int, int, int]:
-        """As the kernels are told of it: kind, address, panels, address of the start, in_features."""
+        """What is passed to the kernels: kind, address, panels, address of the start, in_features."""
         kind = PAIRS if self.pairs else KIND_OF[self.numbers.dtype]
         return kind, self.numbers.data_ptr(), len(self.numbers), self.start.data_ptr(), self.in_features
 

@@ -45,8 +45,8 @@ def _norm(address):
 @jit(fastmath={"reassoc", "nsz", "contract"})
 def _largest(row, first, last):
     largest = NEVER
-    for at in range(first, last):
-        largest = max(largest, row[at])
+    for column in range(first, last):
+        largest = max(largest, row[column])
     return largest
 
 
@@ -54,8 +54,8 @@ def _largest(row, first, last):
 def _mass(row, first, last, largest):
     """The sum of e^(number - largest)."""
     total = ZERO
-    for at in range(first, last):
-        total += exp(row[at] - largest)
+    for column in range(first, last):
+        total += exp(row[column] - largest)
     return total
 
 
@@ -63,14 +63,14 @@ def _mass(row, first, last, largest):
 def _take(row, first, last, values, columns):
     """Put these columns among the largest so far, which fall; of equal ones the earlier column comes first."""
     least = len(values) - 1
-    for at in range(first, last):
-        value = row[at]
+    for column in range(first, last):
+        value = row[column]
         if value > values[least]:
             place = least
             while place > 0 and value > values[place - 1]:
                 values[place], columns[place] = values[place - 1], columns[place - 1]
                 place -= 1
-            values[place], columns[place] = value, at
+            values[place], columns[place] = value, column
 
 
 @jit
@@ -81,9 +81,9 @@ def _look_through(row, first, last, values, columns):
     largest = NEVER
     for block in range(first, last, BLOCK):
         end = min(block + BLOCK, last)
-        most = _largest(row, block, end)
-        largest = max(largest, most)
-        if most > values[len(values) - 1]:
+        block_largest = _largest(row, block, end)
+        largest = max(largest, block_largest)
+        if block_largest > values[len(values) - 1]:
             _take(row, block, end, values, columns)
     return largest, _mass(row, first, last, largest)
 

@@ -36,8 +36,12 @@ def _library() -> ctypes.CDLL:
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "omp" in line}
     libraries = [path for path in sorted(paths) if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
-    own = Path(torch.__file__).resolve().parent
-    beside = [path for path in libraries if {own, own.parent / "torch.libs"} & set(Path(path).resolve().parents)]
+    torch_folder = Path(torch.__file__).resolve().parent
+    beside = [
+        path
+        for path in libraries
+        if {torch_folder, torch_folder.parent / "torch.libs"} & set(Path(path).resolve().parents)
+    ]
     if not libraries:
         raise OSError("torch's threads are not OpenMP's")
     library = ctypes.CDLL((beside or libraries)[0])
@@ -90,7 +94,7 @@ def must_compile() -> bool:
 
 @cache
 def version() -> str:
-    """Of the kernels: what their sources are."""
+    """The version of the kernels, which follows from their sources."""
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())

@@ -76,7 +76,7 @@ def _store(builder: Any, address: Any, value: Any) -> None:
 
 
 def _everywhere(builder: Any, address: Any, kind: int) -> Any:
-    """The float at an address, or the pair, in all places of a vector."""
+    """The float (or pair) at an address, in all lanes of a vector."""
     vector = INTS if kind == PAIRS else VECTOR
     nothing = ir.Constant(vector, ir.Undefined)
     scalar = builder.load(builder.inttoptr(address, vector.element.as_pointer()), align=4)
@@ -84,7 +84,7 @@ def _everywhere(builder: Any, address: Any, kind: int) -> Any:
 
 
 def _fetch(builder: Any, address: Any, keep: int) -> None:
-    """Ask for what lies there before it is read; where nothing does, nothing happens. `keep`: NEAR or APART."""
+    """Prefetch what lies at an address; harmless where nothing does. `keep`: NEAR or APART."""
     byte = BYTE.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -116,7 +116,9 @@ def _choose(builder: Any, generate: Callable[..., None], kinds: Sequence[int], r
 
 
 @cache
-def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KINDS, *, far: bool = False) -> Any:
+def product_tile(
+    panels: int, min_rows: int, max_rows: int, kinds: tuple[int, ...] = KINDS, *, far: bool = False
+) -> Any:
     """y[r, c] = start[r, c] + sum over k of x[r, k] w[k, c], of `panels` panels of 16 columns and so many rows.
 
     The operation takes (the kind of w, rows; w, its row's stride, the bytes from one panel to the next; x, its row's
@@ -134,14 +136,14 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
     def multiply(builder: Any, kind: int, rows: int, args: Any) -> None:
         w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length, *ahead = args
         size = BYTES[kind]
-        at = lambda base, stride, row: builder.add(base, builder.mul(builder.mul(stride, _int(row)), _int(4)))  # noqa: E731
+        row_at = lambda base, stride, row: builder.add(base, builder.mul(builder.mul(stride, _int(row)), _int(4)))  # noqa: E731
         sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(width)] for _ in range(rows)]
         goes_on = builder.icmp_signed("==", start, y)
-        at_start = lambda row, v: _vector(builder, builder.add(at(start, start_stride, row), _int(4 * LANES * v)))  # noqa: E731
+        at_start = lambda row, v: _vector(builder, builder.add(row_at(start, start_stride, row), _int(4 * LANES * v)))  # noqa: E731
         for row in range(rows):
             for v in range(width):
                 builder.store(builder.select(goes_on, at_start(row, v), ZERO), sums[row][v])
-        row_of = [at(x, x_stride, row) for row in range(rows)]
+        row_of = [row_at(x, x_stride, row) for row in range(rows)]
         panel_of = [builder.add(w, builder.mul(apart, _int(panel))) for panel in range(panels)]
         step = builder.mul(w_stride, _int(size))
         with cgutils.for_range(builder, length) as loop:
@@ -162,10 +164,10 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
             for v in range(width):
                 last = builder.select(goes_on, ZERO, at_start(row, v))
                 total = builder.fadd(last, builder.load(sums[row][v]))
-                _store(builder, builder.add(at(y, y_stride, row), _int(4 * LANES * v)), total)
+                _store(builder, builder.add(row_at(y, y_stride, row), _int(4 * LANES * v)), total)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _choose(builder, multiply, kinds, range(least, most + 1), args)
+        _choose(builder, multiply, kinds, range(min_rows, max_rows + 1), args)
         return context.get_dummy_value()
 
     @intrinsic
@@ -190,7 +192,7 @@ def _turn(builder: Any, kind: int, rows: int, args: Any) -> None:
     for address in rows_at:
         _fetch(builder, builder.add(address, _int(2 * AHEAD)), NEAR)
     half = LANES // 2
-    low = [number for at in range(half) for number in (at, LANES + at)]
+    low = [number for lane in range(half) for number in (lane, LANES + lane)]
     masks = [ir.Constant(INTS, low), ir.Constant(INTS, [half + number for number in low])]
     for _ in range(half.bit_length()):
         pairs = zip(square[:half], square[half:], strict=True)
@@ -279,9 +281,9 @@ def _rounded(number):
 def keep(numbers, kind, out):
     """Put floats at an address as numbers of that kind: FLOAT32, or else BFLOAT16."""
     if kind == FLOAT32:
-        kept = carray(floats(out), len(numbers))
+        stored = carray(floats(out), len(numbers))
         for d in range(len(numbers)):
-            kept[d] = numbers[d]
+            stored[d] = numbers[d]
     else:
         brief = carray(briefs(out), len(numbers))
         for d in range(len(numbers)):

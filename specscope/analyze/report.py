@@ -33,7 +33,7 @@ from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 
 def loop_notes(loops: Loops) -> list[str]:
-    """Of text that loops, where it is enough to change what an acceptance length means."""
+    """Notes on text that loops, where it is enough to change what an acceptance length means."""
     if loops.share is None or loops.share < TOLD:
         return []
     tau = "nothing else was drafted"
@@ -46,7 +46,7 @@ def loop_notes(loops: Loops) -> list[str]:
 
 
 def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) -> list[str]:
-    """A line each. Of every request: whether it ended, and its output tokens in steps that are missing."""
+    """Notes on a capture. `ended`, `missing`: of each request, whether it ended, and its tokens in missing steps."""
     notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
@@ -78,7 +78,7 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
 
 
 def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """Of rules that are not lossless, and of drafts that were left out of verification."""
+    """Notes on rules that are not lossless, and on drafts that were left out of verification."""
     lossy = [part for part in parts if part.lossy]
     names = ", ".join(sorted({part.rule for part in lossy}))
     notes = []
@@ -95,12 +95,16 @@ def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
 
 
 def _form_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """What forms (structured output, min_tokens) took away."""
+    """Notes on the tokens that forms (structured output, min_tokens) removed."""
     if not parts:
         return []
     of = plural(len({part.request for part in parts}), "request")
-    told = [part.form.removed for part in parts if part.form is not None and len(part.form.removed)]
-    mass = f", on average {100 * float(np.mean(np.concatenate(told))):.1f} % of the target's own mass" if told else ""
+    removed = [part.form.removed for part in parts if part.form is not None and len(part.form.removed)]
+    mass = (
+        f", on average {100 * float(np.mean(np.concatenate(removed))):.1f} % of the target's own mass"
+        if removed
+        else ""
+    )
     pruned = sum(part.form.pruned for part in parts if part.form is not None)
     drafts = f"; {plural(pruned, 'draft')} pruned before verification" if pruned else ""
     return [
@@ -108,14 +112,17 @@ def _form_notes(parts: Sequence[RequestStep]) -> list[str]:
     ]
 
 
-def _aggregate_notes(told: Sequence[Aggregate]) -> list[str]:
-    """What an engine does not tell, and what was worked out."""
-    notes = list(dict.fromkeys(missing_text(one) for one in told))
-    rounded, resets = sum(one.rounded for one in told), sum(one.reset for one in told)
+def _aggregate_notes(aggregates: Sequence[Aggregate]) -> list[str]:
+    """Notes on what an engine does not report, and on what was worked out."""
+    notes = list(dict.fromkeys(missing_text(aggregate) for aggregate in aggregates))
+    rounded, resets = (
+        sum(aggregate.rounded for aggregate in aggregates),
+        sum(aggregate.reset for aggregate in aggregates),
+    )
     if rounded:
         notes.append(
-            f"{rounded} of {plural(len(told), 'interval')} with drafts worked out from rounded rates: the nearest "
-            "count that fits (~)"
+            f"{rounded} of {plural(len(aggregates), 'interval')} with drafts worked out from rounded rates: the "
+            "nearest count that fits (~)"
         )
     if resets:
         notes.append(f"{plural(resets, 'restart')} of the engine: its counters began again")
@@ -123,18 +130,18 @@ def _aggregate_notes(told: Sequence[Aggregate]) -> list[str]:
 
 
 def _source_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """Where a text drafts beside a model: how much of what each of them drafted was accepted."""
+    """Where text lookup drafts beside a model: how much of what each of them drafted was accepted."""
     drafted, accepted = Counter[str](), Counter[str]()
     for part in parts:
         if part.method is not None and len(part.method.source) and part.verdict is not None:
             drafted.update(SOURCES[source] for source in part.method.source.tolist())
             accepted.update(part.method.source_of(node) for node in part.verdict.path.tolist())
-    said = [
+    texts = [
         f"{name} {accepted[name]:,} of {drafted[name]:,} ({accepted[name] / drafted[name]:.0%})"
         for name in SOURCES
         if drafted[name]
     ]
-    return [f"accepted nodes by source: {', '.join(said)}"] if said else []
+    return [f"accepted nodes by source: {', '.join(texts)}"] if texts else []
 
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
@@ -185,7 +192,7 @@ class TimelineBin:
 
 @dataclass(frozen=True)
 class IntervalReport:
-    """An interval, or a request, of an engine that tells counts only. What it does not tell is None, or empty."""
+    """An interval, or a request, of an engine that reports counts only. What it does not report is None or empty."""
 
     step: int
     start_ns: int
@@ -272,7 +279,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
-        plain = [{n: v for n, v in vars(one).items() if n not in ("cells", "notes")} for one in self.intervals]
+        plain = [
+            {n: v for n, v in vars(interval).items() if n not in ("cells", "notes")} for interval in self.intervals
+        ]
         return {
             **({"intervals": plain} if plain else {}),
             "source": self.source,
@@ -308,13 +317,16 @@ class Report:
 def build_report(history: History, *, source: str, warnings: Sequence[str] = ()) -> Report:
     """The report of what the history holds. `source` says where it came from, `warnings` what is wrong with it."""
     text = history.run is None or history.run.tells_text
-    loops = find_loops(one.steps for one in history.requests.values())
+    loops = find_loops(request.steps for request in history.requests.values())
     pairs = zip(history.requests.values(), loops, strict=True)
-    requests = [_request(one, history.vocabulary, own, text) for one, own in pairs]
+    requests = [_request(request, history.vocabulary, loop, text) for request, loop in pairs]
     requests.sort(key=_worst_first)
     looped = together(loops)
     run = None if history.run is None else _run(history.run)
-    ended, missing = [one.finish is not None for one in requests], [one.missing_tokens for one in requests]
+    ended, missing = (
+        [request.finish is not None for request in requests],
+        [request.missing_tokens for request in requests],
+    )
     return Report(
         source=valid(source),
         run=run,
@@ -324,31 +336,31 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         pooled=Figures(history.acceptance),
         adaptive=history.run is not None and history.run.adaptive,
         undrafted=count_undrafted(history.run, history.steps),
-        means=Means.over([one.figures for one in requests], loops),
+        means=Means.over([request.figures for request in requests], loops),
         loops=looped,
         phases=_phases(history.steps),
         timeline=_timeline(history.steps),
         groups=grouped(requests),
         requests=requests,
         intervals=[_interval(step, step.aggregate) for step in history.steps if step.aggregate is not None],
-        other_params=sum(1 for one in requests if run and _differ(one.params, run["params"])),
+        other_params=sum(1 for request in requests if run and _differ(request.params, run["params"])),
         answers=None if history.counts_only else answer(history),
         vocabulary=history.vocabulary,
     )
 
 
-def _interval(step: StepRecord, told: Aggregate) -> IntervalReport:
-    texts = {name: valid(getattr(told, name)) for name in ("source", "engine", "request")}
-    averages = {valid(name): value for name, value in told.averages.items()}
+def _interval(step: StepRecord, aggregate: Aggregate) -> IntervalReport:
+    texts = {name: valid(getattr(aggregate, name)) for name in ("source", "engine", "request")}
+    averages = {valid(name): value for name, value in aggregate.averages.items()}
     return IntervalReport(
         step=step.step,
         start_ns=step.start_ns,
         end_ns=step.end_ns,
-        per_position=counts(told).per_position,
-        mean_acceptance_length=told.length,
-        told={**dataclasses.asdict(told), **texts, "averages": averages},
-        cells=cells(step, told),
-        notes=notes(told),
+        per_position=counts(aggregate).per_position,
+        mean_acceptance_length=aggregate.length,
+        told={**dataclasses.asdict(aggregate), **texts, "averages": averages},
+        cells=cells(step, aggregate),
+        notes=notes(aggregate),
     )
 
 
@@ -419,7 +431,7 @@ def _engine(history: History) -> EngineFigures:
     wall = (max(s.end_ns for s in steps) - min(s.start_ns for s in steps)) / 1e9 if steps else 0.0
     stepping = sum(step.end_ns - step.start_ns for step in steps) / 1e9
     emitted = history.acceptance.told("emitted") or 0
-    told = [step.aggregate.kv_usage or 0.0 for step in steps if step.aggregate is not None]
+    usages = [step.aggregate.kv_usage or 0.0 for step in steps if step.aggregate is not None]
     blocks = [(step.blocks_used, step.blocks_used + step.blocks_free) for step in steps]
     return EngineFigures(
         steps=len(steps),
@@ -429,7 +441,7 @@ def _engine(history: History) -> EngineFigures:
         tokens_per_stepping_s=emitted / stepping if stepping else None,
         peak_running=max((step.running for step in steps), default=0),
         peak_waiting=max((step.waiting for step in steps), default=0),
-        peak_kv_usage=max([*(used / total for used, total in blocks if total), *told], default=0.0),
+        peak_kv_usage=max([*(used / total for used, total in blocks if total), *usages], default=0.0),
         preempted=sum(len(step.preempted) for step in steps),
         queried=sum(step.queried for step in steps),
         found=sum(part.found for step in steps for part in step.requests),
@@ -458,37 +470,37 @@ def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:
     def time(name: str, ns: Sequence[int]) -> PhaseTime:
         return PhaseTime(name, len(ns), median(ns) / 1e6, sum(ns) / 1e9, sum(ns) / total if total else None)
 
-    found: list[PhaseTime] = []
+    times: list[PhaseTime] = []
     for name, ns in spent.items():
-        found += [time(name, ns)] if ns else []
+        times += [time(name, ns)] if ns else []
         if name == "draft":
-            found += [time(f"draft, {one}", ns) for one, ns in passes.items()]
-    return found
+            times += [time(f"draft, {label}", ns) for label, ns in passes.items()]
+    return times
 
 
 def _timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
     size = -(-len(steps) // TIMELINE_BINS) or 1
     bins = []
-    for at in range(0, len(steps), size):
+    for begin in range(0, len(steps), size):
         part = Acceptance()
-        for step in steps[at : at + size]:
+        for step in steps[begin : begin + size]:
             for counted in step.counted:
                 part.add(counted)
-        last = min(at + size, len(steps)) - 1
-        bins.append(TimelineBin(steps[at].step, steps[last].step, part.drafts, part.accepted, part.tau))
+        last = min(begin + size, len(steps)) - 1
+        bins.append(TimelineBin(steps[begin].step, steps[last].step, part.drafts, part.accepted, part.tau))
     return bins
 
 
 def grouped(requests: Sequence[RequestReport]) -> dict[str, list[LabelGroup]]:
     """Requests by each of their labels, worst acceptance first."""
-    labels = sorted({label for one in requests for label in one.labels})
+    labels = sorted({label for request in requests for label in request.labels})
     return {label: _group(label, requests) for label in labels}
 
 
 def _group(label: str, requests: Sequence[RequestReport]) -> list[LabelGroup]:
     by_value: dict[str | None, list[Figures]] = defaultdict(list)
-    for one in requests:
-        by_value[one.labels.get(label)].append(one.figures)
+    for request in requests:
+        by_value[request.labels.get(label)].append(request.figures)
     groups = []
     for value, parts in by_value.items():
         pooled = Acceptance()

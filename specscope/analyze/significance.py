@@ -9,10 +9,10 @@ from collections.abc import Sequence
 def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
     """Which are rejected when all are tested with a family-wise error of alpha (Holm 1979)."""
     rejected = [False] * len(p_values)
-    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[at] > alpha / (len(p_values) - rank):
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > alpha / (len(p_values) - rank):
             break
-        rejected[at] = True
+        rejected[index] = True
     return rejected
 
 

@@ -40,12 +40,12 @@ class Table:
 
     @property
     def widths(self) -> list[int]:
-        """Of each column in characters, where there is room."""
+        """Width of each column in characters, where there is room."""
         return [max(map(cell_len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
 
     @property
     def width(self) -> int:
-        """Of the whole, likewise."""
+        """Width of the whole table, where there is room."""
         return sum(self.widths) + GAP * (len(self.columns) - 1)
 
     def is_words(self, column: int) -> bool:
@@ -53,13 +53,13 @@ class Table:
         return column == 0 or self.columns[column] in self.words
 
     def fitted(self, width: int, gap: int) -> list[tuple[int, int]]:
-        """(column, its cells) of those that tell anything and have room; words are cut before a column goes."""
+        """(column, its width) of those with something to show and room; words are cut before a column goes."""
         ranks, need = [self.ranks.get(name, 0) for name in self.columns], self.widths
         gives = [name in self.words and rank > 0 for name, rank in zip(self.columns, ranks, strict=True)]
         wide = {
-            at: min(need[at], NARROWEST) if gives[at] else need[at]
-            for at, rank in enumerate(ranks)
-            if not rank or any(row[at] != NONE for row in self.rows)
+            column: min(need[column], NARROWEST) if gives[column] else need[column]
+            for column, rank in enumerate(ranks)
+            if not rank or any(row[column] != NONE for row in self.rows)
         }
         while len(wide) > 1 and sum(wide.values()) + gap * (len(wide) - 1) > width:
             worst = max(wide, key=ranks.__getitem__)
@@ -67,9 +67,9 @@ class Table:
                 break
             del wide[worst]
         spare = width - sum(wide.values()) - gap * (len(wide) - 1)
-        for at in wide:
-            more = max(min(need[at] - wide[at], spare), 0)
-            wide[at], spare = wide[at] + more, spare - more
+        for column in wide:
+            more = max(min(need[column] - wide[column], spare), 0)
+            wide[column], spare = wide[column] + more, spare - more
         return list(wide.items())
 
 
@@ -94,7 +94,7 @@ def count(value: int) -> str:
 
 
 def told(value: int | None) -> str:
-    """1,234, or a dash for what is not told."""
+    """1,234, or a dash for what is not known."""
     return NONE if value is None else count(value)
 
 

@@ -128,7 +128,8 @@ def over_all(all_of_them: Several) -> list[Table]:
 def captures(all_of_them: Several) -> Table:
     """Acceptance by capture, and pooled."""
     rows = [
-        _capture_row(printable(one.source), len(one.requests), one.pooled, one.means) for one in all_of_them.reports
+        _capture_row(printable(report.source), len(report.requests), report.pooled, report.means)
+        for report in all_of_them.reports
     ]
     rows.append(_capture_row("pooled", all_of_them.requests, all_of_them.pooled, all_of_them.means))
     note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate."
@@ -146,13 +147,13 @@ def positions(report: Report | Several) -> Table:
     """Acceptance and counts by depth."""
     rows = [
         (
-            str(at.depth),
-            share(at.per_position, at.drafts),
-            share(at.corrected, at.proposed),
-            share(at.conditional, at.tried),
-            NONE if at.per_position is None else count(at.accepted),
+            str(position.depth),
+            share(position.per_position, position.drafts),
+            share(position.corrected, position.proposed),
+            share(position.conditional, position.tried),
+            NONE if position.per_position is None else count(position.accepted),
         )
-        for at in report.pooled.positions
+        for position in report.pooled.positions
     ]
     note = (
         "per-position: accepted here, of all drafts, as vLLM has it. corrected: of the drafts that proposed this "
@@ -163,9 +164,9 @@ def positions(report: Report | Several) -> Table:
 
 
 def summed(report: Report) -> Table:
-    """The figures of an engine that tells counts only, over all of its intervals."""
+    """The figures of an engine that reports counts only, over all of its intervals."""
     sums, load = report.pooled.acceptance, report.engine
-    known = [one.told for one in report.intervals]
+    known = [interval.told for interval in report.intervals]
     rows = [
         ("mean acceptance length τ", number(sums.tau)),
         ("draft acceptance rate (accepted / drafted)", percent(sums.rate)),
@@ -179,7 +180,7 @@ def summed(report: Report) -> Table:
         ("peak of waiting requests", "waiting", count(load.peak_waiting)),
         ("peak of KV usage", "kv_usage", percent(load.peak_kv_usage)),
     ):
-        rows += [(name, peak)] if any(one[key] is not None for one in known) else []
+        rows += [(name, peak)] if any(values[key] is not None for values in known) else []
     rows += [(f"{one_line(name, MOST_SHOWN)}, last", number(value)) for name, value in known[-1]["averages"].items()]
     return Table("Acceptance, over all intervals", ("", ""), rows)
 
@@ -189,10 +190,10 @@ def intervals(report: Report) -> Table:
     shown = report.intervals[-INTERVALS:]
     names = ("time", "drafts", "accepted", "length", "rate", "tokens")
     rows = []
-    for one in shown:
-        rates = " ".join(NONE if rate is None else f"{rate:.3f}" for rate in one.per_position) or NONE
-        about = " ".join(filter(None, (one_line(one.told["request"], MOST_SHOWN), *one.notes)))
-        rows.append((*(one.cells[name] for name in names), rates, about))
+    for interval in shown:
+        rates = " ".join(NONE if rate is None else f"{rate:.3f}" for rate in interval.per_position) or NONE
+        about = " ".join(filter(None, (one_line(interval.told["request"], MOST_SHOWN), *interval.notes)))
+        rows.append((*(interval.cells[name] for name in names), rates, about))
     left = len(report.intervals) - len(shown)
     note = "by position: accepted there, of the interval's drafts, as vLLM has it."
     note += f" The newest {count(len(shown))}; the JSON has all." if left else ""
@@ -249,12 +250,12 @@ def engine(report: Report) -> Table:
 
 def groups(report: Report | Several) -> list[Table]:
     """A table for each label that groups requests, and only a note for one that names them."""
-    found = []
+    tables = []
     columns = ("", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step")
     for label, parts in report.groups.items():
         title = f"By {one_line(label, MOST_SHOWN)}"
         if len(parts) > MAX_GROUPS:
-            found.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; the JSON has them all."))
+            tables.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; the JSON has them all."))
             continue
         rows = [
             (
@@ -269,8 +270,8 @@ def groups(report: Report | Several) -> list[Table]:
             for part in parts
         ]
         note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate. Worst τ first."
-        found.append(Table(title, (one_line(label, MOST_SHOWN), *columns[1:]), rows, note))
-    return found
+        tables.append(Table(title, (one_line(label, MOST_SHOWN), *columns[1:]), rows, note))
+    return tables
 
 
 def questions(report: Report, limit: int, width: int | None = None) -> list[Table]:
@@ -278,8 +279,8 @@ def questions(report: Report, limit: int, width: int | None = None) -> list[Tabl
 
     In a width of so many characters those columns are left out that there is no room for.
     """
-    found = () if report.answers is None else grids(report.answers, report.vocabulary)
-    return [_answer(one, limit if one.ranked else len(one.rows), width) for one in found]
+    answers = () if report.answers is None else grids(report.answers, report.vocabulary)
+    return [_answer(table, limit if table.ranked else len(table.rows), width) for table in answers]
 
 
 def _answer(table: Table, limit: int, width: int | None) -> Table:
@@ -290,11 +291,11 @@ def _answer(table: Table, limit: int, width: int | None) -> Table:
     notes.append(f"{count(left)} more; --top {len(table.rows)} prints all, the JSON has them." if left > 0 else "")
     examples = [printable(str(examples.clearest)) for examples in table.examples[:limit]]
     room = 10**6 if width is None else width - max([7, *map(len, examples)]) - GAP
-    shown = [at for at, _ in replace(table, rows=rows).fitted(room, GAP)] if rows else []
+    shown = [column for column, _ in replace(table, rows=rows).fitted(room, GAP)] if rows else []
     return Table(
         table.title,
-        (*(table.columns[at] for at in shown), "example"),
-        [(*(row[at] for at in shown), example) for row, example in zip(rows, examples, strict=True)],
+        (*(table.columns[column] for column in shown), "example"),
+        [(*(row[column] for column in shown), example) for row, example in zip(rows, examples, strict=True)],
         " ".join(note for note in notes if note),
         table.words | {"example"},
     )
@@ -308,8 +309,8 @@ def requests(report: Report, limit: int) -> Table:
     if left:
         note += f" {count(left)} more; the JSON has them all."
     columns = ("request", "prompt", "end", "tokens", "drafts", "τ", "rate")
-    start = _common_start([one.prompt for one in report.requests if one.prompt is not None])
-    rows = [_request_row(one, start) for one in shown]
+    start = _common_start([request.prompt for request in report.requests if request.prompt is not None])
+    rows = [_request_row(request, start) for request in shown]
     return Table("Requests", columns, rows, note, frozenset(["prompt", "end"]), frozenset(["prompt"]))
 
 

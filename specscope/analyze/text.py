@@ -99,16 +99,16 @@ class _Block:
             yield Text(self.table.note, style="dim")
 
     def _part(self, widths: Mapping[int, int]) -> RichTable:
-        """Some of its columns, each so wide."""
+        """Some of the table's columns, with their widths."""
         table = self.table
         rich = RichTable(
             box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(table.columns)
         )
-        for at, width in widths.items():
-            justify: JustifyMethod = "left" if table.is_words(at) else "right"
-            rich.add_column(Text(table.columns[at]), justify=justify, width=width, overflow="fold")
+        for column, width in widths.items():
+            justify: JustifyMethod = "left" if table.is_words(column) else "right"
+            rich.add_column(Text(table.columns[column]), justify=justify, width=width, overflow="fold")
         for row in table.rows:
-            rich.add_row(*(self._cell(row[at], cut=table.columns[at] in table.cut) for at in widths))
+            rich.add_row(*(self._cell(row[column], cut=table.columns[column] in table.cut) for column in widths))
         return rich
 
     def _cell(self, text: str, *, cut: bool) -> Text:
@@ -116,15 +116,15 @@ class _Block:
 
 
 def _parts(table: Table, width: int) -> Iterator[dict[int, int]]:
-    """Columns with their widths, as many a part as there is room for; every part begins with the first column."""
+    """Columns with their widths, as many in a part as fit; every part begins with the first column."""
     need = table.widths
-    least = [_least(table, at, n) for at, n in enumerate(need)]
+    least = [_least(table, column, n) for column, n in enumerate(need)]
     fewest = len(_split(least, width))
     narrow = next(room for room in range(min(width, least[0] + GAP), width + 1) if len(_split(least, room)) == fewest)
     for part in _split(least, narrow):  # none is much narrower than the others
-        wide = {at: least[at] for at in part}
+        wide = {column: least[column] for column in part}
         spare = width - sum(wide.values()) - GAP * (len(part) - 1)
-        while spare > 0 and (short := [at for at in part if wide[at] < need[at]]):
+        while spare > 0 and (short := [column for column in part if wide[column] < need[column]]):
             wide[min(short, key=wide.__getitem__)] += 1
             spare -= 1
         yield wide
@@ -140,11 +140,11 @@ def _least(table: Table, column: int, need: int) -> int:
 
 
 def _split(least: Sequence[int], width: int) -> list[list[int]]:
-    """The columns in parts that are no wider than that, if a part of two columns is not."""
+    """Split the columns into parts no wider than `width`, as far as two columns fit."""
     parts, used = [[0]], least[0]
-    for at in range(1, len(least)):
-        if used + GAP + least[at] > width and len(parts[-1]) > 1:
+    for column in range(1, len(least)):
+        if used + GAP + least[column] > width and len(parts[-1]) > 1:
             parts, used = [*parts, [0]], least[0]
-        parts[-1].append(at)
-        used += GAP + least[at]
+        parts[-1].append(column)
+        used += GAP + least[column]
     return parts

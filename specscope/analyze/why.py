@@ -97,7 +97,7 @@ class RunAnswer:
 
 
 def why_run(history: History, request: str | None = None) -> RunAnswer:
-    """Of all requests on the path, or of one."""
+    """The answer on all requests on the path, or on one."""
     evidence = Evidence.of(history, request)
     kinds = RejectionKinds(evidence).all()
     answers = tuple(KindAnswer(kind, _example(history, kind)) for kind in kinds[:SHOWN])
@@ -108,7 +108,7 @@ def why_run(history: History, request: str | None = None) -> RunAnswer:
 
 
 def why_part(history: History, request: RequestHistory, index: int, node: int | None) -> NodeAnswer:
-    """Of a step of a request, or of one of its nodes; the number of nodes is the final token.
+    """The answer on a step of a request, or on one of its nodes; the number of nodes is the final token.
 
     Raises UserError where there is none.
     """
@@ -128,9 +128,9 @@ def why_part(history: History, request: RequestHistory, index: int, node: int | 
 class Typical:
     """How usual a node is in a run; what that is counted from is kept while the run has no new step."""
 
-    def __init__(self, history: Callable[[], History], most: int | None = None) -> None:
-        """`most`: the engine steps up to which a run is counted; a screen has no time for more."""
-        self._history, self._most = history, most
+    def __init__(self, history: Callable[[], History], limit: int | None = None) -> None:
+        """`limit`: the engine steps up to which a run is counted; a screen has no time for more."""
+        self._history, self._most = history, limit
         self._counted: tuple[object, RejectionKinds | None] = (None, None)
 
     def __call__(self, part: RequestStep, node: int) -> tuple[str, ...]:
@@ -196,5 +196,5 @@ def _evidence(history: History, record: StepRecord, part: RequestStep, node: int
 
 
 def _token(there: Any, vocabulary: Vocabulary) -> dict[str, Any]:  # noqa: ANN401
-    told = {"token": None, "text": None} if there.token == NO_TOKEN else {"text": vocabulary.show(there.token)}
-    return {**dataclasses.asdict(there), **told}
+    shown = {"token": None, "text": None} if there.token == NO_TOKEN else {"text": vocabulary.show(there.token)}
+    return {**dataclasses.asdict(there), **shown}

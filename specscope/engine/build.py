@@ -149,16 +149,16 @@ def engine_costs(
     model = model_of(drafter)
     if model is None:
         return None
-    found = measure(Bench(runner, model, verifier, plan, config.max_batch), about, progress)
-    if found is None:
+    measured = measure(Bench(runner, model, verifier, plan, config.max_batch), about, progress)
+    if measured is None:
         progress("the KV cache is too small to measure what a step costs: trees are not adaptive")
         return None
     if named is not None:
-        write_costs(named, found)
+        write_costs(named, measured)
     else:
         with contextlib.suppress(OSError):
-            keep_cached(found)
-    return found
+            keep_cached(measured)
+    return measured
 
 
 def _shape_of(drafter: Drafter) -> str:

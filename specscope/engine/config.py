@@ -316,21 +316,21 @@ class ModelsGiven:
 
 
 def models_given(config: EngineConfig) -> ModelsGiven:
-    """Of an engine. Half a second for each 270 MB that were never hashed on this machine."""
+    """The models an engine is given. Takes half a second for each 270 MB that were never hashed on this machine."""
     target = given_digest(config.target)
-    told = ModelsGiven(config.target or "", target)
+    given = ModelsGiven(config.target or "", target)
     if not config.model_part:
-        return told
+        return given
     if config.model_part == "eagle":
         digest = model_digest(Path(config.head).expanduser())
     elif config.draft_layers is not None:
         digest = of_layers(target, config.draft_layers)
     else:
         digest = given_digest(config.draft_model)
-    return ModelsGiven(told.target_path, target, config.draft_model or "", digest)
+    return ModelsGiven(given.target_path, target, config.draft_model or "", digest)
 
 
 def given_digest(target: str | None) -> str:
-    """Of the model that a --target names; "" where it is not on this machine."""
+    """The digest of the model that a --target names; "" where it is not on this machine."""
     place = on_disk(target)
     return "" if place is None else model_digest(place)

@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """What drafts."""
+        """The drafter."""
         return self.parts.drafter
 
     @property
@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def sizer(self) -> Sizer | None:
-        """What says how much to draft, where trees are adaptive."""
+        """The sizer that decides how much to draft, where trees are adaptive."""
         return self.phases.sizer
 
     # Requests
@@ -220,7 +220,7 @@ class Engine:
         return self._account(now)
 
     def _begin(self, memory: Memory, *, apart: bool = False) -> StepState:
-        """A step begins. One that is run again finds in the prefix cache what it found then."""
+        """Begin a step. One that is run again finds in the prefix cache what it found the first time."""
         self.scheduler.room.found_then = None if self.timeline is None else self.timeline.found_then
         self.current = now = StepState(memory, apart=apart)
         return now
@@ -249,7 +249,7 @@ class Engine:
         return now
 
     def _finish(self, now: StepState) -> None:
-        """The step has run. The next one may begin before this one was accounted for."""
+        """End a step that has run. The next one may begin before this one is accounted for."""
         pool, clock = self.runner.cache.pool, self.phases.clock
         with self.intake.lock:
             now.number, now.blocks = self.steps, (pool.used, pool.free, pool.cached)

@@ -19,7 +19,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 
 
 class Forms:
-    """Of one engine. `compiling`: requests that did not arrive yet, by id."""
+    """The forms of one engine's requests. `compiling`: requests that have not arrived yet, by id."""
 
     def __init__(self, vocabulary: Vocabulary, size: int, eos: Iterable[int]) -> None:
         """`size`: the width of the logits."""
@@ -28,7 +28,7 @@ class Forms:
         self.compiling: dict[str, tuple[Request, Future[Any]]] = {}
 
     def check(self, params: SamplingParams, drafter: str) -> None:
-        """What is wrong at first sight. Raises UserError."""
+        """Check what can be checked without compiling. Raises UserError."""
         for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             outside = max(tokens, default=0)
             if outside >= self.size:
@@ -56,7 +56,7 @@ class Forms:
         return Allowed(self.size, (*self.eos, *stops), params.min_tokens, state)
 
     def prepare(self, request: Request) -> bool:
-        """Whether a request may arrive now; else it does when its grammar is compiled. Raises UserError."""
+        """Whether a request may arrive now; if not, it arrives when its grammar is compiled. Raises UserError."""
         form = request.params.structured_outputs
         grammar = None if form is None else self.grammars.find(form)
         if form is not None and grammar is None:
@@ -71,7 +71,7 @@ class Forms:
             wait([future])
 
     def compiled(self) -> list[Request]:
-        """Those whose grammars have come, or will not."""
+        """The requests whose grammars are compiled, or failed to compile."""
         ready = [request for request, future in self.compiling.values() if future.done()]
         for request in ready:
             future = self.compiling.pop(request.id)[1]

@@ -149,5 +149,5 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 def _joined(steps: list[RequestStep], *, asked: bool) -> list[OutputLogprob] | None:
-    told = [one for step in steps if step.logprobs is not None for one in step.logprobs.each(step.output())]
-    return told if asked else None
+    logprobs = [logprob for step in steps if step.logprobs is not None for logprob in step.logprobs.each(step.output())]
+    return logprobs if asked else None

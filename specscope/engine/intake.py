@@ -15,10 +15,10 @@ from specscope.trace.record.records import FinishReason
 
 
 class Noted(Protocol):
-    """Who keeps the order of what came."""
+    """Keeps the order in which requests arrive and are cancelled."""
 
     def __call__(self, request: Request, *, cancels: bool = False) -> None:
-        """A request arrived, or is cancelled."""
+        """Note that a request arrived, or is cancelled."""
 
 
 class Intake:
@@ -34,7 +34,7 @@ class Intake:
         self._names = itertools.count()
 
     def add(self, request: Request, name: str | None) -> str:
-        """Under this name, or a new one. It joins the queue, now or when its grammar is compiled. Raises UserError."""
+        """Add a request under `name` (None: a new one); it is queued once its grammar is compiled. Raises UserError."""
         with self.lock:  # of two who give the same name at once, one is refused
             if name is not None and self._is_known(name):
                 raise UserError(f"a request named {name!r} is already running")
@@ -74,7 +74,7 @@ class Intake:
             self.ended.append(request)
 
     def retire(self, request: Request) -> None:
-        """It gives its KV back, and is known no more."""
+        """Give a request's KV back and forget it."""
         self._scheduler.retire(request)
         self._parts.drafter.release(request.id)
         self.requests.pop(request.id, None)

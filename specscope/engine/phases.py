@@ -152,10 +152,10 @@ class StepCommit:
     def show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
         if verdict is None or not len(verdict.path):
-            kept = features[: part.feed].clone() if len(features) > part.feed else features
+            committed = features[: part.feed].clone() if len(features) > part.feed else features
         else:
-            kept = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
-        self.parts.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
+            committed = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
+        self.parts.drafter.observe(part.request.id, part.request.computed, committed, part.request.tokens)
 
     def commit(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
@@ -218,11 +218,11 @@ class DeviceClock:
         self._last: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """A phase begins."""
+        """Mark the beginning of a phase."""
         self._now.append(self._make())
 
     def turn(self) -> tuple[int, ...]:
-        """A step has ended. What each phase of the step before it took, in nanoseconds; empty for the first."""
+        """End a step. Returns what each phase of the step before it took, in nanoseconds; empty for the first."""
         self.mark()
         if self._last:
             self._last[-1].synchronize()  # it has passed, unless neither step read anything
@@ -231,7 +231,7 @@ class DeviceClock:
         return times
 
     def give_up(self) -> None:
-        """The step that was begun will not be finished."""
+        """Drop the marks of a step that will not be finished."""
         self._now = []
 
     def _make(self) -> torch.cuda.Event:

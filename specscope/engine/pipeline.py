@@ -28,7 +28,7 @@ SLOTS = 2  # one step is accounted for while one runs
 
 
 class Owner(Enum):
-    """Who may touch a slot's memory."""
+    """The thread that may touch a slot's memory."""
 
     NOBODY = auto()
     WORKER = auto()  # from launch until the step has run
@@ -43,7 +43,7 @@ class Slot:
     owner: Owner = Owner.NOBODY
 
     def pass_on(self, giver: Owner, taker: Owner) -> None:
-        """Hand the slot over. What is handed over by somebody else is a fault of the pipeline, and not of a request."""
+        """Hand the slot over. That another than its owner does so is a fault of the pipeline, not of a request."""
         if self.owner is not giver:
             raise RuntimeError(f"a slot of the pipeline belongs to {self.owner.name}, and not to {giver.name}")
         self.owner = taker
@@ -60,7 +60,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class StepRun:
-    """What became of it. Made by the worker."""
+    """What became of a launched step. Made by the worker."""
 
     launched: Launched
     state: StepState | None  # None: there was nothing to do

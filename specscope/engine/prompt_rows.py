@@ -85,14 +85,14 @@ class Row:
 
 @dataclass(frozen=True)
 class PromptRows:
-    """What a file holds."""
+    """The rows of a file, and how many were left out."""
 
     rows: Sequence[Row]
     left_out: int  # conversations that are too short or too long
 
     @property
     def layout(self) -> str:
-        """Of the file, in words."""
+        """The file's layout, in words."""
         return self.rows[0].layout
 
 
@@ -135,7 +135,7 @@ def _lines(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
         yield from lines
         return
     every = chain([(number, line)], lines)
-    yield from documents(((at, text.encode() + b"\n") for at, text in every), path)
+    yield from documents(((line_number, text.encode() + b"\n") for line_number, text in every), path)
 
 
 def _array(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
@@ -154,16 +154,16 @@ def _array(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
     line, before = 1, 0
     for item in items:
         piece = bytes(item)
-        at = data.index(piece, before)
-        line += data.count(b"\n", before, at)
-        before = at
+        begin = data.index(piece, before)
+        line += data.count(b"\n", before, begin)
+        before = begin
         yield line, decoded(piece) if piece.startswith(b'"') else piece
 
 
 def _broken_line(data: bytes, error: Exception) -> int:
     """The line at which the parser gave up; the last one where the file is cut off."""
-    told = re.search(r"\(byte (\d+)\)", str(error))
-    return data.count(b"\n", 0, int(told[1]) if told else len(data.rstrip())) + 1
+    position = re.search(r"\(byte (\d+)\)", str(error))
+    return data.count(b"\n", 0, int(position[1]) if position else len(data.rstrip())) + 1
 
 
 def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
@@ -185,7 +185,7 @@ def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
         return _turns(values)
     if "messages" in values and "question_id" in values:
         chat = checked(values["messages"], Conversation, '"messages"')
-        until = next((at for at, message in enumerate(chat, 1) if message.role == "user"), len(chat))
+        until = next((count for count, message in enumerate(chat, 1) if message.role == "user"), len(chat))
         first = [{"role": message.role, "content": _filled(message.content)} for message in chat[:until]]
         return Row("SPEED-Bench", first, labels=_categories(values))
     if "prompt" in values and "output_tokens" in values:
@@ -212,10 +212,10 @@ _read_conversation = msgspec.json.Decoder(_Conversation).decode
 def _conversation(value: bytes) -> Row | None:
     """ShareGPT: the first turn is the prompt, the second says how long the answer is."""
     try:
-        found = _read_conversation(value)
+        conversation = _read_conversation(value)
     except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
         raise UserError('no conversation: {"conversations": [{"value": text}]}') from None
-    turns = [turn.value for turn in found.conversations or found.conversation][:2]
+    turns = [turn.value for turn in conversation.conversations or conversation.conversation][:2]
     tokens = _length(*turns) if len(turns) > 1 else 0
     return Row("ShareGPT", turns[0], tokens=tokens) if tokens else None
 
@@ -250,18 +250,18 @@ def _own(values: Mapping[str, Any]) -> Row:
     rest = {name: value for name, value in values.items() if name not in given}
     if ("prompt" in rest) == ("messages" in rest):
         raise UserError('give either "prompt" or "messages"')
-    said = checked_fields(rest, PromptLine)
+    prompt_line = checked_fields(rest, PromptLine)
     SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
-    chat = [{"role": message.role, "content": message.content} for message in said.messages]
-    return Row("specscope's layout", said.prompt or chat, given, _labels(rest), said.chat_template_kwargs)
+    chat = [{"role": message.role, "content": message.content} for message in prompt_line.messages]
+    return Row("specscope's layout", prompt_line.prompt or chat, given, _labels(rest), prompt_line.chat_template_kwargs)
 
 
 def _labels(values: Mapping[str, Any]) -> dict[str, str]:
-    """What is no prompt and no parameter, as text."""
-    found = {key: value for key, value in values.items() if key not in PromptLine.__struct_fields__}
-    if len(found) > 64:
-        raise UserError(f"a line may have 64 labels, not {len(found)}")
-    return {checked(key, LabelName, "a label"): _label(key, value) for key, value in found.items()}
+    """Everything that is neither prompt nor parameter, as text."""
+    labels = {key: value for key, value in values.items() if key not in PromptLine.__struct_fields__}
+    if len(labels) > 64:
+        raise UserError(f"a line may have 64 labels, not {len(labels)}")
+    return {checked(key, LabelName, "a label"): _label(key, value) for key, value in labels.items()}
 
 
 def _label(key: str, value: object) -> str:

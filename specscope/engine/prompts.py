@@ -45,11 +45,11 @@ def template_label(template: Mapping[str, Any]) -> dict[str, str]:
 def read_template(text: str) -> Mapping[str, Any]:
     """chat_template_kwargs as a flag gives them. Raises UserError."""
     try:
-        found = checked(decoded(text), Template, "--chat-template-kwargs")
+        kwargs = checked(decoded(text), Template, "--chat-template-kwargs")
     except ValueError as error:
         raise UserError(f"--chat-template-kwargs {short(text)} is not JSON ({first_line(error)})") from None
-    template_label(found)
-    return dict(found)
+    template_label(kwargs)
+    return dict(kwargs)
 
 
 def prompt_specs(
@@ -109,14 +109,14 @@ def read_prompts(
     A line without a seed of its own gets `params.seed` plus its place in the file, so that lines do not share their
     coins.
     """
-    found = read_rows(path, "the prompts")
-    if found.left_out:
-        tell(f"{path}: {plural(found.left_out, 'conversation')} left out: too short or too long")
+    file_rows = read_rows(path, "the prompts")
+    if file_rows.left_out:
+        tell(f"{path}: {plural(file_rows.left_out, 'conversation')} left out: too short or too long")
     specs = []
-    for place, row in enumerate(found.rows):
-        own = dataclasses.replace(params, seed=(params.seed + place) % 2**63)
+    for place, row in enumerate(file_rows.rows):
+        line_params = dataclasses.replace(params, seed=(params.seed + place) % 2**63)
         try:
-            merged = SamplingParams.from_dict({**own.to_dict(), **row.given})
+            merged = SamplingParams.from_dict({**line_params.to_dict(), **row.given})
         except UserError as error:
             raise UserError(f"{path}, line {row.line}: {error}") from None
         specs.append(PromptSpec(row.prompt, merged, row.labels, raw, {**template, **row.template}))

@@ -47,7 +47,7 @@ class Request:
         self.tokens = Tokens(self.prompt_tokens)
 
     def restart(self) -> None:
-        """As it was when it came. It must hold no KV."""
+        """Make the request what it was when it arrived. It must hold no KV."""
         self.tokens = Tokens(self.prompt_tokens)
         self.computed = self.steps = self.admitted_ns = self.found = 0
         self.finish, self.stop, self.error = None, "", ""
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def info(self) -> RequestInfo:
-        """The record of its coming in."""
+        """The record of its arrival."""
         return RequestInfo(
             id=self.id,
             arrival_ns=self.arrival_ns,
@@ -120,9 +120,9 @@ class Request:
         longest = max(len(text.encode()) for text in self.params.stop)
         tail = b""
         newest = 0 if self.tokens[-1] in vocabulary.special else len(vocabulary.pieces.get(self.tokens[-1], b""))
-        for at in range(len(self.tokens) - 1, len(self.prompt_tokens) - 1, -1):
-            if self.tokens[at] not in vocabulary.special:
-                tail = vocabulary.pieces.get(self.tokens[at], b"") + tail
+        for index in range(len(self.tokens) - 1, len(self.prompt_tokens) - 1, -1):
+            if self.tokens[index] not in vocabulary.special:
+                tail = vocabulary.pieces.get(self.tokens[index], b"") + tail
             if len(tail) >= longest + newest:
                 break
         ends = {text: text.encode() for text in self.params.stop}

@@ -42,10 +42,10 @@ class Room:
         if _blocks(needed) > pool.blocks:
             raise UserError(_too_large(prompt, total, self.max_nodes, _blocks(needed), pool.blocks, "the KV cache"))
         if self.model is not None:
-            most, blocks = self.model.plan.max_fed, self.model.cache.pool.blocks
-            if _blocks(total - 1 + most) > blocks:
+            max_fed, blocks = self.model.plan.max_fed, self.model.cache.pool.blocks
+            if _blocks(total - 1 + max_fed) > blocks:
                 of = "the drafter's KV cache"
-                raise UserError(_too_large(prompt, total, most, _blocks(total - 1 + most), blocks, of))
+                raise UserError(_too_large(prompt, total, max_fed, _blocks(total - 1 + max_fed), blocks, of))
 
     def reserve(self, request: Request, rows: int, *, drafts: bool) -> bool:
         """Room for so many rows after what is computed, and for the drafter where the request `drafts`.
@@ -76,9 +76,9 @@ class Room:
         request.kv_life += 1
 
     def held(self, request: Request) -> set[tuple[bool, int]]:
-        """The blocks that it holds: (whether they are the drafter's, block)."""
-        own = set() if self.model is None else {(True, block) for block in self.model.blocks_of(request.id)}
-        return own | {(False, block) for block in request.table.blocks}
+        """The blocks that a request holds: (whether it is the drafter's, block)."""
+        drafter_blocks = set() if self.model is None else {(True, block) for block in self.model.blocks_of(request.id)}
+        return drafter_blocks | {(False, block) for block in request.table.blocks}
 
     def publish(self, requests: Iterable[Request]) -> None:
         """Let others find what these have computed. Called when a step's paths were moved."""
@@ -125,26 +125,26 @@ class Room:
         if not self.prefix_cache:
             return 0
         # A head needs a pair to be fed as well, or it could not draft when a request comes back: the root's.
-        most = min(len(request.tokens) - (2 if self.needs_features else 1), length)
-        found = self.cache.adopt(request.table, request.tokens, most)
+        limit = min(len(request.tokens) - (2 if self.needs_features else 1), length)
+        adopted = self.cache.adopt(request.table, request.tokens, limit)
         if self.model is not None:
-            own = self.model.adopt(request.id, request.tokens, found if self.needs_features else most)
-            if self.needs_features and own < found:
-                self.cache.truncate(request.table, own)
-                found = own
-        return found
+            drafter_adopted = self.model.adopt(request.id, request.tokens, adopted if self.needs_features else limit)
+            if self.needs_features and drafter_adopted < adopted:
+                self.cache.truncate(request.table, drafter_adopted)
+                adopted = drafter_adopted
+        return adopted
 
     def _fill(self, request: Request, length: int) -> None:
         """The KV of a request's first `length` tokens, and their features where the drafter wants them."""
         self.free(request)
-        found = self._take_up(request, length)
-        self.cache.reserve(request.table, length, found)
-        for start, features in self.runner.compute(request.table, request.tokens[:length], found):
+        adopted = self._take_up(request, length)
+        self.cache.reserve(request.table, length, adopted)
+        for start, features in self.runner.compute(request.table, request.tokens[:length], adopted):
             if features is not None and self.model is not None:
                 self.model.observe(request.id, start, features, request.tokens)
         if self.prefix_cache:
             self.cache.publish(request.table, request.tokens, length)
-            if self.model is not None and found < length:
+            if self.model is not None and adopted < length:
                 self.model.catch_up(request.id, request.tokens)
                 self.model.publish(request.id, request.tokens)
 

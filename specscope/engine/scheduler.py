@@ -1,4 +1,4 @@
-"""The scheduler: who runs in the next step, how many tokens each feeds, and who must make room."""
+"""The scheduler: which requests run in the next step, how many tokens each feeds, and which must make room."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class Scheduler:
         """
         plan = Schedule(self.max_step_tokens)
         has_place = self.waiting and len(self.running) < self.max_batch
-        kept = self.max_step_tokens // SHARE if has_place else 0
+        reserved = self.max_step_tokens // SHARE if has_place else 0
         for request in self.running:  # what the last step kept for drafts; so what is held follows from lengths alone
             self.room.give_back(request)
         for request in list(self.running):
-            if request in self.running and plan.budget > kept:
-                self._plan(request, nodes, plan, plan.budget - kept)
+            if request in self.running and plan.budget > reserved:
+                self._plan(request, nodes, plan, plan.budget - reserved)
         self._take_turns(plan)
         while self.waiting and len(self.running) < self.max_batch and plan.budget > 0:
             if plan.preempted or plan.held_back or not self._admit(nodes, plan, now_ns):
@@ -106,7 +106,7 @@ class Scheduler:
         return plan
 
     def publish(self, plan: Schedule) -> None:
-        """A step was committed and its accepted paths were moved: later requests may find what it computed."""
+        """Let later requests find what a step computed. Called when its accepted paths have been moved."""
         self.room.publish(part.request for part in plan.parts)
 
     def _admit(self, nodes: Nodes, plan: Schedule, now_ns: int) -> bool:
@@ -142,8 +142,8 @@ class Scheduler:
         """Schedule a running request; later arrivals make room for it."""
         part = self._part(request, nodes, budget)
         while not self._reserve(part):
-            later = sorted((one for one in self.running if _age(one) > _age(request)), key=_age, reverse=True)
-            if victim := next((one for one in later if plan.has(one)), None):
+            later = sorted((other for other in self.running if _age(other) > _age(request)), key=_age, reverse=True)
+            if victim := next((other for other in later if plan.has(other)), None):
                 plan.drop(victim)
                 self.room.give_back(victim)
                 plan.held_back.append(victim)
@@ -165,8 +165,8 @@ class Scheduler:
 
         Blocks are shared where a prefix was found, and what an earlier request holds too is not free afterwards.
         """
-        others = set().union(*(self.room.held(one) for one in self.running if one not in later))
-        return next((one for one in later if self.room.held(one) - others), None)
+        others = set().union(*(self.room.held(request) for request in self.running if request not in later))
+        return next((request for request in later if self.room.held(request) - others), None)
 
     def _take_turns(self, plan: Schedule) -> None:
         """Those that got nothing, or a scrap of a prefill, come first the next time."""
@@ -175,10 +175,10 @@ class Scheduler:
         self.running.sort(key=lambda request: request.id in served)
 
     def _part(self, request: Request, nodes: Nodes, budget: int) -> Scheduled:
-        most = request.pending
-        if self.root_alone and most > 1 and len(request.tokens) > len(request.prompt_tokens):
-            most -= 1  # a request that comes back drafts again from the very step in which it would have
-        feed = max(min(most, budget), 1)
+        pending = request.pending
+        if self.root_alone and pending > 1 and len(request.tokens) > len(request.prompt_tokens):
+            pending -= 1  # a request that comes back drafts again from the very step in which it would have
+        feed = max(min(pending, budget), 1)
         decodes = feed == request.pending
         return Scheduled(request, feed, nodes(request) if decodes else 0, decodes)
 

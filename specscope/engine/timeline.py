@@ -43,7 +43,7 @@ class Rewindable(Protocol):
 
     @property
     def sizer(self) -> Sizer | None:
-        """Where trees are adaptive."""
+        """Its sizer, where trees are adaptive."""
 
     def cancel(self, name: str) -> None:
         """End a request."""
@@ -63,7 +63,7 @@ class Mark:
 
     @staticmethod
     def of(request: Request) -> Mark:
-        """As it is now."""
+        """A request's mark now."""
         r = request
         return Mark(r, len(r.tokens), r.computed, r.steps, r.admitted_ns, r.kv_life, r.preceded)
 
@@ -132,7 +132,7 @@ class Timeline:
         self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, engine.gate.crowded, shelf))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
-        """A request was added, or cancelled. Between the phases of a step that is after the step."""
+        """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
         if not self.repeating:
             self.inputs.append(Input(self.place, request, cancels))
 
@@ -173,8 +173,8 @@ class Timeline:
         begun = bool(self.moments) and self.moments[-1].record is None
         return self._step(len(self.moments) - 1 - begun)
 
-    def _step(self, at: int) -> int:
-        record = self.moments[at].record if at >= 0 else None
+    def _step(self, index: int) -> int:
+        record = self.moments[index].record if index >= 0 else None
         return self.floor if record is None else record.step
 
     def _admit_as(self, known: StepRecord, moment: Moment) -> None:
@@ -186,19 +186,19 @@ class Timeline:
 
     def place_of(self, step: int) -> int:
         """The place of a step on the path, the one that was begun among them. Raises UserError."""
-        for at in range(len(self.moments) - 1, -1, -1):
-            record = self.moments[at].record
+        for index in range(len(self.moments) - 1, -1, -1):
+            record = self.moments[index].record
             if (self.step if record is None else record.step) == step:
-                return at
+                return index
         first = self.moments[0].record if self.moments else None
         known = self.step if first is None else first.step
         raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
 
     def rewind(self, engine: Rewindable, step: int) -> None:
         """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
-        at = self.place_of(step)
+        index = self.place_of(step)
         self.rewound = True
-        moment = self.moments[at]
+        moment = self.moments[index]
         marks = (*moment.running, *moment.waiting)
         keep = {mark.request.id for mark in marks}
         for request in list(engine.requests.values()):
@@ -217,8 +217,8 @@ class Timeline:
             engine.sizer.learned = moment.learned
         if engine.drafter.shelf is not None and moment.shelf is not None:
             engine.drafter.shelf.restore(moment.shelf)  # what was released above was put there
-        self.undone.extendleft(m.record for m in reversed(self.moments[at:]) if m.record is not None)
-        del self.moments[at:]
+        self.undone.extendleft(m.record for m in reversed(self.moments[index:]) if m.record is not None)
+        del self.moments[index:]
         self._undo_inputs()
         if self.moments and (before := self.moments[-1].record) is not None:
             self.branch = before.branch
@@ -235,19 +235,19 @@ class Timeline:
         """Add and cancel again what was added and cancelled before this step."""
         self.repeating = True
         while self.ahead and self.ahead[0].place <= self.place:
-            one = self.ahead.pop(0)
-            self.inputs.append(one)
-            if one.cancels:
-                engine.cancel(one.request.id)
-            elif one.request.id not in engine.requests:
-                one.request.restart()
-                engine.requests[one.request.id] = one.request
-                engine.scheduler.waiting.append(one.request)
+            event = self.ahead.pop(0)
+            self.inputs.append(event)
+            if event.cancels:
+                engine.cancel(event.request.id)
+            elif event.request.id not in engine.requests:
+                event.request.restart()
+                engine.requests[event.request.id] = event.request
+                engine.scheduler.waiting.append(event.request)
         self.repeating = False
 
     def arrivals(self) -> Iterable[Request]:
         """Every request that came, the newest first."""
-        return (one.request for one in reversed(self.inputs) if not one.cancels)
+        return (event.request for event in reversed(self.inputs) if not event.cancels)
 
 
 def _shorten(engine: Rewindable, mark: Mark) -> bool:

@@ -30,8 +30,8 @@ def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     model = model_of(drafter)
     if isinstance(model, Eagle | DraftModel):
         runners.append(model.runner)
-    for one in runners:
-        warm_up_passes(one, max_context)
+    for model_runner in runners:
+        warm_up_passes(model_runner, max_context)
     warm_up_verdicts(runner.loaded.vocab_size, runner.loaded.dtype, runner.cache.device)
 
 
@@ -57,26 +57,28 @@ def capture_graphs(
         wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(model, ParallelEagle)))
         windows.append(config.plan.max_fed + wanted[-1][-1].rows)
     announced, refused = 0, ""
-    for one, these, window in zip(runners, wanted, windows, strict=True):
+    for model_runner, these, window in zip(runners, wanted, windows, strict=True):
         try:
-            for _ in one.capture(these, make_capture(), max_context, window):
+            for _ in model_runner.capture(these, make_capture(), max_context, window):
                 announced += 1
                 progress(f"capturing CUDA graphs: {announced} of {sum(map(len, wanted))}")
         except Exception as error:  # whatever a model, a compiler or a driver has against it
             first = error.__context__ or error  # the end of a capture that was broken off complains as well
             reason = (str(first).strip() or type(first).__name__).splitlines()[0]
-            refused += f"; {'the drafter' if one is not runner else 'the target'} could not be captured: {reason}"
-    done = sum(len(one.graphs) for one in runners if one.graphs is not None)
+            refused += (
+                f"; {'the drafter' if model_runner is not runner else 'the target'} could not be captured: {reason}"
+            )
+    done = sum(len(model_runner.graphs) for model_runner in runners if model_runner.graphs is not None)
     return f"{done} CUDA graphs{refused}"
 
 
 def verify_shapes(config: EngineConfig) -> list[Shape]:
-    """Of the target's steps: the root and its tree for each request of a batch."""
+    """The shapes of the target's steps: the root and its tree for each request of a batch."""
     return shapes(config.max_batch, 1 if config.plan is None else config.plan.max_nodes + 1)
 
 
 def draft_shapes(config: EngineConfig, plan: TreePlan, *, one_pass: bool = False) -> list[Shape]:
-    """Of a drafter's passes: what was accepted since the last draft, then one level of every tree.
+    """The shapes of a drafter's passes: what was accepted since the last draft, then one level of every tree.
 
     With `one_pass` a row for each further depth follows what was accepted, and there is no other pass.
     """

@@ -145,9 +145,9 @@ def _with_pieces(
     if pieces or variant.sinks is not None:
         out = out.float()
     for piece in pieces:
-        at = slice(piece.member, piece.member + 1)
-        found = _attend_in_place(query[:, at], *read(piece.start, piece.end), piece.bias, variant)
-        _merge(out[:, at], sums[:, at], *found)
+        member = slice(piece.member, piece.member + 1)
+        partial = _attend_in_place(query[:, member], *read(piece.start, piece.end), piece.bias, variant)
+        _merge(out[:, member], sums[:, member], *partial)
     if variant.sinks is not None:  # a logit of its own in each head's softmax, whose value is 0
         folded = variant.sinks.float().view(len(query), 1, -1, 1)
         sink = folded.expand(-1, -1, -1, query.shape[2] // folded.shape[2]).flatten(2)
@@ -156,7 +156,7 @@ def _with_pieces(
 
 
 def _merge(out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
-    """Take into `out` and `sums` what the same rows found elsewhere. out float32."""
+    """Merge into `out` and `sums` the attention of the same rows over other keys. out float32."""
     out.lerp_(more.float(), torch.sigmoid(more_sums - sums)[..., None])
     torch.logaddexp(sums, more_sums, out=sums)
 

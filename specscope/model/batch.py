@@ -47,7 +47,7 @@ class Batch:
 
     @cached_property
     def slabs(self) -> list[FlatBatch]:
-        """The same for the kernels of a processor."""
+        """The same for the CPU kernels."""
         from specscope.kernels.cpu.flat_batch import FlatBatch
 
         parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in self.segments]
@@ -77,12 +77,12 @@ class Batch:
             wanted = np.argsort(order)[wanted]
             segments = [segments[i] for i in places]
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
-        own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
+        fed_slots = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
         return Batch(
             tokens=put(np.array([[t for s in segments for t in s.tokens]], dtype=np.int64), device),
             positions=put(np.concatenate(positions)[None], device),
-            slots=put(np.concatenate(own), device),
+            slots=put(np.concatenate(fed_slots), device),
             wanted=put(wanted, device),
             tree=None,
             segments=segments,
@@ -94,7 +94,7 @@ class Batch:
         return rows if self.order is None else torch.empty_like(rows).index_copy_(0, self.order, rows)
 
     def as_laid_out(self, tokens: Tensor) -> Tensor:
-        """Something of each fed token, [N, ...], in the order of the rows."""
+        """Values of each fed token, [N, ...], in the order of the rows."""
         return tokens if self.order is None else tokens[self.order]
 
 
@@ -114,21 +114,21 @@ class PackedBatch:
     ) -> PackedBatch:
         """`room`: what every sequence is given room for, whatever it needs; `further`: arrays that go with it."""
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
-        own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
+        fed_slots = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
         wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments]
         arrays = {
             "tokens": np.array([[t for s in segments for t in s.tokens]], dtype=np.int64),
-            "positions": np.concatenate([s.positions[at] for s, at in zip(segments, fed, strict=True)])[None],
-            "slots": np.concatenate(own),
+            "positions": np.concatenate([s.positions[part] for s, part in zip(segments, fed, strict=True)])[None],
+            "slots": np.concatenate(fed_slots),
             "wanted": np.array(wanted, dtype=np.int64),
         }
         tree = {f"tree {name}": array for name, array in TreeBatch.arrays(parts, room).items()}
         return PackedBatch(Packed({**arrays, **tree, **(further or {})}, device), TreeBatch.sizes(parts, room))
 
     def batch(self, views: dict[str, Tensor]) -> Batch:
-        """The batch whose numbers lie there."""
+        """The batch over these views of the device's copy."""
         tree = {name.removeprefix("tree "): view for name, view in views.items() if name.startswith("tree ")}
         tokens, positions, slots, wanted = (views[name] for name in ("tokens", "positions", "slots", "wanted"))
         return Batch(tokens, positions, slots, wanted, TreeBatch.of(tree, self.sizes))

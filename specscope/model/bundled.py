@@ -57,8 +57,8 @@ def _is_ours(folder: Path) -> bool:
     """Whether only this user could have written a folder under /tmp. The user's own cache is trusted."""
     if folder.parent != Path(tempfile.gettempdir()) or not hasattr(os, "getuid"):
         return True
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def bundled_model(progress: Callable[[str], None]) -> Path:

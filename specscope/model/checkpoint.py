@@ -68,7 +68,7 @@ def check_names(info: Mapping[str, Any], model: str, name: str, layers: int | No
     wrong = sorted(info["mismatched_keys"])
     faults = [f"lacks {_some(missing)}"] if missing else []
     faults += [f"has {_some(extra)} that such a model has no place for"] if extra else []
-    faults += [f"holds {key} as {list(held)} instead of {list(told)}" for key, held, told in wrong[:1]]
+    faults += [f"holds {key} as {list(held)} instead of {list(expected)}" for key, held, expected in wrong[:1]]
     if faults:
         raise UserError(f"cannot load {name}: its config says {model}, but the checkpoint " + "; ".join(faults))
 

@@ -47,7 +47,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _try(dtype: torch.dtype, name: str, device: torch.device) -> None:
-    """Multiply and attend once, small."""
+    """Multiply and attend once, on small tensors."""
     try:
         x = torch.ones(1, 1, 16, 16, dtype=dtype, device=device)
         functional.scaled_dot_product_attention(functional.linear(x, x[0, 0]), x, x)

@@ -28,7 +28,7 @@ Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], None]]]
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """So many sequences, each of which feeds so many rows."""
+    """The shape of a pass: how many sequences, and how many rows each of them feeds."""
 
     sequences: int
     rows: int
@@ -39,13 +39,13 @@ def shapes(max_batch: int, max_rows: int) -> list[Shape]:
     return [Shape(a, b) for a in _powers(max_batch) for b in _powers(max_rows)]
 
 
-def _powers(most: int) -> list[int]:
-    return sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
+def _powers(largest: int) -> list[int]:
+    return sorted({largest, *(2**i for i in range(largest.bit_length()) if 2**i < largest)})
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a batch. All of it is overwritten by the runner's next replay: take rows of outputs, not views."""
+    """The results of a batch. All of it is overwritten by the runner's next replay: take rows of outputs, not views."""
 
     outputs: Outputs
     fed: Tensor  # int64: the outputs' rows of the tokens that were fed, in the batch's order
@@ -84,14 +84,14 @@ class Graphs:
             self._captured[shape] = _Captured(buffer, views[FED], views[WANTED], static, outputs, replay)
 
     def _pass(self, batch: Batch, static: Sequence[Tensor]) -> Outputs:
-        """What is captured. Its outputs lie where those of the largest shape do, so that they take memory once."""
+        """The captured pass. Its outputs lie where those of the largest shape do, so that they take memory once."""
         made = self._run(batch, *static)
         if not self._outputs:
             return made
-        kept = tuple(whole[: len(part)] for whole, part in zip(self._outputs, made, strict=True))
-        for whole, part in zip(kept, made, strict=True):
+        outputs = tuple(whole[: len(part)] for whole, part in zip(self._outputs, made, strict=True))
+        for whole, part in zip(outputs, made, strict=True):
             whole.copy_(part)
-        return kept
+        return outputs
 
     def replay(self, segments: Sequence[Segment], *inputs: Tensor) -> Replayed | None:
         """Run a batch through the smallest shape that holds it; None where none does.

@@ -163,10 +163,10 @@ class AttentionGroup:
                 x.view(len(x), self.size, -1, part.shape[2])[:, :, :keys] for x, part in zip(out, stores, strict=True)
             ]
             self._scratch[shape] = out, (views[0][: shape.heads], views[-1][-shape.heads :])
-        out, kept = self._scratch[shape]
+        out, key_value = self._scratch[shape]
         for part, gathered in zip(stores, out, strict=True):
             torch.index_select(part.view(len(part), -1, gathered.shape[2]), 1, self.blocks, out=gathered)
-        return kept
+        return key_value
 
 
 def _part(keys: int, parts: int) -> tuple[int, int]:
@@ -178,7 +178,7 @@ def _part(keys: int, parts: int) -> tuple[int, int]:
 def _overlapping(seen: Bools, parts: int) -> Bools:
     """[1, M, K] in overlapping parts [parts, M, size]: where two overlap, the second sees nothing."""
     size, stride = _part(seen.shape[-1], parts)
-    cut = np.stack([seen[0, :, at * stride : at * stride + size] for at in range(parts)])
+    cut = np.stack([seen[0, :, part * stride : part * stride + size] for part in range(parts)])
     cut[1:, :, : size - stride] = False
     return cut
 
@@ -202,7 +202,7 @@ class _Layout:
     def of(segment: Segment, first: int) -> _Layout:
         length, whole = segment.length, segment.context // BLOCK_SIZE
         blocks = np.asarray(segment.table.blocks[: -(-length // BLOCK_SIZE)], dtype=np.int64)
-        runs, kept = [], np.arange(len(blocks))
+        runs, gathered = [], np.arange(len(blocks))
         side_by_side = bool((np.diff(blocks) == 1).all())
         if segment.context >= LONG and not (side_by_side and len(segment.tokens) <= FEW):
             in_place = np.zeros(len(blocks), dtype=np.bool_)
@@ -212,10 +212,10 @@ class _Layout:
                     slot = int(blocks[start]) * BLOCK_SIZE
                     runs.append((slot, slot + (end - start) * BLOCK_SIZE, start * BLOCK_SIZE))
                     in_place[start:end] = True
-            kept = np.flatnonzero(~in_place)
-        places = (kept[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
-        beyond = len(blocks) * BLOCK_SIZE - length  # the last block is among the kept: it holds fed rows
-        others = blocks[kept]
+            gathered = np.flatnonzero(~in_place)
+        places = (gathered[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
+        beyond = len(blocks) * BLOCK_SIZE - length  # the last block is among the gathered: it holds fed rows
+        others = blocks[gathered]
         side_by_side = side_by_side or bool((np.diff(others) == 1).all())
         return _Layout(
             segment=segment,
@@ -228,18 +228,18 @@ class _Layout:
 
 
 def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[AttentionGroup]:
-    """Segments together with those whose rest is about as long: see `_together`.
+    """Put segments together with others that have about as many slots to read: see `_together`.
 
     Of those together, the ones that lie equally far apart in the cache are one group, which is read in place.
     `first`: the batch's row of each segment's first token.
     """
     layouts = [_Layout.of(segment, int(row)) for segment, row in zip(segments, first, strict=False)]
-    few = [one for one in layouts if one.rows <= FEW]
-    many = [one for one in layouts if one.rows > FEW]
+    few = [layout for layout in layouts if layout.rows <= FEW]
+    many = [layout for layout in layouts if layout.rows > FEW]
     return [
         _group(part, start, stride, device)
         for members in (*_together(few), *_together(many))
-        for part, start, stride in _parts(sorted(members, key=lambda one: one.first))
+        for part, start, stride in _parts(sorted(members, key=lambda layout: layout.first))
     ]
 
 
@@ -248,8 +248,8 @@ def _together(layouts: Sequence[_Layout]) -> list[list[_Layout]]:
 
     The best way to cut them, sorted by length, into groups: least[n] is what the n longest take.
     """
-    ordered = sorted(layouts, key=lambda one: (-len(one.places), -one.rows))
-    rows, slots = np.array([(one.rows, len(one.places)) for one in ordered]).reshape(-1, 2).T
+    ordered = sorted(layouts, key=lambda layout: (-len(layout.places), -layout.rows))
+    rows, slots = np.array([(layout.rows, len(layout.places)) for layout in ordered]).reshape(-1, 2).T
     least, begin = np.zeros(len(ordered) + 1), [0]
     for end in range(1, len(ordered) + 1):
         widest = np.maximum.accumulate(rows[:end][::-1])[::-1]
@@ -265,43 +265,45 @@ def _together(layouts: Sequence[_Layout]) -> list[list[_Layout]]:
 
 def _parts(members: list[_Layout]) -> list[tuple[list[_Layout], int | None, int]]:
     """Those that are read in place together, where that takes less than to gather all of them at once."""
-    found = list(_by_place(members))
-    if (len(found) - 1) * CALL > GATHERED * sum(len(one.places) for one in members):
+    parts = list(_by_place(members))
+    if (len(parts) - 1) * CALL > GATHERED * sum(len(layout.places) for layout in members):
         return [(members, None, 0)]
-    return found
+    return parts
 
 
 def _by_place(members: list[_Layout]) -> Iterator[tuple[list[_Layout], int | None, int]]:
     """Those whose blocks lie in place, each as far behind the one before: first slot and stride; then the others."""
-    ordered = sorted(((one.start, one) for one in members if one.start is not None), key=lambda each: each[0])
+    ordered = sorted(
+        ((layout.start, layout) for layout in members if layout.start is not None), key=lambda each: each[0]
+    )
     while ordered:
         first, count = ordered[0][0], 1
         apart = ordered[1][0] - first if len(ordered) > 1 else 0
         while count < len(ordered) and ordered[count][0] == first + count * apart:
             count += 1
-        yield [one for _, one in ordered[:count]], first, apart if count > 1 else 0
+        yield [layout for _, layout in ordered[:count]], first, apart if count > 1 else 0
         ordered = ordered[count:]
-    others = [one for one in members if one.start is None]
+    others = [layout for layout in members if layout.start is None]
     if others:
         yield others, None, 0
 
 
 def _group(members: list[_Layout], start: int | None, stride: int, device: torch.device) -> AttentionGroup:
     """Pad segments into one group."""
-    size, rows = len(members), max(one.rows for one in members)
-    keys = max(len(one.places) for one in members)
+    size, rows = len(members), max(layout.rows for layout in members)
+    keys = max(len(layout.places) for layout in members)
     if start is None:  # whole blocks, gathered side by side: a product of keys with gaps between sequences copies them
-        keys = max(len(one.kept) for one in members) * BLOCK_SIZE
+        keys = max(len(layout.kept) for layout in members) * BLOCK_SIZE
     row_of, is_real = np.zeros((size, rows), dtype=np.int64), np.zeros((size, rows), dtype=np.bool_)
-    block_of = np.zeros((size, max(len(one.kept) for one in members)), dtype=np.int64)
+    block_of = np.zeros((size, max(len(layout.kept) for layout in members)), dtype=np.int64)
     seen = np.zeros((size, rows, keys), dtype=np.bool_)
     seen[:, :, 0] = True  # a padded row sees one slot, if its window does not begin later; its result is not read
     column, row = (np.full((size, n), NOWHERE, dtype=np.int32) for n in (keys, rows))
-    for b, one in enumerate(members):
-        s, m, places = one.segment, one.rows, one.places
-        row_of[b, :m] = one.first + np.arange(m)
+    for b, layout in enumerate(members):
+        s, m, places = layout.segment, layout.rows, layout.places
+        row_of[b, :m] = layout.first + np.arange(m)
         is_real[b, :m] = True
-        block_of[b, : len(one.kept)] = one.kept
+        block_of[b, : len(layout.kept)] = layout.kept
         before, end = len(places) - len(s.positions), len(places)
         seen[b, :m, :before] = True
         seen[b, :m, before:end] = s.mask
@@ -318,7 +320,7 @@ def _group(members: list[_Layout], start: int | None, stride: int, device: torch
         seen=seen,
         column=column,
         row=row,
-        runs=[Run(b, *run) for b, one in enumerate(members) for run in one.runs],
+        runs=[Run(b, *run) for b, layout in enumerate(members) for run in layout.runs],
         device=device,
     )
 

@@ -79,7 +79,7 @@ class BlockPool:
         if count > len(self._free):
             self._forget(max(count - len(self._free), min(AT_ONCE, self.blocks // AT_ONCE)))
         wanted = (after + 1,) if after is not None else self._lanes if count <= self._lanes.step else ()
-        start = next((at for first in wanted if (at := self._at(first, count)) is not None), None)
+        start = next((index for first in wanted if (index := self._at(first, count)) is not None), None)
         start = self._gap(count) if start is None else start
         taken = self._free[start : start + count]
         del self._free[start : start + count]
@@ -89,9 +89,9 @@ class BlockPool:
 
     def _at(self, first: int, count: int) -> int | None:
         """Where in the free blocks `first` and those that follow it are, `count` in all; None where one is taken."""
-        at = bisect_left(self._free, first)
-        free = self._free[at : at + count]
-        return at if free and free[0] == first and len(free) == count and free[-1] == first + count - 1 else None
+        index = bisect_left(self._free, first)
+        free = self._free[index : index + count]
+        return index if free and free[0] == first and len(free) == count and free[-1] == first + count - 1 else None
 
     def _gap(self, count: int) -> int:
         """Where in the free blocks `count` lie side by side; 0 where they never do."""
@@ -121,7 +121,7 @@ class BlockPool:
             self._unknow(block)
 
     def _unknow(self, block: int) -> None:
-        """A free block is like any other."""
+        """Forget what a free block holds: it is then like any other."""
         del self._known[block]
         self.prefixes.forget(block)
         insort(self._free, block)
@@ -189,7 +189,7 @@ class LayerShape:
 
     @property
     def width(self) -> int:
-        """Numbers a slot: the keys of every head, then their values."""
+        """Numbers in a slot: the keys of every head, then their values."""
         return self.heads * (self.key_size + self.value_size)
 
     @property
@@ -304,11 +304,11 @@ class KVCache:
         shared = [i for i in range(first, len(table.blocks)) if self.pool.refs[table.blocks[i]] > 1]
         missing = max(-(-length // BLOCK_SIZE) - len(table.blocks), 0)
         fresh = self.pool.take(len(shared) + missing, table.blocks[-1] if table.blocks else None)
-        for at in shared:
+        for index in shared:
             block = fresh.pop(0)
-            self._copy_block(table.blocks[at], block)
-            self.pool.drop(table.blocks[at])
-            table.blocks[at] = block
+            self._copy_block(table.blocks[index], block)
+            self.pool.drop(table.blocks[index])
+            table.blocks[index] = block
         for block in table.blocks[first:]:
             self.pool.prefixes.forget(block)
         table.blocks += fresh
@@ -326,16 +326,16 @@ class KVCache:
 
         `ahead`: how many of the tokens behind a slot its KV depends on.
         """
-        for at in range(len(table.digests), length // BLOCK_SIZE):
-            content = _content(table, tokens, at, ahead)
-            self.pool.publish(table.blocks[at], content)
+        for index in range(len(table.digests), length // BLOCK_SIZE):
+            content = _content(table, tokens, index, ahead)
+            self.pool.publish(table.blocks[index], content)
             table.digests.append(content.digest)
 
-    def adopt(self, table: BlockTable, tokens: Sequence[int], most: int, ahead: int = 0) -> int:
-        """Let an empty table hold the longest published prefix of at most `most` tokens; returns its length."""
+    def adopt(self, table: BlockTable, tokens: Sequence[int], limit: int, ahead: int = 0) -> int:
+        """Let an empty table hold the longest published prefix of at most `limit` tokens; returns its length."""
         assert not table.blocks, "a table that holds KV of its own takes none of others"
-        for at in range(most // BLOCK_SIZE):
-            content = _content(table, tokens, at, ahead)
+        for index in range(limit // BLOCK_SIZE):
+            content = _content(table, tokens, index, ahead)
             block = self.pool.prefixes.find(content)
             if block is None:
                 break
@@ -376,10 +376,10 @@ class KVCache:
                 part[:, b : b + BLOCK_SIZE] = part[:, a : a + BLOCK_SIZE]
 
 
-def _content(table: BlockTable, tokens: Sequence[int], at: int, ahead: int) -> Content:
-    """What the block at that place of a table holds, whose digests reach up to it."""
-    parent = table.digests[at - 1] if at else b""
-    return Content.of(parent, tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE + ahead])
+def _content(table: BlockTable, tokens: Sequence[int], index: int, ahead: int) -> Content:
+    """What the block at index `index` of a table holds. The table's digests reach up to it."""
+    parent = table.digests[index - 1] if index else b""
+    return Content.of(parent, tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE + ahead])
 
 
 def _stretches(part: Tensor, start: int, end: int, count: int, stride: int) -> Tensor:

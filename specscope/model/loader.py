@@ -56,7 +56,7 @@ class LoadedModel:
 
     @property
     def width(self) -> int:
-        """Of a hidden state."""
+        """Width of a hidden state."""
         return int(self.embedding.weight.shape[1])
 
 
@@ -200,16 +200,16 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
 
 
 def _agrees(model: Any, recorder: _ShapeRecorder) -> bool:  # noqa: ANN401
-    """Whether its logits behind a few tokens are the same with its own attention and with ours."""
+    """Whether the model's logits after a few tokens are the same with its own attention and with ours."""
     device = next(model.parameters()).device
     tokens = torch.arange(3, 8, device=device)[None] % model.get_output_embeddings().weight.shape[0]
     tree = Segment.of_tree(BlockTable([0]), 0, tokens[0].tolist(), DraftTree.empty(), logits=True)
     batch = Batch.build([tree], device)
     model.set_attn_implementation("eager")
-    own = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
+    theirs = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
     model.set_attn_implementation(attention.BACKEND)
     ours = model(input_ids=tokens, position_ids=batch.positions, use_cache=False, batch=batch, cache=recorder)
-    return bool((own - ours.logits[0, -1].float()).norm() <= 0.05 * own.norm())
+    return bool((theirs - ours.logits[0, -1].float()).norm() <= 0.05 * theirs.norm())
 
 
 def _eos(model: Any) -> tuple[int, ...]:  # noqa: ANN401

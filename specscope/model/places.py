@@ -99,6 +99,6 @@ def head_place(folder: str) -> Path:
 
 
 def check_device(name: str) -> None:
-    """Raises UserError for what is no device of ours; whether it is there is seen when torch is."""
+    """Raises UserError for an unsupported device; whether it is present shows once torch is imported."""
     if not DEVICE.fullmatch(name):
         raise UserError(f"device {name!r} is not supported: use auto, cpu or cuda")

@@ -25,8 +25,8 @@ class Content(NamedTuple):
     @staticmethod
     def of(parent: bytes, tokens: Sequence[int]) -> Content:
         """The content of a block behind the one with the digest `parent`."""
-        own = tuple(tokens)
-        return Content(digest(parent, own), parent, own)
+        block_tokens = tuple(tokens)
+        return Content(digest(parent, block_tokens), parent, block_tokens)
 
 
 def digest(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -48,7 +48,7 @@ class PrefixIndex:
         return len(self._digests)
 
     def find(self, content: Content) -> int | None:
-        """The block that holds it; None for none."""
+        """The block that holds the content; None where none does."""
         block, known = self._blocks.get(content.digest, (None, None))
         return block if known == content else None
 
@@ -57,13 +57,13 @@ class PrefixIndex:
         return self._blocks[content.digest][0] if content.digest in self._blocks else None
 
     def put(self, block: int, content: Content) -> None:
-        """This block holds it. Neither may be known already."""
+        """Note that a block holds a content. Neither may be known already."""
         assert block not in self._digests, "a block that is known was written to"
         assert content.digest not in self._blocks
         self._blocks[content.digest] = (block, content)
         self._digests[block] = content.digest
 
     def forget(self, block: int) -> None:
-        """The block's content is about to be written over."""
+        """Forget a block whose content is about to be overwritten."""
         if block in self._digests:
             del self._blocks[self._digests.pop(block)]

@@ -17,8 +17,8 @@ def warm_up_passes(runner: ModelRunner | HeadRunner, max_context: int) -> None:
     """A pass for each size that makes a difference to the kernels, and a move of slots. Needs the triton backend."""
     from specscope.kernels.tree_attention import MOST_TILE  # triton is imported only where it runs
 
-    most = min(MOST_TILE, max_context)  # rows of a sequence: more only make more tiles
-    for rows in sorted({most, *(2**i for i in range(most.bit_length()))}):
+    max_rows = min(MOST_TILE, max_context)  # rows of a sequence: more only make more tiles
+    for rows in sorted({max_rows, *(2**i for i in range(max_rows.bit_length()))}):
         for context in {0, max_context - rows}:
             _pass(runner, rows, context)
     slot = np.array([runner.cache.spare * BLOCK_SIZE])
@@ -26,7 +26,7 @@ def warm_up_passes(runner: ModelRunner | HeadRunner, max_context: int) -> None:
 
 
 def _pass(runner: ModelRunner | HeadRunner, rows: int, context: int) -> None:
-    """One sequence that feeds so many rows behind so many slots."""
+    """Run one sequence that feeds `rows` rows after `context` slots."""
     cache = runner.cache
     table = BlockTable([cache.spare] * -(-(context + rows) // BLOCK_SIZE))
     positions, mask = context + np.arange(rows, dtype=np.int64), np.tri(rows, dtype=np.bool_)

@@ -20,7 +20,7 @@ from specscope.trace.record.tree import Ints
 
 
 class Allowed:
-    """Of one request. A function of the tokens alone: what it keeps only saves time."""
+    """What may follow one request's output. A function of the tokens alone: what it caches only saves time."""
 
     def __init__(
         self, vocabulary: int, stops: Iterable[int], min_tokens: int = 0, grammar: GrammarState | None = None
@@ -35,7 +35,7 @@ class Allowed:
                 bits[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
 
     def again(self) -> Allowed:
-        """The same for another request."""
+        """The same rules for another request."""
         other = Allowed(self.vocabulary, (), self.min_tokens, None if self.grammar is None else self.grammar.again())
         other._early = self._early
         return other

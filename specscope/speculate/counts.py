@@ -28,7 +28,7 @@ class TokenCounts:
 
     @staticmethod
     def of(prompt: Iterable[int], output: Iterable[int] = ()) -> TokenCounts:
-        """Those of two lists of tokens."""
+        """The counts of a prompt and an output."""
         counts = TokenCounts()
         for token in prompt:
             place = counts._at(token)
@@ -38,12 +38,12 @@ class TokenCounts:
         return counts
 
     def add(self, token: int) -> None:
-        """One more of it in the output."""
+        """Count one more occurrence of the token in the output."""
         place = self._at(token)  # first: it may make the arrays anew
         self._times[place] += 1
 
     def remove(self, token: int) -> None:
-        """One less."""
+        """Count one occurrence less."""
         self._times[self._at(token)] -= 1
 
     def _at(self, token: int) -> int:
@@ -58,7 +58,7 @@ class TokenCounts:
         return place
 
     def times(self, token: int) -> int:
-        """How often it is in the output."""
+        """How often the token occurs in the output."""
         place = self._place.get(token)
         return 0 if place is None else int(self._times[place])
 

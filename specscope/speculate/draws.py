@@ -54,11 +54,11 @@ class Urn:
         inside = self._inside(block)
         before = float(ends[block - 1]) if block else 0.0
         up_to = inside.cumsum() + before
-        at = int(up_to.searchsorted(share, "right"))
-        if at == len(up_to):  # the sums within fall short of the block's by rounding
-            at = int(inside.nonzero()[0][-1])
-        own, above = float(inside[at]), float(up_to[at])
-        return block * BLOCK + at, own / whole, draw_margin(coin, (above - own) / whole, above / whole)
+        place = int(up_to.searchsorted(share, "right"))
+        if place == len(up_to):  # the sums within fall short of the block's by rounding
+            place = int(inside.nonzero()[0][-1])
+        mass, above = float(inside[place]), float(up_to[place])
+        return block * BLOCK + place, mass / whole, draw_margin(coin, (above - mass) / whole, above / whole)
 
     def remove(self, token: int) -> None:
         """Take a token out; of the rest each keeps its share."""
@@ -136,14 +136,14 @@ def _on_device(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         some.append(ends[:, -1:] > 0)
         share = coin * BELOW_ONE * ends[:, -1:]
         block = torch.searchsorted(ends, share, right=True).clamp_(max=ends.shape[1] - 1)
-        own = inside(block)
-        up_to = torch.nn.functional.pad(ends, (1, 0)).gather(1, block) + own.cumsum(1)
-        last = (lanes * (own > 0)).amax(1, keepdim=True)  # where the sums within fall short by rounding
-        at = torch.minimum(torch.searchsorted(up_to, share, right=True), last)
-        above = up_to.gather(1, at)
-        borders = torch.cat([above - own.gather(1, at), above], dim=1) / ends[:, -1:]
+        masses = inside(block)
+        up_to = torch.nn.functional.pad(ends, (1, 0)).gather(1, block) + masses.cumsum(1)
+        last = (lanes * (masses > 0)).amax(1, keepdim=True)  # where the sums within fall short by rounding
+        column = torch.minimum(torch.searchsorted(up_to, share, right=True), last)
+        above = up_to.gather(1, column)
+        borders = torch.cat([above - masses.gather(1, column), above], dim=1) / ends[:, -1:]
         margins.append(_margins(coin, borders.nan_to_num_(nan=0.0)))
-        taken.append(block * BLOCK + at)
+        taken.append(block * BLOCK + column)
         sums.scatter_(1, block, inside(block).sum(1, keepdim=True))
     tokens = torch.cat(taken, dim=1)
     return tokens.double(), rows.gather(1, tokens).double() * torch.cat(some, dim=1), torch.cat(margins, dim=1)

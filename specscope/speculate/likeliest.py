@@ -16,10 +16,10 @@ def likeliest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     size = rows.shape[-1]
     if rows.device.type != "cpu" or size < LONG or size % BLOCK or 4 * BLOCK * count > size:
-        found = rows.topk(count)
-        return found.values, found.indices
+        top = rows.topk(count)
+        return top.values, top.indices
     blocks = rows.view(len(rows), -1, BLOCK)
     best = blocks.amax(-1).topk(count).indices
     inside = blocks.gather(1, best[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    values, at = inside.topk(count)
-    return values, best.gather(1, at // BLOCK) * BLOCK + at % BLOCK
+    values, places = inside.topk(count)
+    return values, best.gather(1, places // BLOCK) * BLOCK + places % BLOCK

@@ -21,11 +21,11 @@ def logprobs(logits: Tensor, verdict: Verdict, tokens: list[int], count: int) ->
     """
     behind = [0, *(verdict.path + 1).tolist()][: len(tokens)]
     rows = logits[behind].float().log_softmax(-1)
-    own = rows.gather(1, torch.tensor(tokens, dtype=torch.int64, device=rows.device)[:, None])[:, 0]
+    emitted = rows.gather(1, torch.tensor(tokens, dtype=torch.int64, device=rows.device)[:, None])[:, 0]
     top = rows.topk(min(count, rows.shape[1]))
-    found = (own, top.indices.to(torch.int32), top.values)
+    parts = (emitted, top.indices.to(torch.int32), top.values)
     del rows  # before the copies: what stays for long must not lie behind it, for the heap could never shrink again
-    return Logprobs(*(part.cpu().numpy().copy() for part in found))
+    return Logprobs(*(part.cpu().numpy().copy() for part in parts))
 
 
 def form_notes(context: Context, draft: Draft, logits: Tensor, verdict: Verdict, *, full: bool) -> FormNotes | None:
@@ -43,7 +43,7 @@ def form_notes(context: Context, draft: Draft, logits: Tensor, verdict: Verdict,
         return None
     if not full:
         return FormNotes(pruned=draft.pruned)
-    open_rows = [at for at, row in enumerate(rows) if row.any()]  # behind an end nothing was drawn that was kept
+    open_rows = [index for index, row in enumerate(rows) if row.any()]  # behind an end nothing was drawn that was kept
     refused = torch.from_numpy(~unpacked(np.ascontiguousarray(rows[open_rows]), logits.shape[1]))
-    mass = logits[[nodes[at] + 1 for at in open_rows]].float().softmax(-1).cpu().masked_fill_(~refused, 0).sum(-1)
+    mass = logits[[nodes[index] + 1 for index in open_rows]].float().softmax(-1).cpu().masked_fill_(~refused, 0).sum(-1)
     return FormNotes(np.array(nodes, np.int32)[open_rows], mass.numpy().copy(), draft.pruned)

@@ -142,13 +142,13 @@ def _runs(parts: Sequence[Tensor | None]) -> Iterator[tuple[slice, Tensor]]:
             start = end
 
 
-def _follows(one: Tensor, other: Tensor | None) -> bool:
-    """Whether `other` begins where `one` ends."""
+def _follows(first: Tensor, second: Tensor | None) -> bool:
+    """Whether `second` begins where `first` ends."""
     return (
-        other is not None
-        and (one.dtype, one.stride()) == (other.dtype, other.stride())
-        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-        and one.storage_offset() + len(one) * one.stride(0) == other.storage_offset()
+        second is not None
+        and (first.dtype, first.stride()) == (second.dtype, second.stride())
+        and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        and first.storage_offset() + len(first) * first.stride(0) == second.storage_offset()
     )
 
 
@@ -208,7 +208,7 @@ def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
-    """The same in place: memory that is new costs a processor more than the softmax does."""
+    """Softmax in place: fresh memory costs a processor more than the softmax does."""
     if params.min_p > 0:
         rows.masked_fill_(rows < rows.amax(-1, keepdim=True) + math.log(params.min_p), -torch.inf)
     if 0 < params.top_k < rows.shape[-1]:
@@ -252,8 +252,8 @@ def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
 
     What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
     """
-    own = put(np.array(list(_on_paths(counts, paths)), dtype=np.int64).reshape(-1, 3), rows.device)
-    row, token, times = own.unbind(1)
+    on_path = put(np.array(list(_on_paths(counts, paths)), dtype=np.int64).reshape(-1, 3), rows.device)
+    row, token, times = on_path.unbind(1)
     values = _repetition(rows[row, token], params)
     values -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
     if params.repetition_penalty != 1:

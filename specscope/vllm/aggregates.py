@@ -29,8 +29,8 @@ def why_lacking(version: str) -> str:
         return f"vLLM {version} is not known, only {', '.join(known.KNOWN)}"
     spec = importlib.util.find_spec("vllm")
     roots = [] if spec is None else list(spec.submodule_search_locations or ())
-    found = known.differences_in_text(Path(roots[0]), version) if roots else []
-    return f"vLLM {version} is not as it is known: {found[0]}" if found else ""
+    differences = known.differences_in_text(Path(roots[0]), version) if roots else []
+    return f"vLLM {version} is not as it is known: {differences[0]}" if differences else ""
 
 
 def offer() -> None:
@@ -42,7 +42,7 @@ def offer() -> None:
 
 @dataclass
 class Sums:
-    """What came about in the interval that runs, of one engine. `publish` takes each finished record."""
+    """One engine's sums over the interval that runs. `publish` takes each finished record."""
 
     engine: str
     publish: Callable[[StepRecord], None]
@@ -55,24 +55,24 @@ class Sums:
 
     def add(self, scheduler: Any, iteration: Any) -> None:
         """vLLM's SchedulerStats and IterationStats of one of its steps, each None where it has none."""
-        told = getattr(scheduler, "spec_decoding_stats", None)
-        if told is None and hasattr(scheduler, "spec_decoding_stats"):  # a step without drafts
+        stats = getattr(scheduler, "spec_decoding_stats", None)
+        if stats is None and hasattr(scheduler, "spec_decoding_stats"):  # a step without drafts
             for name in ("drafts", "drafted", "accepted"):
                 self._count(name, 0)
             for name in ("accepted_at", "proposed_at"):
                 self._deepen(name, [0] * self.depth)
-        if told is not None:
+        if stats is not None:
             for name, its in (
                 ("drafts", "num_drafts"),
                 ("drafted", "num_draft_tokens"),
                 ("accepted", "num_accepted_tokens"),
             ):
-                self._count(name, getattr(told, its, None))
+                self._count(name, getattr(stats, its, None))
             for name, its in (
                 ("accepted_at", "num_accepted_tokens_per_pos"),
                 ("proposed_at", "num_draft_tokens_per_pos"),
             ):
-                self._deepen(name, getattr(told, its, None))
+                self._deepen(name, getattr(stats, its, None))
         self._count("emitted", getattr(iteration, "num_generation_tokens", None))
         for name, its in (
             ("running", "num_running_reqs"),
@@ -96,18 +96,18 @@ class Sums:
                 there[depth] += int(value)
 
     def end(self) -> None:
-        """The interval is over; one in which nothing came about is none."""
+        """End the interval. One in which nothing happened is not published."""
         began, self._since_ns = self._since_ns, time.time_ns()
         counts, self._counts = self._counts, {}
         depths, self._depths = self._depths, {}
         if not any(counts.values()):
             return
         kv = self._now.get("kv_usage")
-        told: dict[str, Any] = counts | {name: tuple(values) for name, values in depths.items()}
+        sums: dict[str, Any] = counts | {name: tuple(values) for name, values in depths.items()}
         aggregate = Aggregate(
             source=SOURCE,
             engine=self.engine,
-            **told,
+            **sums,
             running=self._now.get("running"),
             waiting=self._now.get("waiting"),
             kv_usage=None if kv is None else min(max(float(kv), 0.0), 1.0),
@@ -118,7 +118,7 @@ class Sums:
 
 
 def run_of_sums(config: Any, version: str, speculation: dict[str, Any]) -> RunInfo:
-    """As much of a run as any vLLM tells. `config`: its VllmConfig."""
+    """As much of a run as every vLLM gives. `config`: its VllmConfig."""
     model = getattr(config, "model_config", None)
     name = getattr(model, "served_model_name", None) or getattr(model, "model", "")
     name = name[0] if isinstance(name, list) and name else name

@@ -94,7 +94,7 @@ class SamplerCall:
         return self._behind(low, high).softmax(1)
 
     def _behind(self, low: int, high: int) -> Tensor:
-        """Logits, as vLLM's own sampler makes them."""
+        """[., V] logits behind the last drafts of requests from..to, as vLLM's own sampler shapes them."""
         assert self.bonus_logits is not None
         assert self.temperature is not None
         temperature = self.temperature[low:high, None]

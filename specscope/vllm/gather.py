@@ -57,7 +57,7 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
 
 
 def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
-    """Of rows from..to, what target and drafter gave there."""
+    """What target and drafter gave at rows from..to."""
     token = rows.tokens[low:high].clamp_min(0)[:, None]
     greedy = rows.greedy[rows.request[low:high]]
     largest, best = rows.target(low, high).max(1)
@@ -98,7 +98,7 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
 
 
 def _add_blocks(rows: Rows, parts: list[Columns], step: int) -> Tensor:
-    """What block verification goes by, put beside the parts; the ratio [R] before each row."""
+    """Add to the parts what block verification decides by; returns the ratio [R] before each row."""
     p = torch.cat([part["p"].flatten() for part in parts])
     q = torch.cat([part["q"].flatten() for part in parts]) if rows.q is not None else None
     ratio = rule.ratios(rows, p, q, rows.longest)
@@ -114,33 +114,33 @@ def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
     made: list[tuple[Tensor, Columns]] = []
     for scores in rows.scores:
         for low in range(0, len(scores.rows), step):
-            at = scores.rows[low : low + step]
+            places = scores.rows[low : low + step]
             weights = _weights(scores.logits(low, low + step))
             mass = weights.sum(1, keepdim=True)
-            wanted = weights.gather(1, choice[at][:, None])
+            wanted = weights.gather(1, choice[places][:, None])
             rank = (weights > wanted).sum(1, keepdim=True) + 1
             top, tokens = weights.topk(min(TOP, weights.shape[1]), dim=1)
-            raw = _weights(rows.raw(at))
-            found = {
+            raw = _weights(rows.raw(places))
+            scored = {
                 "choice_rank": torch.where(wanted > 0, rank, 0),
                 "choice_q": wanted / mass,
-                "prob": weights.gather(1, rows.tokens[at].clamp_min(0)[:, None]) / mass,
+                "prob": weights.gather(1, rows.tokens[places].clamp_min(0)[:, None]) / mass,
                 "outside": torch.where(weights == 0, raw, 0).sum(1) / raw.sum(1),
                 "draft_top": tokens,
                 "draft_top_p": top / mass,
             }
-            made.append((at, found))
+            made.append((places, scored))
     columns: Columns = {}
     for name, first in made[0][1].items():
         width = first.reshape(len(first), -1).shape[1]
         columns[name] = torch.zeros(len(rows.tokens), width, dtype=first.dtype, device=first.device)
-        for at, found in made:
-            columns[name][at] = found[name].reshape(len(at), width)
+        for places, scored in made:
+            columns[name][places] = scored[name].reshape(len(places), width)
     return columns
 
 
 def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None) -> Columns:
-    """Of requests from..to, what came of them and what their final token was drawn from.
+    """The outcome of requests from..to, and what their final tokens were drawn from.
 
     `scale` [R]: of p at each row, before q is taken from it; 1 where None.
     """
@@ -183,8 +183,8 @@ def _spreads(p: Tensor, where: Tensor, prefix: str) -> Columns:
     logs = p.clamp_min(TINY).log()
     entropy = -(p * logs).sum(1)
     varentropy = (p * logs.square()).sum(1) - entropy.square()
-    found = {prefix + "entropy": entropy, prefix + "varentropy": varentropy}
-    return {name: torch.where(where, value.clamp_min(0), 0) for name, value in found.items()}
+    spreads = {prefix + "entropy": entropy, prefix + "varentropy": varentropy}
+    return {name: torch.where(where, value.clamp_min(0), 0) for name, value in spreads.items()}
 
 
 def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -203,12 +203,12 @@ def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dty
 
 
 def _sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Towards the host, without waiting."""
+    """Copy towards the host, without waiting."""
     if ints.device.type != "cuda":
         return ints.cpu(), floats.cpu(), None
-    there = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in (ints, floats)]
-    for host, one in zip(there, (ints, floats), strict=True):
-        host.copy_(one, non_blocking=True)
+    there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in (ints, floats)]
+    for host, tensor in zip(there, (ints, floats), strict=True):
+        host.copy_(tensor, non_blocking=True)
     arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return there[0], there[1], arrived
@@ -223,13 +223,13 @@ def _unpacked(ints: Tensor, floats: Tensor, likeliest: int, counts: Sequence[int
 
 
 def _columns(packed: Tensor, layouts: Sequence[Layout], counts: Sequence[int]) -> list[Table]:
-    values, at = packed.numpy(), 0
-    found: list[Table] = []
+    values, start = packed.numpy(), 0
+    tables: list[Table] = []
     for layout, count in zip(layouts, counts, strict=True):
         width = sum(layout.values())
-        table = values[at : at + count * width].reshape(count, width)
-        at += count * width
+        table = values[start : start + count * width].reshape(count, width)
+        start += count * width
         ends = np.cumsum(list(layout.values()))
         columns = zip(layout, np.split(table, ends[:-1], axis=1), strict=True)
-        found.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
-    return found
+        tables.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
+    return tables

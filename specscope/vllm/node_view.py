@@ -49,7 +49,7 @@ def _softmax(logits: Tensor) -> Floats:
 
 
 def _removed(call: SamplerCall, row: int, logits: Tensor, p: Floats) -> tuple[Removed, ...]:
-    """What vLLM's rules took away, all together: it keeps no more than the row before and the row after them."""
+    """What vLLM's rules removed, all together: vLLM keeps only the row before and the row after them."""
     if call.greedy(row):
         return (Removed("temperature 0", len(p) - 1, float(1 - _softmax(logits).max())),)
     assert call.temperature is not None

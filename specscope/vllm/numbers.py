@@ -21,7 +21,7 @@ for _shared in (_CHAIN, _SAMPLED, _DETERMINISTIC):
 
 @dataclass(frozen=True)
 class Judged:
-    """What becomes of it is a RequestStep."""
+    """One request's judgement, of which a RequestStep is made."""
 
     tree: DraftTree
     verdict: Verdict
@@ -98,6 +98,6 @@ def _ratios(numbers: Numbers, tried: int) -> list[float]:
 
 
 def _draft_notes(prob: Floats) -> DraftNotes:
-    """The scores of a chain."""
+    """The drafter's scores of a chain, as DraftNotes."""
     score = np.cumsum(np.log(np.maximum(prob, np.finfo(np.float32).tiny))).astype(np.float32)
     return DraftNotes(prob, score, NO_INTS, NO_INTS, NO_FLOATS)

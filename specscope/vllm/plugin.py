@@ -88,13 +88,13 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
 def _checked(
     install: Callable[[ModuleType], None], guards: tuple[ErrorGuard, ...], version: str
 ) -> Callable[[ModuleType], None]:
-    """Install into a module only where it is as it is known to be. `guards`: of all that cannot do without it."""
+    """Install into a module only where it is as known. `guards`: of every part that depends on it."""
     from specscope.vllm.known import differences
 
     def check(module: ModuleType) -> None:
-        if found := differences(module, version):
+        if changes := differences(module, version):
             for guard in guards:
-                guard.step_aside(f"vLLM {version} is not as it is known: {found[0]}")
+                guard.step_aside(f"vLLM {version} is not as it is known: {changes[0]}")
         elif not guards[0].is_off:
             install(module)
 
@@ -115,7 +115,7 @@ def witness(
     scheduler: SchedulerHooks,
     debugger: Debugger | None = None,
 ) -> Any:
-    """The witness of this worker, with its sinks; None on a rank that does not tell."""
+    """The witness of this worker, with its sinks; None on a rank that records nothing."""
     from specscope.trace.record.vocabulary import Vocabulary
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
@@ -155,7 +155,7 @@ def witness(
 
 
 class Losses:
-    """Publishes records to a bus, and tells the log of losses: the first, and whenever they have doubled.
+    """Publishes records to a bus, and logs losses: the first, and whenever they have doubled.
 
     As they happen: vLLM may end a worker before it can say anything.
     """
@@ -169,7 +169,7 @@ class Losses:
     @property
     def count(self) -> int:
         """Steps that were lost, and spans that were refused."""
-        return self._bus.lost + sum(getattr(one.sink, "failed", 0) for one in self._bus.subscriptions)
+        return self._bus.lost + sum(getattr(subscription.sink, "failed", 0) for subscription in self._bus.subscriptions)
 
     def publish(self, record: StepRecord) -> None:
         """Never waits, and never raises for a sink."""
@@ -178,14 +178,14 @@ class Losses:
         if lost and lost >= 2 * self._told:
             self._told = lost
             log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
-        undecided = sum(getattr(one.sink, "left_out_undecided", 0) for one in self._bus.subscriptions)
+        undecided = sum(getattr(subscription.sink, "left_out_undecided", 0) for subscription in self._bus.subscriptions)
         if undecided and undecided >= 2 * self._told_undecided:
             self._told_undecided = undecided
             log.warning("specscope: %d requests left out before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
-        for one in self._bus.subscriptions:
-            if one.error is not None and one not in self._broken:
-                self._broken.append(one)
-                log.warning("specscope: nothing more is recorded there: %s", one.error)
+        for subscription in self._bus.subscriptions:
+            if subscription.error is not None and subscription not in self._broken:
+                self._broken.append(subscription)
+                log.warning("specscope: nothing more is recorded there: %s", subscription.error)
 
 
 def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
@@ -201,9 +201,9 @@ def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: 
     if sampling.is_on and settings.endpoint is None and not settings.sample_capture:
         log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
     if settings.capture is not None:
-        told, asked = (sampled_run, sampling) if settings.sample_capture else (run, TraceSampling())
+        capture_run, asked = (sampled_run, sampling) if settings.sample_capture else (run, TraceSampling())
         path = _of_ranks(settings.capture, ranks)
-        writer = CaptureWriter(path, told, vocabulary, existing=Existing.NEW_NAME, on_full=_warn)
+        writer = CaptureWriter(path, capture_run, vocabulary, existing=Existing.NEW_NAME, on_full=_warn)
         if writer.renamed:
             _warn(writer.renamed)
         closers += [_subscribed(bus, writer, run, asked), lambda: _warn(*writer.losses())]
@@ -239,20 +239,20 @@ def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
 
 
 def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: Debugger) -> Any:
-    """Publish a record, and tell the debugger."""
+    """A function that publishes a record and passes it to the debugger."""
     from specscope.trace.record.privacy import strip
 
     debugger.history.run, debugger.history.vocabulary = strip(run, run.privacy), vocabulary
 
-    def told(record: Any) -> None:
+    def forward(record: Any) -> None:
         publish(record)
         guard.safely(debugger.finished, strip(record, run.privacy))
 
-    return told
+    return forward
 
 
 def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, runner: Any) -> None:
-    """Open the debugger's socket, on the rank that tells what all of its engine's ranks do."""
+    """Open the debugger's socket, on the rank that decides what all of its engine's ranks do."""
     from specscope.remote.debug_server import DebugServer
     from specscope.remote.held import HeldCommands
     from specscope.vllm.run_info import vllm_version

@@ -55,9 +55,9 @@ class Known:
     def kept(self, tokens: list[int], max_context: int) -> int:
         """How many of these committed tokens become output: all up to one that ends the request."""
         length = len(self.info.prompt_tokens) + self.emitted
-        for at, token in enumerate(tokens, 1):
-            if token in self.stops or self.emitted + at >= self.most or length + at >= max_context:
-                return at
+        for count, token in enumerate(tokens, 1):
+            if token in self.stops or self.emitted + count >= self.most or length + count >= max_context:
+                return count
         return len(tokens)
 
 
@@ -78,8 +78,8 @@ def known(
         title=" ".join(text[-4 * TITLE :].split())[-TITLE:],
         traceparent=_traceparent(arrival.trace_headers),
     )
-    most = getattr(params, "max_tokens", None)
-    return Known(info, stops=_stops(params), most=2**31 - 1 if most is None else most)
+    max_tokens = getattr(params, "max_tokens", None)
+    return Known(info, stops=_stops(params), most=2**31 - 1 if max_tokens is None else max_tokens)
 
 
 def _traceparent(headers: Mapping[str, str]) -> str:
@@ -96,7 +96,7 @@ def _stops(params: Any) -> frozenset[int]:
 
 
 def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
-    """(as specscope has them, what it has no word for). What V1 ignores under speculation is a label, not a rule."""
+    """(The parameters that specscope has, the others as labels). What V1 ignores under speculation is a label too."""
     if params is None:
         return SamplingParams(), {}
     labels = {name: _short(value) for name in LABELS if (value := getattr(params, name, None))}
@@ -143,7 +143,7 @@ def _form(asked: Any) -> StructuredOutputs | None:
 
 
 def _short(value: object) -> str:
-    """In a label."""
+    """A value, shortened to fit a label."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

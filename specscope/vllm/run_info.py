@@ -19,7 +19,7 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo
 
 # vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
-MOST_HASHED = 2**30  # bytes of weights, about a second: of larger models no digest is told
+MOST_HASHED = 2**30  # bytes of weights, about a second: a larger model gets no digest
 FAMILIES = {"eagle3": "eagle", "ngram_gpu": "ngram"}
 
 
@@ -27,14 +27,14 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
     """`runner`: vLLM's model runner, with its model and KV cache ready."""
     config = runner.vllm_config
     model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
-    told = speculation(speculative)
+    settings = speculation(speculative)
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=str(model.served_model_name or model.model).rstrip("/").rsplit("/", 1)[-1],
         revision=str(model.revision or ""),
-        drafter=FAMILIES.get(method := str(told.get("method", "none")), method),
-        draft_model=str(told.get("model", "")).rstrip("/").rsplit("/", 1)[-1] if runner_has_model(told) else "",
-        tree=tree_string(told),
+        drafter=FAMILIES.get(method := str(settings.get("method", "none")), method),
+        draft_model=str(settings.get("model", "")).rstrip("/").rsplit("/", 1)[-1] if runner_has_model(settings) else "",
+        tree=tree_string(settings),
         device=_device(),
         dtype=str(model.dtype).removeprefix("torch."),
         backend="vllm",
@@ -46,29 +46,29 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
         params=SamplingParams().to_dict(),
         versions={"vllm": vllm_version(), "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
-        speculation=told,
+        speculation=settings,
         privacy=privacy,
         target_path=str(model.model),
         target_digest=_digest(model.model),
-        draft_path=str(told.get("model", "")) if runner_has_model(told) else "",
-        draft_digest=_digest(told.get("model")) if runner_has_model(told) else "",
+        draft_path=str(settings.get("model", "")) if runner_has_model(settings) else "",
+        draft_digest=_digest(settings.get("model")) if runner_has_model(settings) else "",
     )
 
 
 def _digest(model: Any) -> str:
-    """Of a model in a folder of this machine; "" for a hub name, and where hashing it would hold up the start."""
+    """The digest of a model in a local folder; "" for a hub name, or where hashing would hold up the start."""
     place = Path(str(model or "."))
     return model_digest(place, MOST_HASHED) if model and place.exists() else ""
 
 
-def tree_string(told: Mapping[str, Any]) -> str:
-    """Chains only: sampled where the drafter samples, else its likeliest tokens."""
-    length = told.get("num_speculative_tokens")
+def tree_string(settings: Mapping[str, Any]) -> str:
+    """The chain as a tree string: sampled where the drafter samples, else top (its likeliest tokens)."""
+    length = settings.get("num_speculative_tokens")
     if not length:
         return ""
-    if not runner_has_model(told):
+    if not runner_has_model(settings):
         return str(length)
-    return f"{'sampled' if told.get('draft_sample_method') == 'probabilistic' else 'top'}:{length}"
+    return f"{'sampled' if settings.get('draft_sample_method') == 'probabilistic' else 'top'}:{length}"
 
 
 def _device() -> str:
@@ -76,21 +76,21 @@ def _device() -> str:
     return torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
 
 
-def runner_has_model(told: Mapping[str, Any]) -> bool:
+def runner_has_model(settings: Mapping[str, Any]) -> bool:
     """Whether the method has a model of its own; n-gram's `model` only repeats the target's."""
-    return told.get("method") not in (None, "ngram", "ngram_gpu", "suffix")
+    return settings.get("method") not in (None, "ngram", "ngram_gpu", "suffix")
 
 
 def speculation(config: Any) -> dict[str, Any]:
     """vLLM's SpeculativeConfig as plain values: what is set, and no other configuration inside it."""
     if config is None:
         return {}
-    found = {}
+    settings = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
         if isinstance(value, str | int | float | bool | list | tuple) and value not in ("", [], ()):
-            found[field.name] = value
-    plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+            settings[field.name] = value
+    plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
 
 
@@ -105,5 +105,5 @@ def vllm_version() -> str:
 
 
 def _eos(model: Any) -> tuple[int, ...]:
-    told = model.try_get_generation_config().get("eos_token_id", getattr(model.hf_config, "eos_token_id", None))
-    return tuple(told) if isinstance(told, list | tuple) else () if told is None else (int(told),)
+    eos = model.try_get_generation_config().get("eos_token_id", getattr(model.hf_config, "eos_token_id", None))
+    return tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),)

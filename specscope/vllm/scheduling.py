@@ -40,7 +40,7 @@ class Ended:
 
 @dataclass
 class SchedulerNotes:
-    """What came about since the last step was scheduled, and how things stand."""
+    """What happened since the last step was scheduled, and the present state."""
 
     arrived: dict[str, Arrival] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
@@ -104,7 +104,7 @@ class SchedulerHooks:
         return update_from_output
 
     def rest(self) -> None:
-        """Tell the worker in this process what no further step may come to tell."""
+        """Hand the worker in this process the notes that no further step may come to bring."""
         for scheduler in self._schedulers:
             notes = _notes(scheduler)
             scheduler.__dict__[ATTRIBUTE] = SchedulerNotes(arrived=notes.arrived)

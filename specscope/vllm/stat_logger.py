@@ -25,13 +25,13 @@ class StatLogger(StatLoggerBase):  # type: ignore[misc]
         self._guard.safely(self._begin, vllm_config, engine_index)
 
     def _begin(self, config: Any, engine: int) -> None:
-        told = speculation(getattr(config, "speculative_config", None))
-        run = run_of_sums(config, vllm_version(), told)
+        settings = speculation(getattr(config, "speculative_config", None))
+        run = run_of_sums(config, vllm_version(), settings)
         bus = Bus()
         front_end = getattr(getattr(config, "parallel_config", None), "_api_process_rank", 0)
         closers = sinks(PluginSettings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
-        self._sums = Sums(str(engine), bus.publish, int(told.get("num_speculative_tokens") or 0))
-        atexit.register(lambda: [self._guard.safely(one) for one in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
+        self._sums = Sums(str(engine), bus.publish, int(settings.get("num_speculative_tokens") or 0))
+        atexit.register(lambda: [self._guard.safely(close) for close in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
         log.warning("specscope: aggregates of engine %d of vLLM %s", engine, run.versions["vllm"])
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
@@ -40,9 +40,9 @@ class StatLogger(StatLoggerBase):  # type: ignore[misc]
             self._guard.safely(self._sums.add, scheduler_stats, iteration_stats)
 
     def log(self) -> None:
-        """vLLM calls this every few seconds, when nothing runs too."""
+        """vLLM calls this every few seconds, even when nothing runs."""
         if self._sums is not None:
             self._guard.safely(self._sums.end)
 
     def log_engine_initialized(self) -> None:
-        """Nothing is to be said."""
+        """Nothing to log."""

@@ -69,7 +69,7 @@ class BatchPlace:
 
 @dataclass
 class _Step:
-    """A step from its begin until it is told."""
+    """A step from its beginning until it is published."""
 
     notes: SchedulerNotes  # how things stood when it was scheduled
     tokens: int = 0  # that were scheduled
@@ -146,12 +146,12 @@ class Witness:
         self.settle()
 
     def _tell(self) -> None:
-        """The steps whose verdicts have come, in order."""
+        """Publish the steps whose verdicts have come, in order."""
         while self._untold and ((first := self._untold[0]).judgements is None or first.judgements.ready()):
             self._publish_step(self._untold.popleft())
 
     def settle(self) -> None:
-        """Tell the steps before the one that runs, and wait for what is on its way."""
+        """Publish the steps before the one that runs, and wait for what is on its way."""
         for step in self._untold:
             if step.judgements is not None:
                 step.judgements.wait()
@@ -165,18 +165,18 @@ class Witness:
         step.judgements.put(row, judged)
 
     def standing(self) -> StepRecord | None:
-        """The step that runs, as far as it has come and may be told."""
+        """The step that runs, as far as it has come, without what privacy leaves out."""
         step = self._running
         if step is None:
             return None
         if step.judgements is not None:
             step.judgements.wait()
-        copies = {name: dataclasses.replace(one) for name, one in self._requests.items()}
+        copies = {name: dataclasses.replace(request) for name, request in self._requests.items()}
         return strip(self._record(step, self._parts(step, copies)), self.run.privacy)
 
     def _publish_step(self, step: _Step) -> None:
         parts = self._parts(step, self._requests)
-        finished = tuple(self._end(one) for one in step.ended)
+        finished = tuple(self._end(ending) for ending in step.ended)
         preempted = tuple(name for name in step.notes.preempted if name in self._requests)
         if not (parts or finished or preempted or step.admitted):
             return
@@ -211,7 +211,7 @@ class Witness:
         )
 
     def _parts(self, step: _Step, requests: dict[str, Known]) -> list[RequestStep]:
-        """Of the requests in its batch, which move on by it."""
+        """The parts of the requests in its batch, whose counts move on."""
         for name in step.resumed:
             requests[name].preceded = Preceded.PREEMPTION
         there = [place for place in step.places if place.name in requests]
@@ -219,17 +219,17 @@ class Witness:
 
     def _part(self, place: BatchPlace, judgements: Judgements | None, request: Known) -> RequestStep:
         index, request.index = request.index, request.index + 1
-        one = judgements.of(place.row) if place.ended_prompt and judgements is not None else None
-        if one is None:
+        judged = judgements.of(place.row) if place.ended_prompt and judgements is not None else None
+        if judged is None:
             blocks = self._blocks(place, place.context, place.count)
             return RequestStep(
                 place.name, index, place.context, place.count, "none", DraftTree.empty(), None, 0, blocks=blocks
             )
-        prefill, verified = place.count - 1 - place.drafts, len(one.tree) + one.invalid
+        prefill, verified = place.count - 1 - place.drafts, len(judged.tree) + judged.invalid
         context = request.context if place.ahead and not prefill and request.committed else place.context
-        verdict = dataclasses.replace(one.verdict, rule=rule_of(self.run.speculation))
+        verdict = dataclasses.replace(judged.verdict, rule=rule_of(self.run.speculation))
         preceded = request.preceded
-        tokens = [*one.tree.token[verdict.path].tolist(), verdict.token]
+        tokens = [*judged.tree.token[verdict.path].tolist(), verdict.token]
         emitted = request.kept(tokens, self.run.max_context)
         request.emitted += emitted
         request.committed += len(tokens)
@@ -239,25 +239,25 @@ class Witness:
             index=index,
             context_len=context,
             prefill_tokens=prefill,
-            drafter=self.run.drafter if len(one.tree) else "none",
-            tree=one.tree,
+            drafter=self.run.drafter if len(judged.tree) else "none",
+            tree=judged.tree,
             verdict=verdict,
             emitted=emitted,
-            notes=one.notes,
-            sizing=f"{one.invalid} invalid drafts left out" if one.invalid else "",
+            notes=judged.notes,
+            sizing=f"{judged.invalid} invalid drafts left out" if judged.invalid else "",
             preceded=preceded,
             blocks=self._blocks(place, context, prefill + 1 + verified),
-            parents=one.parents,
-            method=self._method(one, place, place.drafts - verified),
+            parents=judged.parents,
+            method=self._method(judged, place, place.drafts - verified),
         )
 
-    def _method(self, one: Judged, place: BatchPlace, unverified: int) -> MethodNotes | None:
-        """What vLLM's drafters tell besides."""
+    def _method(self, judged: Judged, place: BatchPlace, unverified: int) -> MethodNotes | None:
+        """What vLLM's drafters give besides."""
         notes = MethodNotes(
-            confidence=NO_FLOATS if one.confidence is None else one.confidence,
-            one_pass=bool(len(one.tree)) and in_one_pass(self.run.speculation),
+            confidence=NO_FLOATS if judged.confidence is None else judged.confidence,
+            one_pass=bool(len(judged.tree)) and in_one_pass(self.run.speculation),
             unverified=max(unverified, 0),
-            match_length=place.match_length if len(one.tree) else 0,
+            match_length=place.match_length if len(judged.tree) else 0,
         )
         return None if notes.is_empty else notes
 
@@ -275,15 +275,15 @@ class Witness:
     def _corrected(self, parts: Sequence[RequestStep], finished: Sequence[RequestEnd]) -> list[RequestStep]:
         """A request's last step gave out what vLLM says it did: a stop that we do not know of may have cut it."""
         outputs = {end.info.id: len(end.output) for end in finished}
-        found = []
+        corrected = []
         for part in parts:
             request = self._requests.get(part.request)
             if part.request in outputs and request is not None and part.verdict is not None:
                 surplus = request.emitted - outputs[part.request]
                 emitted = min(max(part.emitted - surplus, 0), part.verdict.accepted + 1)
                 part = part if emitted == part.emitted else dataclasses.replace(part, emitted=emitted)
-            found.append(part)
-        return found
+            corrected.append(part)
+        return corrected
 
 
 def some_blocks(table: Any, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:

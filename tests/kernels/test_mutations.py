@@ -20,7 +20,7 @@ from tests.kernels.cases import (
 SEEDS = 12
 
 MUTATIONS = {
-    "kv_write: mask off by one": ("kv_write", "at < width", "at < width - 1", check_write, {}),
+    "kv_write: mask off by one": ("kv_write", "column < width", "column < width - 1", check_write, {}),
     "kv_write: a block edge": ("kv_write", "slot = tl.load(slots + token)", "slot = token", check_write, {}),
     "kv_compact: unordered": (
         "kv_compact",
@@ -36,7 +36,7 @@ MUTATIONS = {
         check_compact,
         {},
     ),
-    "kv_compact: mask off by one": ("kv_compact", "at < width", "at < width - 1", check_compact, {}),
+    "kv_compact: mask off by one": ("kv_compact", "column < width", "column < width - 1", check_compact, {}),
     "tree_attention: mask off by one": (
         "tree_attention",
         "word >> (w % 64)",
@@ -116,14 +116,14 @@ MUTATIONS = {
     ),
     "tree_verify: a missing renormalisation of q": (
         "tree_verify",
-        "own / q_mass, 1.0)",
-        "own, 1.0)",
+        "q_token / q_mass, 1.0)",
+        "q_token, 1.0)",
         check_verify,
         {"drawn": WITHOUT_REPLACEMENT},
     ),
     "tree_verify: a token drawn with replacement is tried once": (
         "tree_verify",
-        "& (tl.load(drawn + at) != 2)",
+        "& (tl.load(drawn + child) != 2)",
         "",
         check_verify,
         {"drawn": WITH_REPLACEMENT, "forced": 0.7},
@@ -144,8 +144,8 @@ MUTATIONS = {
     ),
     "tree_verify: a rejected token stays": (
         "tree_verify",
-        "gone = (x == tl.load(token + at))",
-        "gone = (x == tl.load(token + at) + 1)",
+        "gone = (x == tl.load(token + child))",
+        "gone = (x == tl.load(token + child) + 1)",
         check_verify,
         {"drawn": DETERMINISTIC},
     ),
@@ -158,7 +158,7 @@ MUTATIONS = {
     ),
     "tree_verify: what a forced rejection leaves of its token is forgotten": (
         "tree_verify",
-        "tl.load(kept + at).to(tl.float32), r)",
+        "tl.load(remains + child).to(tl.float32), r)",
         "0.0, r)",
         check_verify,
         {"drawn": WITHOUT_REPLACEMENT, "forced": 0.7},

@@ -98,7 +98,7 @@ def _rows(evidence: Evidence, steps: Indices, by: str, buckets: Buckets, values:
 
 
 def _intervals(groups: Grouping, accepted: Indices, request: Indices) -> list[tuple[float, float] | None]:
-    """Of each group's tau, whose error is that of a ratio of sums over requests."""
+    """The interval of each group's tau, whose error is that of a ratio of sums over requests."""
     drafts = np.array(groups.counts(), np.float64)
     mean = groups.sums(accepted) / drafts
     off = accepted - mean[groups.group]

@@ -64,7 +64,7 @@ def _table(
 
 
 def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
-    """All of them, in the order of reading."""
+    """All tables of answers, in the order of reading."""
     return (
         _tokens(answers, vocabulary),
         _groups(answers, vocabulary),
@@ -76,25 +76,25 @@ def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
 
 
 def _tokens(answers: Answers, vocabulary: Vocabulary) -> Table:
-    found = answers.rejections
+    rejections = answers.rejections
 
-    def row(one: RejectedToken) -> AnswerRow:
+    def row(entry: RejectedToken) -> AnswerRow:
         return (
             (
-                _token(vocabulary, one.token),
-                _count(one.rejected.count),
-                _count(one.rejected.total),
-                *_share(one.rejected),
-                _taken(vocabulary, one.taken),
-                _miss(one.misses, Miss.NEAR),
-                _miss(one.misses, Miss.NONSENSE),
-                (_p(one.raw_p), one.raw_p),
-                _rank(one.rank),
-                _count(one.depth),
-                (_label(one.kind), one.kind),
-                (NONE if one.position is None else f"{one.position:,.0f}", one.position),
+                _token(vocabulary, entry.token),
+                _count(entry.rejected.count),
+                _count(entry.rejected.total),
+                *_share(entry.rejected),
+                _taken(vocabulary, entry.taken),
+                _miss(entry.misses, Miss.NEAR),
+                _miss(entry.misses, Miss.NONSENSE),
+                (_p(entry.raw_p), entry.raw_p),
+                _rank(entry.rank),
+                _count(entry.depth),
+                (_label(entry.kind), entry.kind),
+                (NONE if entry.position is None else f"{entry.position:,.0f}", entry.position),
             ),
-            one.examples,
+            entry.examples,
         )
 
     columns = (
@@ -118,39 +118,39 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Table:
         "medians; depth and kind: the commonest."
     )
     title = "Drafted tokens rejected most, and what the target took"
-    rows = map(row, found.tokens)
-    return _table(title, columns, rows, about, found.notes, _rejected(answers), ranked=True)
+    rows = map(row, rejections.tokens)
+    return _table(title, columns, rows, about, rejections.notes, _rejected(answers), ranked=True)
 
 
 def _rejected(answers: Answers) -> str:
-    found = answers.rejections
-    if not found.rejected.total:
+    rejections = answers.rejections
+    if not rejections.rejected.total:
         return ""
-    known = found.rejected.count - found.misses[Miss.UNKNOWN]
-    parts = [f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"]
+    known = rejections.rejected.count - rejections.misses[Miss.UNKNOWN]
+    parts = [f"{rejections.rejected.count:,} of {rejections.rejected.total:,} nodes tried were rejected"]
     if known:
-        near, nonsense = found.misses[Miss.NEAR] / known, found.misses[Miss.NONSENSE] / known
+        near, nonsense = rejections.misses[Miss.NEAR] / known, rejections.misses[Miss.NONSENSE] / known
         parts.append(f"{near:.1%} were near misses, {nonsense:.1%} nonsense")
     return "; ".join(parts)
 
 
 def _groups(answers: Answers, vocabulary: Vocabulary) -> Table:
-    found = answers.rejections
+    rejections = answers.rejections
 
-    def row(one: RejectionGroup) -> AnswerRow:
+    def row(group: RejectionGroup) -> AnswerRow:
         return (
             (
-                (one.by, one.by),
-                (_label(one.value), _natural(one.value)),
-                _count(one.rejected.count),
-                _count(one.rejected.total),
-                *_share(one.rejected),
-                _miss(one.misses, Miss.NEAR),
-                _miss(one.misses, Miss.NONSENSE),
-                _taken(vocabulary, (one.token,) if one.token else ()),
-                _taken(vocabulary, (one.taken,) if one.taken else ()),
+                (group.by, group.by),
+                (_label(group.value), _natural(group.value)),
+                _count(group.rejected.count),
+                _count(group.rejected.total),
+                *_share(group.rejected),
+                _miss(group.misses, Miss.NEAR),
+                _miss(group.misses, Miss.NONSENSE),
+                _taken(vocabulary, (group.token,) if group.token else ()),
+                _taken(vocabulary, (group.taken,) if group.taken else ()),
             ),
-            one.examples,
+            group.examples,
         )
 
     columns = (
@@ -169,26 +169,26 @@ def _groups(answers: Answers, vocabulary: Vocabulary) -> Table:
         "share: rejected / tried; by miss: of all rejections. position: in the output. final: the step's final token."
     )
     title = "Rejections by depth, kind, final token, position, miss"
-    rows = map(row, found.groups)
-    return _table(title, columns, rows, about, found.notes, _rejected(answers))
+    rows = map(row, rejections.groups)
+    return _table(title, columns, rows, about, rejections.notes, _rejected(answers))
 
 
 def _calibration(answers: Answers) -> Table:
-    found = answers.calibration
+    calibration = answers.calibration
 
-    def row(one: Bin) -> AnswerRow:
+    def row(entry: Bin) -> AnswerRow:
         return (
             (
-                (one.plotted.value, one.plotted.value),
-                (f"{one.low:.1f}–{one.high:.1f}", one.low),
-                _count(one.accepted.total),
-                (f"{one.mean:.3f}", one.mean),
-                (f"{one.target_p:.3f}", one.target_p),
-                *_share(one.accepted),
-                (NONE if one.expected is None else f"{one.expected:.1%}", one.expected),
-                (_bar(one.accepted.value or 0), one.accepted.value),
+                (entry.plotted.value, entry.plotted.value),
+                (f"{entry.low:.1f}–{entry.high:.1f}", entry.low),
+                _count(entry.accepted.total),
+                (f"{entry.mean:.3f}", entry.mean),
+                (f"{entry.target_p:.3f}", entry.target_p),
+                *_share(entry.accepted),
+                (NONE if entry.expected is None else f"{entry.expected:.1%}", entry.expected),
+                (_bar(entry.accepted.value or 0), entry.accepted.value),
             ),
-            one.examples,
+            entry.examples,
         )
 
     columns = (
@@ -203,42 +203,42 @@ def _calibration(answers: Answers) -> Table:
         Column("bar", 3, words=True),
     )
     about = (
-        f"of: {PLOTTED[found.curves[0].plotted]}. "
-        if len(found.curves) == 1
+        f"of: {PLOTTED[calibration.curves[0].plotted]}. "
+        if len(calibration.curves) == 1
         else "of: q of sampled nodes, else draft p. "
     ) + (
         "q, draft p, p: means. expected: mean acceptance probability. Error: how far the two "
         "means are apart, averaged over the bins. bar: the accepted share."
     )
     lines = [
-        f"{one.plotted.value}: expected calibration error {one.error:.3f}, accepted {one.accepted.value or 0:.1%}"
-        for one in found.curves
+        f"{curve.plotted.value}: expected calibration error {curve.error:.3f}, accepted {curve.accepted.value or 0:.1%}"
+        for curve in calibration.curves
     ]
-    rows = tuple(row(one) for curve in found.curves for one in curve.bins)
+    rows = tuple(row(entry) for curve in calibration.curves for entry in curve.bins)
     title = "The drafter's probability against acceptance"
-    return _table(title, columns, rows, about, found.notes, "; ".join(lines))
+    return _table(title, columns, rows, about, calibration.notes, "; ".join(lines))
 
 
 def _conditions(answers: Answers) -> Table:
-    found = answers.conditions
+    conditions = answers.conditions
 
-    def row(one: Bucket) -> AnswerRow:
-        low_high = NONE if one.interval is None else f"{one.interval[0]:.2f}–{one.interval[1]:.2f}"
+    def row(bucket: Bucket) -> AnswerRow:
+        low_high = NONE if bucket.interval is None else f"{bucket.interval[0]:.2f}–{bucket.interval[1]:.2f}"
         return (
             (
-                (one.by, one.by),
-                (one.value, _natural(one.value)),
-                _count(one.drafts),
-                (f"{one.tau:.2f}", one.tau),
-                (low_high, None if one.interval is None else one.interval[0]),
-                (f"{one.rate:.1%}", one.rate),
-                (f"{one.first.value or 0:.1%}", one.first.value),
-                (_bar((one.tau - 1) / most), one.tau),
+                (bucket.by, bucket.by),
+                (bucket.value, _natural(bucket.value)),
+                _count(bucket.drafts),
+                (f"{bucket.tau:.2f}", bucket.tau),
+                (low_high, None if bucket.interval is None else bucket.interval[0]),
+                (f"{bucket.rate:.1%}", bucket.rate),
+                (f"{bucket.first.value or 0:.1%}", bucket.first.value),
+                (_bar((bucket.tau - 1) / largest), bucket.tau),
             ),
-            one.examples,
+            bucket.examples,
         )
 
-    most = max((one.tau - 1 for one in found.buckets), default=0) or 1
+    largest = max((bucket.tau - 1 for bucket in conditions.buckets), default=0) or 1
     columns = (
         Column("by", words=True),
         Column("value", words=True),
@@ -255,23 +255,23 @@ def _conditions(answers: Answers) -> Table:
         "the target's raw top p: at the root. bar: accepted tokens per draft."
     )
     title = "Acceptance by position, context, certainty, batch size"
-    return _table(title, columns, map(row, found.buckets), about, found.notes, "")
+    return _table(title, columns, map(row, conditions.buckets), about, conditions.notes, "")
 
 
 def _missed(answers: Answers) -> Table:
-    found = answers.missed
+    missed = answers.missed
 
-    def row(one: Choice) -> AnswerRow:
+    def row(choice: Choice) -> AnswerRow:
         return (
             (
-                (one.place.value, one.place.value),
-                (PLACES[one.place], PLACES[one.place]),
-                _count(one.decisions.count),
-                *_share(one.decisions),
-                (f"{one.per_draft:.2f}", one.per_draft),
-                (_p(one.draft_p), one.draft_p),
+                (choice.place.value, choice.place.value),
+                (PLACES[choice.place], PLACES[choice.place]),
+                _count(choice.decisions.count),
+                *_share(choice.decisions),
+                (f"{choice.per_draft:.2f}", choice.per_draft),
+                (_p(choice.draft_p), choice.draft_p),
             ),
-            one.examples,
+            choice.examples,
         )
 
     columns = (
@@ -288,11 +288,11 @@ def _missed(answers: Answers) -> Table:
         "at each. draft p: mean of the drafter's probability of the token, where it is known."
     )
     title = "Where the target's choice was"
-    return _table(title, columns, map(row, found.choices), about, found.notes, "")
+    return _table(title, columns, map(row, missed.choices), about, missed.notes, "")
 
 
 def _cells(answers: Answers) -> Table:
-    found = answers.tree
+    tree = answers.tree
 
     def row(cell: TreeCell) -> AnswerRow:
         tried = Share(cell.accepted.count, cell.tried)
@@ -331,11 +331,11 @@ def _cells(answers: Answers) -> Table:
     title = "Nodes by depth and sibling: which is not worth its row"
     named = [
         f"depth {cell.depth} sibling {cell.sibling} ({cell.accepted.count:,} of {cell.accepted.total:,} accepted)"
-        for cell in found.worst
+        for cell in tree.worst
     ]
-    few = "too few rows to name the least worth" if len(found.cells) > 1 else ""
+    few = "too few rows to name the least worth" if len(tree.cells) > 1 else ""
     summary = f"least worth their rows: {', '.join(named)}" if named else few
-    return _table(title, columns, map(row, found.cells), about, found.notes, summary, ranked=True)
+    return _table(title, columns, map(row, tree.cells), about, tree.notes, summary, ranked=True)
 
 
 # Cells
@@ -358,7 +358,7 @@ def _miss(misses: dict[Miss, int], which: Miss) -> Cell:
 
 
 def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell:
-    """Its text and its id, and how often."""
+    """A token's text and id, and how often it occurred."""
     shown, known = vocabulary.show(token), vocabulary.piece(token) is not None
     shown = shown if len(shown) <= TOKEN else shown[: TOKEN - 1] + "…"
     text = f"{printable(shown)} #{token}" if known else f"#{token}"
@@ -366,7 +366,7 @@ def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell
 
 
 def _taken(vocabulary: Vocabulary, taken: Sequence[Count]) -> Cell:
-    return ("  ".join(_token(vocabulary, one.token, one.count)[0] for one in taken) or NONE), (
+    return ("  ".join(_token(vocabulary, entry.token, entry.count)[0] for entry in taken) or NONE), (
         _token(vocabulary, taken[0].token)[0] if taken else None
     )
 
@@ -390,7 +390,7 @@ def _label(text: str) -> str:
 
 
 def _natural(text: str) -> str:
-    """To sort by: 16–31 before 128–255."""
+    """A sort key: 16–31 before 128–255."""
     head = text.replace(",", "").split("–")[0].split("+")[0].split(" ")[0]
     try:
         return f"{float(head):012.3f}"

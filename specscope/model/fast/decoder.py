@@ -101,7 +101,7 @@ class Rotary:
         return known[1:]
 
     def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The same in float32."""
+        """The same tables in float32."""
         known = self._wide
         if known is None or known[0] is not sin:
             turned = self.tables(cos, sin)
@@ -137,8 +137,8 @@ class FusedLayer:
         # What layers that are computed together made of its input, or None: see LayerStack. None where it stands alone.
         self.stack: Callable[[FusedLayer, Tensor, tuple[Tensor, Tensor], Batch, KVCache], Tensor | None] | None = None
 
-    def compile(self, most: int, *, norms: bool = True) -> None:
-        """Let up to `most` rows go through one kernel, where there is one for such a layer.
+    def compile(self, max_rows: int, *, norms: bool = True) -> None:
+        """Let up to `max_rows` rows go through one kernel, where there is one for such a layer.
 
         `norms`: whether it begins with the first norm; else it is always given what attention projects.
         """
@@ -154,7 +154,7 @@ class FusedLayer:
         fits = all(Panels.fits(linear.weight) for linear in self.linears)
         if not (even and plain and fits and all(isinstance(norm, FusedRMSNorm) and norm.kernel for norm in mine)):
             return
-        self.most = most
+        self.most = max_rows
         self.parts = LayerParts(
             heads=self.heads,
             kv_heads=self.kv_heads,

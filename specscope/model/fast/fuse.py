@@ -32,14 +32,14 @@ def fuse(model: Any, layers: list[LayerShape]) -> bool:  # noqa: ANN401
     if weight.device.type != "cpu":
         return False
     pack = may_pack(model)
-    most = compiled_rows(weight.dtype) if pack else 0
-    fuse_norms(model, compiles=most > 0)
+    max_rows = compiled_rows(weight.dtype) if pack else 0
+    fuse_norms(model, compiles=max_rows > 0)
     if FUSE not in disabled():
-        _fuse_layers(model, layers, pack=pack, most=most)
+        _fuse_layers(model, layers, pack=pack, max_rows=max_rows)
     if pack:
         output = model.get_output_embeddings()
         _swap(model, lambda module: _packed(module, wide=module is output))
-    return most > 0
+    return max_rows > 0
 
 
 def fuse_norms(model: nn.Module, *, compiles: bool) -> None:
@@ -80,7 +80,7 @@ def _same(old: nn.Module, new: nn.Module) -> bool:
 
 @dataclass
 class _Call:
-    """What went into a layer and what came out."""
+    """The inputs and the output of one call of a layer."""
 
     layer: nn.Module
     given: tuple[Any, ...]
@@ -88,10 +88,10 @@ class _Call:
     out: Any
 
 
-def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, most: int) -> None:  # noqa: ANN401
+def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, max_rows: int) -> None:  # noqa: ANN401
     """Let a FusedLayer stand for each layer that looks alike and gives the same in a trial.
 
-    `most`: rows that go through one kernel.
+    `max_rows`: how many go through one kernel at most.
     """
     variants: dict[int, Variant] = {}
     rotary = Rotary()
@@ -106,8 +106,8 @@ def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, most: int)
         if not _gives_the_same(fused, call):
             continue
         call.layer.forward = fused
-        if most:
-            fused.compile(most)
+        if max_rows:
+            fused.compile(max_rows)
             if fused.compiled is not None and not _gives_the_same(fused, call):
                 fused.compiled = None
         if fused.compiled is not None:
@@ -189,7 +189,7 @@ class LayerStack:
     """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
-        """Of compiled layers in their order, all with the same rotation and kinds of caches."""
+        """`layers`: compiled, in their order, all with the same rotation and kinds of caches."""
         from specscope.kernels.cpu.layer import CompiledLayers  # numba is imported only where it runs
 
         self._layers = list(layers)
@@ -199,15 +199,15 @@ class LayerStack:
 
     def after(self, layer: FusedLayer, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor | None:
         """What a layer of the stack makes of x [1, N, width]; None where it must compute that by itself."""
-        at = layer.index - self._layers[0].index
-        if at == 0:
+        index = layer.index - self._layers[0].index
+        if index == 0:
             self._made, self._sin = self._compute(x, rotation, batch, cache), rotation[1]
         made = self._made
-        if not made or (at and (x is not made[at - 1] or rotation[1] is not self._sin)):
+        if not made or (index and (x is not made[index - 1] or rotation[1] is not self._sin)):
             return None
         if layer is self._layers[-1]:
             self._made = ()
-        return made[at]
+        return made[index]
 
     def _compute(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Sequence[Tensor]:
         """Nothing where rows go through in several batches: layer by layer, the weights are read once for all."""

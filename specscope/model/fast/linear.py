@@ -52,13 +52,13 @@ class PackedLinear(nn.Module):
 
     @property
     def panels(self) -> Panels:
-        """The layout of the compiled layer's products, which may be that of this one's."""
+        """The layout for the compiled layer's products; it may be the one that this layer uses."""
         from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
 
-        found = next((product for product in self._layouts.values() if isinstance(product, Panels)), None)
+        panels = next((product for product in self._layouts.values() if isinstance(product, Panels)), None)
         weight = self.weight.detach()
-        if found is not None:
-            return found
+        if panels is not None:
+            return panels
         return Panels.of(
             weight, self.bias, torch.float16 if weight.dtype is torch.float32 and is_half(weight) else weight.dtype
         )
@@ -79,20 +79,20 @@ def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
     layers are compiled, the rows that they take go through our own product here too: then no row depends on the others.
     """
     fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
-    found: dict[FastPath, Product] = {}
-    speeds, own = path_speeds(weight.dtype), compiled_rows(weight.dtype)
+    layouts: dict[FastPath, Product] = {}
+    speeds, compiled = path_speeds(weight.dtype), compiled_rows(weight.dtype)
     for rows in (FEW, MANY):
         names = speeds.fastest(rows, fitting)
-        if own and (rows == FEW or own == sys.maxsize):
+        if compiled and (rows == FEW or compiled == sys.maxsize):
             names.sort(key=lambda name: name != NUMBA)
         for name in names:
             path = fitting[name]
             try:
-                found[path] = found.get(path) or path.lay_out(weight, bias)
+                layouts[path] = layouts.get(path) or path.lay_out(weight, bias)
                 break
             except Exception:  # what a small weight's trial did not show, such as memory running out
                 del fitting[name]
-    return found
+    return layouts
 
 
 def _unrounded(path: FastPath, product: Product) -> Product:
@@ -105,13 +105,13 @@ def _unrounded(path: FastPath, product: Product) -> Product:
 
 
 def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | None:
-    """One product of those for few and for many rows; None where there is none."""
+    """One product out of those for few and for many rows; None where there is none."""
     if len(layouts) < 2:
         return next(iter(layouts.values()), None)
     (few, few_rows), (many, many_rows) = layouts.items()
-    own = compiled_rows(weight.dtype) if few.name == NUMBA else 0
-    most = (own or path_speeds(weight.dtype).most_rows(few.name, [many.name])) * weight.shape[1]
-    return lambda x: few_rows(x) if x.numel() <= most else many_rows(x)
+    compiled = compiled_rows(weight.dtype) if few.name == NUMBA else 0
+    limit = (compiled or path_speeds(weight.dtype).most_rows(few.name, [many.name])) * weight.shape[1]
+    return lambda x: few_rows(x) if x.numel() <= limit else many_rows(x)
 
 
 def _join(parts: Sequence[Tensor]) -> nn.Parameter:

@@ -36,19 +36,19 @@ class PathSpeeds:
     seconds: Mapping[str, Mapping[int, float]]
 
     def fastest(self, rows: int, names: Iterable[str]) -> list[str]:
-        """The names in the order of their speed at so many rows."""
+        """The names, fastest first, at this many rows."""
         return sorted(names, key=lambda name: self.seconds.get(name, {}).get(rows, float("inf")))
 
     def most_rows(self, few: str, others: Collection[str], factor: float = 1.0) -> int:
         """Up to how many rows the one path takes at most `factor` times as long as the fastest of the others.
 
-        The most rows that were tried stand for all above.
+        The largest number of rows that was measured stands for all above it.
         """
-        most = 0
+        largest = 0
         for rows in ROWS:
             if others and self.seconds[few][rows] > factor * min(self.seconds[name][rows] for name in others):
-                return most
-            most = rows
+                return largest
+            largest = rows
         return sys.maxsize
 
 
@@ -64,10 +64,10 @@ def _speeds(dtype: torch.dtype, names: tuple[str, ...], threads: int) -> PathSpe
     file = place("paths", about)
     try:
         if file.stat().st_size <= LARGEST:
-            found = decoded(file.read_bytes(), PathSpeeds)
-            whole = all(set(ROWS) <= set(found.seconds.get(name, {})) for name in names)
-            if whole and dict(found.about) == about and is_good(file, quiet=found.quiet):
-                return found
+            cached = decoded(file.read_bytes(), PathSpeeds)
+            whole = all(set(ROWS) <= set(cached.seconds.get(name, {})) for name in names)
+            if whole and dict(cached.about) == about and is_good(file, quiet=cached.quiet):
+                return cached
     except (OSError, ValueError):
         pass
     if len(names) < 2:  # there is nothing to choose
@@ -94,7 +94,7 @@ def _measure(paths: list[FastPath]) -> dict[str, dict[int, list[float]]]:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(WIDE, NARROW, generator=generator).bfloat16().to(paths[0].dtype)
     products = {path.name: [path.lay_out(weight, None) for _ in range(COPIES)] for path in paths}
-    found: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in products}
+    seconds: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in products}
     begin = time.monotonic()
     for turn in range(TURNS):
         if turn and time.monotonic() - begin > SECONDS:
@@ -105,5 +105,5 @@ def _measure(paths: list[FastPath]) -> dict[str, dict[int, list[float]]]:
                 for product in each[: COPIES if rows <= READ else FEWER]:
                     start = time.perf_counter()
                     product(x)
-                    found[name][rows].append(time.perf_counter() - start)
-    return found
+                    seconds[name][rows].append(time.perf_counter() - start)
+    return seconds

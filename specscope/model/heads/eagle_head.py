@@ -38,7 +38,7 @@ class HeadAttention(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """A decoder layer. In the first, EAGLE-3 normalises embedding and feature apart; EAGLE normalises neither."""
+    """A decoder layer. In the first, EAGLE-3 normalises embedding and feature separately; EAGLE neither of them."""
 
     def __init__(self, config: LlamaConfig, version: int, index: int = 0) -> None:
         super().__init__()

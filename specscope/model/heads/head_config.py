@@ -48,7 +48,7 @@ class HeadConfig:
 
     @property
     def width(self) -> int:
-        """Of the head's own hidden states."""
+        """Width of the head's own hidden states."""
         return int(self.layer["hidden_size"])
 
     @property
@@ -63,7 +63,7 @@ class HeadConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each decoder layer: how many positions a query looks back, its own among them; None: all."""
+        """For each decoder layer, how many positions a query looks back, including its own; None: all."""
         kinds, window = self.layer.get("layer_types") or [], self.layer.get("sliding_window")
         return tuple(window if SLIDING in kinds[i : i + 1] else None for i in range(self.layers))
 
@@ -74,14 +74,14 @@ class HeadConfig:
 
     @property
     def turned(self) -> int:
-        """So many of a head's first channels are turned by position; the others are the same everywhere."""
+        """How many of a head's first channels are rotated by position; the others are not."""
         ropes = (*(self.layer.get(name) for name in ROPES), self.layer)
         given = (rope.get(PARTIAL) for rope in ropes if rope)
         return int(self.head_size * next((share for share in given if share is not None), 1))
 
     @property
     def flags(self) -> dict[str, bool]:
-        """What of its arithmetic a config.json says by yes and no."""
+        """The parts of its arithmetic that config.json switches on or off."""
         return {name: getattr(self, name) for name in FLAGS}
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
     """
     layer = flattened(read_object(folder / "config.json"))
     try:
-        told = msgspec.convert(layer, HeadJson)
+        head_json = msgspec.convert(layer, HeadJson)
         sizes = msgspec.convert(layer, LayerJson)
     except msgspec.ValidationError as error:
         raise UserError(f"{folder}/config.json does not describe an EAGLE head: {error}") from None
@@ -208,11 +208,11 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
     config = HeadConfig(
         version=version,
         layer=layer,
-        target_width=told.target_hidden_size or sizes.hidden_size,
-        draft_vocab=told.draft_vocab_size or sizes.vocab_size,
-        aux_layers=choose_aux_layers(told, target_layers) if version == 3 else ("final",),
-        parallel=_parallel(told, sizes.vocab_size, folder) if parallel else None,
-        **{name: bool(getattr(told, name)) for name in FLAGS},
+        target_width=head_json.target_hidden_size or sizes.hidden_size,
+        draft_vocab=head_json.draft_vocab_size or sizes.vocab_size,
+        aux_layers=choose_aux_layers(head_json, target_layers) if version == 3 else ("final",),
+        parallel=_parallel(head_json, sizes.vocab_size, folder) if parallel else None,
+        **{name: bool(getattr(head_json, name)) for name in FLAGS},
     )
     if version == 1 and any(config.flags.values()):
         on = next(name for name, value in config.flags.items() if value)
@@ -233,24 +233,26 @@ def _check_turned(config: HeadConfig, folder: Path) -> None:
         )
 
 
-def _parallel(told: HeadJson, vocab: int, folder: Path) -> Parallel:
-    """What a P-EAGLE head's config says of its mask rows, in the order in which vLLM 0.33 looks for it."""
-    token = next((t for t in (told.mask_token_id, told.pard_token, told.ptd_token_id) if t is not None), None)
+def _parallel(head_json: HeadJson, vocab: int, folder: Path) -> Parallel:
+    """What a P-EAGLE head's config says of its mask rows, looked up in vLLM 0.33's order."""
+    token = next(
+        (t for t in (head_json.mask_token_id, head_json.pard_token, head_json.ptd_token_id) if t is not None), None
+    )
     if token is None or token >= vocab:
         wrong = "names no mask token" if token is None else f"names mask token {token} in a vocabulary of {vocab}"
         raise UserError(f"{folder}/config.json {wrong}: a P-EAGLE head needs mask_token_id, pard_token or ptd_token_id")
-    methods = [] if told.speculators_config is None else told.speculators_config.proposal_methods
+    methods = [] if head_json.speculators_config is None else head_json.speculators_config.proposal_methods
     return Parallel(token, (methods[0].speculative_tokens or 0) if methods else 0)
 
 
-def choose_aux_layers(told: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:
+def choose_aux_layers(head_json: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:
     """Which layers feed an EAGLE-3 head.
 
     `eagle_aux_hidden_state_layer_ids` is vLLM's: j is what enters layer j. Inside `eagle_config` it is SGLang's: j is
     what leaves layer j, which enters j + 1. Where neither is given, the authors' rule.
     """
-    if told.eagle_aux_hidden_state_layer_ids:
-        return tuple(told.eagle_aux_hidden_state_layer_ids)
-    if told.eagle_config is not None and told.eagle_config.eagle_aux_hidden_state_layer_ids:
-        return tuple(j + 1 for j in told.eagle_config.eagle_aux_hidden_state_layer_ids)
+    if head_json.eagle_aux_hidden_state_layer_ids:
+        return tuple(head_json.eagle_aux_hidden_state_layer_ids)
+    if head_json.eagle_config is not None and head_json.eagle_config.eagle_aux_hidden_state_layer_ids:
+        return tuple(j + 1 for j in head_json.eagle_config.eagle_aux_hidden_state_layer_ids)
     return published_aux_layers(target_layers)

@@ -53,15 +53,15 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     except Exception as error:
         raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
     check_numbers(tensors.items(), f"the head in {path}")
-    own = tensors.pop(EMBEDDING, None)
+    own_embedding = tensors.pop(EMBEDDING, None)
     _fill(head, tensors, path)
     embedding: nn.Module = target.embedding
-    if own is not None:
-        if tuple(own.shape) != (config.vocab, config.width):
+    if own_embedding is not None:
+        if tuple(own_embedding.shape) != (config.vocab, config.width):
             wanted = [config.vocab, config.width]
-            raise UserError(f"{EMBEDDING} in {path} is {list(own.shape)}, but config.json makes it {wanted}")
-        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
-    if config.width != target.width and (own is None or version == 1):
+            raise UserError(f"{EMBEDDING} in {path} is {list(own_embedding.shape)}, but config.json makes it {wanted}")
+        embedding = nn.Embedding.from_pretrained(own_embedding.to(target.device, target.dtype))
+    if config.width != target.width and (own_embedding is None or version == 1):
         raise UserError(
             f"the head in {path} is {config.width} wide and {target.name} {target.width}: "
             "such a head needs embed_tokens of its own"
@@ -145,7 +145,7 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
-    """Queries' and keys' projections with the channels of each head in another order; others as they are."""
+    """Reorder the channels of each head in the projections of queries and keys; leave other tensors as they are."""
     if not name.endswith(TURNED) or torch.equal(order, torch.arange(len(order))):
         return tensor
     ordered: Tensor = tensor.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
@@ -153,7 +153,7 @@ def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
 
 
 def _check_maps(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> None:
-    """Refuse d2t and t2d that do not say, and say alike, which of the target's tokens each draft token is."""
+    """Refuse d2t and t2d unless they agree on which of the target's tokens each draft token is."""
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if d2t is not None:
         if d2t.dtype not in INTEGERS or d2t.shape != (config.draft_vocab,):

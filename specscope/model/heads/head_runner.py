@@ -26,11 +26,11 @@ class _Turned(Rotary):
     """Tables that are in the layer's shape already."""
 
     def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """As given."""
+        """The tables as given."""
         return cos, sin
 
     def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """In float32."""
+        """The tables in float32."""
         return cos.float(), sin.float()
 
 
@@ -57,8 +57,8 @@ class HeadRunner:
         self.cache = KVCache([shape] * len(layers), blocks, weight.dtype, weight.device, backend)
         on_cpu = weight.device.type == "cpu"
         pack = on_cpu and may_pack(head)
-        most = compiled_rows(weight.dtype) if pack else 0
-        self.compiles = most > 0  # whether our own kernels for processors are used
+        max_rows = compiled_rows(weight.dtype) if pack else 0
+        self.compiles = max_rows > 0  # whether our own kernels for processors are used
         if on_cpu:
             fuse_norms(head, compiles=self.compiles)
         variants = [Variant(attention.size**-0.5, window, None, None) for window in head.config.windows]
@@ -67,12 +67,12 @@ class HeadRunner:
             for layer, variant in zip(layers, variants, strict=True)
         )
         if self.compiles:
-            self.layer.compile(most, norms=False)
+            self.layer.compile(max_rows, norms=False)
             for further in self.further:
-                further.compile(most)
-        own = head.config.version == 3
-        self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
-        self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if own else nn.Identity()
+                further.compile(max_rows)
+        is_eagle3 = head.config.version == 3
+        self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if is_eagle3 else loaded.lm_head
+        self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if is_eagle3 else nn.Identity()
         # No position lies beyond the cache, whatever context a config promises.
         positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
         # cos and sin of every position as the layer uses them, side by side: [positions, 2, 1, 2, size / 2]
@@ -101,7 +101,7 @@ class HeadRunner:
 
     @property
     def read_bytes(self) -> int:
-        """Of weights, by a pass of few rows after the first."""
+        """Bytes of weights that each pass of a draft but the first reads, where it has few rows."""
         unpacked = sum(weight.nbytes for weight in self.lm_head.parameters())
         lm_head = self.lm_head.read_bytes if isinstance(self.lm_head, PackedLinear) else unpacked
         return sum(layer.read_bytes for layer in (self.layer, *self.further)) + lm_head

@@ -162,11 +162,11 @@ class NoDrafter:
     shelf: Shelf | None = None
 
     def most_nodes(self, context: Context) -> int:
-        """None."""
+        """Always 0."""
         return 0
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """Nothing for anybody."""
+        """No draft for any request."""
         return [NO_DRAFT] * len(contexts)
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

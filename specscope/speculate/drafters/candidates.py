@@ -33,22 +33,22 @@ class Candidates:
         text: Draft, model: Draft, acceptance: CandidateHistory, beforehand: Sequence[float] = PRIOR
     ) -> Candidates:
         """Both trees as one; what both have is one node. `beforehand`: what is known of each kind of candidate."""
-        found = Candidates()
+        merged = Candidates()
         places: dict[tuple[int, int], int] = {}
-        found._add(text.tree, places, found.of_text, found.of_model)
-        found._add(model.tree, places, found.of_model, found.of_text)
+        merged._add(text.tree, places, merged.of_text, merged.of_model)
+        merged._add(model.tree, places, merged.of_model, merged.of_text)
         of_text, of_model = _text_levels(text), _model_levels(model)
-        looked = (found._parents(found.of_text), found._parents(found.of_model))
-        for above, one, other in zip(found.parent, found.of_text, found.of_model, strict=True):
-            says_text = of_text[one] if one >= 0 else OTHERS if above in looked[0] else UNSEEN
-            says_model = of_model[other] if other >= 0 else OTHERS if above in looked[1] else UNSEEN
+        looked = (merged._parents(merged.of_text), merged._parents(merged.of_model))
+        for above, text_node, model_node in zip(merged.parent, merged.of_text, merged.of_model, strict=True):
+            says_text = of_text[text_node] if text_node >= 0 else OTHERS if above in looked[0] else UNSEEN
+            says_model = of_model[model_node] if model_node >= 0 else OTHERS if above in looked[1] else UNSEEN
             kind = code(says_text, says_model)
-            found.kind.append(kind)
-            found.chance.append(acceptance.chance(kind, beforehand) * (1.0 if above == ROOT else found.chance[above]))
-        return found
+            merged.kind.append(kind)
+            merged.chance.append(acceptance.chance(kind, beforehand) * (1.0 if above == ROOT else merged.chance[above]))
+        return merged
 
     def _add(self, tree: DraftTree, places: dict[tuple[int, int], int], mine: list[int], other: list[int]) -> None:
-        """A source's nodes. `places`: of the candidates, by parent and token."""
+        """Add a source's nodes. `places`: where each candidate is, by parent and token."""
         place = {ROOT: ROOT}
         for node, (token, parent) in enumerate(zip(tree.token.tolist(), tree.parent.tolist(), strict=True)):
             key = place[parent], token
@@ -79,11 +79,11 @@ class Candidates:
         """Note each candidate whose turn came: its kind, and whether it was the token. `tokens`: after the root."""
         depth = {ROOT: 0}
         for node, (token, above) in enumerate(zip(self.token, self.parent, strict=True)):
-            at = depth.get(above)
-            if at is not None and at < len(tokens):
-                self.outcomes.append((self.kind[node], token == tokens[at]))
-                if token == tokens[at]:
-                    depth[node] = at + 1
+            place = depth.get(above)
+            if place is not None and place < len(tokens):
+                self.outcomes.append((self.kind[node], token == tokens[place]))
+                if token == tokens[place]:
+                    depth[node] = place + 1
 
     def best(self, count: int) -> list[int]:
         """The likeliest, the best first. Of equals the earlier: a parent is before its child."""
@@ -93,26 +93,26 @@ class Candidates:
         """How many are worth a row where nobody says what one costs."""
         return sum(chance >= WORTH for chance in self.chance)
 
-    def draft(self, kept: Sequence[int], text: Draft, model: Draft) -> tuple[Draft, Ints]:
+    def draft(self, chosen: Sequence[int], text: Draft, model: Draft) -> tuple[Draft, Ints]:
         """A tree of some of them, and for each of its nodes the one of the model's tree, or -1. int32 [n]."""
-        left = sorted(set(range(len(self.token))) - set(kept))
-        place = {node: at for at, node in enumerate([*kept, *left])} | {ROOT: ROOT}
-        tree = DraftTree.build([self.token[i] for i in kept], [place[self.parent[i]] for i in kept])
+        left = sorted(set(range(len(self.token))) - set(chosen))
+        place = {node: number for number, node in enumerate([*chosen, *left])} | {ROOT: ROOT}
+        tree = DraftTree.build([self.token[i] for i in chosen], [place[self.parent[i]] for i in chosen])
         method = MethodNotes(
-            confidence=np.array([self.chance[i] for i in kept], np.float32),
-            source=np.array([self._source(i) for i in kept], np.int32),
+            confidence=np.array([self.chance[i] for i in chosen], np.float32),
+            source=np.array([self._source(i) for i in chosen], np.int32),
             match_length=0 if text.method is None else text.method.match_length,
             match_count=0 if text.method is None else text.method.match_count,
             match_source="" if text.method is None else text.method.match_source,
         )
-        behind = np.array([self.of_model[i] for i in kept], np.int32)
+        behind = np.array([self.of_model[i] for i in chosen], np.int32)
         if model.notes is None:
             return Draft(tree, method=method), behind
         score = np.log(np.maximum(self.chance, 1e-30)).astype(np.float32)
         prob = model.notes.prob
         notes = DraftNotes(
             prob=np.array([prob[i] if i >= 0 else 0.0 for i in behind.tolist()], np.float32),
-            score=score[list(kept)],
+            score=score[list(chosen)],
             dropped_token=np.array([self.token[i] for i in left], np.int32),
             dropped_parent=np.array([place[self.parent[i]] for i in left], np.int32),
             dropped_score=score[left],
@@ -133,15 +133,15 @@ def _text_levels(draft: Draft) -> list[int]:
     tree, method = draft.tree, draft.method
     match = 0 if method is None else method.match_length
     shares = [] if method is None else method.confidence.tolist()
-    found, seen = list[int](), set[int]()
+    levels, seen = list[int](), set[int]()
     for node, (above, depth) in enumerate(zip(tree.parent.tolist(), tree.depth.tolist(), strict=True)):
         if shares:
             share = shares[node] / (1.0 if above == ROOT else shares[above])
         else:
             share = 0.0 if above in seen else 1.0
         seen.add(above)
-        found.append(text_level(share, match + depth - 1))
-    return found
+        levels.append(text_level(share, match + depth - 1))
+    return levels
 
 
 def _model_levels(draft: Draft) -> list[int]:

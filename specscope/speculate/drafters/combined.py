@@ -38,7 +38,7 @@ KEPT = 256  # requests that ended or lost their place, whose candidates are kept
 
 @dataclass
 class _Request:
-    """What is kept of a request."""
+    """What the drafter keeps of a request."""
 
     acceptance: CandidateHistory = field(default_factory=CandidateHistory)
     candidates: Candidates | None = None  # of its last draft
@@ -67,14 +67,14 @@ class CombinedDrafter:
         self._requests: dict[str, _Request] = {}
 
     def most_nodes(self, context: Context) -> int:
-        """Of both together, as far as the plan and the request's own size go."""
+        """The sum of both parts' nodes, within the plan and the request's own budget."""
         budget = context.budget
-        most = self.max_nodes if budget is None else min(budget.nodes, self.max_nodes)
+        limit = self.max_nodes if budget is None else min(budget.nodes, self.max_nodes)
         of_model = self.model.most_nodes(context) if budget is None or budget.depth else 0
-        return min(self.text.most_nodes(context) + of_model, most)
+        return min(self.text.most_nodes(context) + of_model, limit)
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """One tree a request, from both."""
+        """One tree for each request, from both sources."""
         self.passes = ()
         texts = self.text.propose(contexts)
         known = [self._request(c).before(c) for c in contexts]
@@ -82,49 +82,51 @@ class CombinedDrafter:
             Candidates.merge(text, NO_DRAFT, before, _beforehand(context)) if len(text.tree) else None
             for context, text, before in zip(contexts, texts, known, strict=True)
         ]
-        asked = [not self._is_enough(*one) for one in zip(contexts, alone, strict=True)]
+        asked = [not self._is_enough(*pair) for pair in zip(contexts, alone, strict=True)]
         draws = [wanted and _draws(c, text) for c, text, wanted in zip(contexts, alone, asked, strict=True)]
         models = [NO_DRAFT] * len(contexts)
         if any(asked):
-            told = [self._of_model(c, draws=d) for c, d, wanted in zip(contexts, draws, asked, strict=True) if wanted]
-            drafts = iter(self.model.propose(told))
+            model_contexts = [
+                self._of_model(c, draws=d) for c, d, wanted in zip(contexts, draws, asked, strict=True) if wanted
+            ]
+            drafts = iter(self.model.propose(model_contexts))
             models = [next(drafts) if wanted else NO_DRAFT for wanted in asked]
             self.passes = self.model.passes
         merged = [
             Candidates.merge(text, model, before, _beforehand(context))
             if len(model.tree) and model.sure is None
-            else one
-            for context, text, model, before, one in zip(contexts, texts, models, known, alone, strict=True)
+            else of_text
+            for context, text, model, before, of_text in zip(contexts, texts, models, known, alone, strict=True)
         ]
-        kept = self._share(contexts, [None if m.sure is not None else f for m, f in zip(models, merged, strict=True)])
-        return [self._join(*one) for one in zip(contexts, texts, models, merged, kept, strict=True)]
+        chosen = self._share(contexts, [None if m.sure is not None else f for m, f in zip(models, merged, strict=True)])
+        return [self._join(*parts) for parts in zip(contexts, texts, models, merged, chosen, strict=True)]
 
     def _share(self, contexts: Sequence[Context], merged: Sequence[Candidates | None]) -> list[list[int]]:
-        """The nodes of each request that are verified, the best first: as the budgets of all together have it."""
-        kept: list[list[int]] = [[] for _ in contexts]
+        """The nodes of each request that are verified, the best first: all budgets decide together."""
+        chosen: list[list[int]] = [[] for _ in contexts]
         adaptive, budgets, chances = list[int](), list[Budget](), list[Doubles]()
-        for i, (context, found) in enumerate(zip(contexts, merged, strict=True)):
-            if found is None:
+        for i, (context, candidates) in enumerate(zip(contexts, merged, strict=True)):
+            if candidates is None:
                 continue
             if context.budget is None:
-                kept[i] = found.best(min(found.worthy(), self.max_nodes))
+                chosen[i] = candidates.best(min(candidates.worthy(), self.max_nodes))
                 continue
-            kept[i] = found.best(min(context.budget.nodes, self.max_nodes))
+            chosen[i] = candidates.best(min(context.budget.nodes, self.max_nodes))
             adaptive.append(i)
             budgets.append(context.budget)
-            chances.append(np.array([found.chance[node] for node in kept[i]]))
+            chances.append(np.array([candidates.chance[node] for node in chosen[i]]))
         for i, count in zip(adaptive, share_out(budgets, chances), strict=True):
-            del kept[i][count:]
-        return kept
+            del chosen[i][count:]
+        return chosen
 
     def _request(self, context: Context) -> _Request:
-        found = self._requests.get(context.request)
-        if found is None:
-            found = self._requests[context.request] = _Request()
-        return found
+        request = self._requests.get(context.request)
+        if request is None:
+            request = self._requests[context.request] = _Request()
+        return request
 
     def _of_model(self, context: Context, *, draws: bool) -> Context:
-        """What the model is told: all that it finds is ranked here, but for draws."""
+        """The context for the model. Its rows cost nothing, as its nodes are ranked here; draws have their price."""
         if context.budget is None or draws:
             return context
         return replace(context, budget=context.budget.with_free_rows(self.model.plan.max_nodes))
@@ -141,20 +143,20 @@ class CombinedDrafter:
         return (1 - alone.first) * GAIN < PASS * self.model.max_depth * (1 + alone.expected)
 
     def _join(
-        self, context: Context, text: Draft, model: Draft, found: Candidates | None, kept: Sequence[int]
+        self, context: Context, text: Draft, model: Draft, candidates: Candidates | None, chosen: Sequence[int]
     ) -> Draft:
         request = self._requests[context.request]
-        request.drafted, request.candidates = len(model.tree) > 0, found
+        request.drafted, request.candidates = len(model.tree) > 0, candidates
         if model.sure is not None:
             method = MethodNotes(source=np.full(len(model.tree), MODEL, np.int32)) if len(model.tree) else None
-            return replace(model, method=method, outcomes=() if found is None else found.outcomes)
-        if found is None:
+            return replace(model, method=method, outcomes=() if candidates is None else candidates.outcomes)
+        if candidates is None:
             return NO_DRAFT
-        if not (kept or request.drafted):
-            return Draft(DraftTree.empty(), outcomes=found.outcomes)
-        draft, behind = found.draft(kept, text, model)
-        draft = replace(draft, pruned=text.pruned, outcomes=found.outcomes)
-        if not kept:
+        if not (chosen or request.drafted):
+            return Draft(DraftTree.empty(), outcomes=candidates.outcomes)
+        draft, behind = candidates.draft(chosen, text, model)
+        draft = replace(draft, pruned=text.pruned, outcomes=candidates.outcomes)
+        if not chosen:
             draft = replace(draft, method=None)  # nothing of the text is verified
         if request.drafted:  # the model's tree is the one that is verified now
             state = self.model.states[context.request]
@@ -162,7 +164,7 @@ class CombinedDrafter:
         return draft
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """The model keeps what it ran of the accepted path; of all candidates it is counted whether they came."""
+        """The model keeps what it ran of the accepted path; each candidate is counted by whether its token came."""
         known = self._requests[context.request]
         if known.drafted and len(tree):
             self.model.commit(context, tree, verdict)
@@ -171,11 +173,11 @@ class CombinedDrafter:
             known.acceptance.learn(context.position, known.candidates.outcomes)
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """For the model."""
+        """Passed on to the model."""
         self.model.observe(request, start, features, tokens)
 
     def rewind(self, request: str, tokens: int) -> None:
-        """Both go back. What was learnt is cut when the request drafts again."""
+        """Rewind both. What was learnt is cut when the request drafts again."""
         self.text.rewind(request, tokens)
         self.model.rewind(request, tokens)
 
@@ -196,7 +198,7 @@ class CombinedDrafter:
 
 
 def _draws(context: Context, alone: Candidates | None) -> bool:
-    """Whether the model shall draw. `alone`: the text's candidates."""
+    """Whether the model draws its nodes. `alone`: the text's candidates."""
     return context.budget is not None and bool(context.budget.siblings) and (alone is None or alone.first < DRAWS)
 
 

@@ -31,7 +31,7 @@ class DraftModel(ModelDrafter):
         self.runner = runner
 
     def known(self, context: Context, state: State) -> int:
-        """Every token, the root too."""
+        """Every committed token, including the root."""
         return len(context.tokens)
 
     def feed_context(self, drafting: Sequence[Drafting]) -> Level:
@@ -49,7 +49,7 @@ class DraftModel(ModelDrafter):
         return Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
-        """One row a node."""
+        """Feed one row for each node of the frontiers."""
         return self._level(self.runner.forward([g.builder.segment(g.state.table, g.base) for g in drafting]))
 
     def _level(self, logits: list[Tensor]) -> Level:
@@ -72,9 +72,9 @@ class DraftModel(ModelDrafter):
         if state.computed != base:
             return  # nothing was drafted
         places = state.fed[verdict.path]
-        kept = int((places >= 0).cumprod().sum())
+        count = int((places >= 0).cumprod().sum())
         slots = state.table.slots(base, base + int(state.fed.max(initial=-1)) + 1)
-        source, target = slots[places[:kept]], slots[:kept]
+        source, target = slots[places[:count]], slots[:count]
         if (source != target).any():
             self.cache.move([(source, target)])
-        state.computed = base + kept
+        state.computed = base + count

@@ -95,14 +95,16 @@ class Eagle(ModelDrafter):
             pass
 
     def _feed(self, request: str, held: Features, count: int, tokens: Sequence[int]) -> bool:
-        """Feed the next pairs; False where there is no room for them. There may be some when it drafts."""
-        at, end = held.start, held.start + count
+        """Feed the next pairs; False where there is no room for them now: there may be when the request drafts."""
+        start, end = held.start, held.start + count
         state = self.states.setdefault(request, State())
         try:
-            self.cache.reserve(state.table, end, at)
+            self.cache.reserve(state.table, end, start)
         except OutOfBlocksError:
             return False
-        segment = Segment.of_tree(state.table, at, list(tokens[at + 1 : end + 1]), DraftTree.empty(), logits=False)
+        segment = Segment.of_tree(
+            state.table, start, list(tokens[start + 1 : end + 1]), DraftTree.empty(), logits=False
+        )
         self.runner.forward([segment], self.runner.combine(held.take(count)))
         state.computed = end
         return True
@@ -142,11 +144,11 @@ class Eagle(ModelDrafter):
             g.first, g.norms = segment, norms[start:end].copy()  # a record keeps them: not the tensor of all
             start = end
 
-    def _pending(self, drafting: Sequence[Drafting], most: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
-        """Segments of the next pairs, at most `most` of each request, and the target's features of all of them."""
+    def _pending(self, drafting: Sequence[Drafting], limit: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
+        """Segments of the next pairs, at most `limit` of each request, and the target's features of all of them."""
         segments, hidden = [], []
         for g in drafting:
-            start, end = g.state.computed, min(g.base, g.state.computed + most)
+            start, end = g.state.computed, min(g.base, g.state.computed + limit)
             tokens = list(g.context.tokens[start + 1 : end + 1])
             segment = Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
             segments.append(segment)
@@ -164,9 +166,9 @@ class Eagle(ModelDrafter):
         logits, self._hidden = self.runner.forward(segments, hidden)
         return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles)
 
-    def adopt(self, request: str, tokens: Sequence[int], most: int) -> int:
-        """As above; features are wanted from there on."""
-        held = super().adopt(request, tokens, most)
+    def adopt(self, request: str, tokens: Sequence[int], limit: int) -> int:
+        """As ModelDrafter.adopt; features are wanted from there on."""
+        held = super().adopt(request, tokens, limit)
         if held:
             self._features.setdefault(request, Features(held))
         return held

@@ -27,8 +27,8 @@ class Level:
         if count not in self._top and self.compiles and self.backend is Backend.TORCH:
             from specscope.kernels.cpu.rows import likeliest as compiled  # numba is imported only where it runs
 
-            found, logs = compiled(self.logits.float(), count)
-            self._top[count] = (found if self.d2t is None else self.d2t.numpy()[found]).tolist(), logs.tolist()
+            columns, logs = compiled(self.logits.float(), count)
+            self._top[count] = (columns if self.d2t is None else self.d2t.numpy()[columns]).tolist(), logs.tolist()
         elif count not in self._top:
             values, best = likeliest(self.logits.float().log_softmax(-1), min(count, self.logits.shape[-1]))
             tokens = best if self.d2t is None else self.d2t[best]

@@ -87,13 +87,13 @@ class ModelDrafter(ABC):
         """Feed every tree's frontier; a row of logits for each of its nodes."""
 
     def most_nodes(self, context: Context) -> int:
-        """None where it cannot draft yet or any more, else the plan's, or the request's own budget."""
+        """0 where the request cannot draft (yet, or any more), else the plan's nodes or those of its own budget."""
         plan = self._plan_for(context)
         base = self.known(context, self.states.get(context.request, State()))
         return 0 if plan is None or base < 0 or base + plan.max_fed > self.max_context else plan.max_nodes
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """One tree a request. A request for which the drafter's cache has no room gets none."""
+        """One tree for each request; none for a request for which the drafter's cache has no room."""
         self.passes = ()
         drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
         alive, feed = list(drafting.values()), self.feed_context
@@ -108,7 +108,7 @@ class ModelDrafter(ABC):
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
     def _plan_for(self, context: Context) -> TreePlan | None:
-        """The plan of a request's own budget, where it has one; None where it shall draft nothing."""
+        """The plan within a request's own budget, where it has one; None where it is to draft nothing."""
         plan, budget = self.plan, context.budget
         if context.shape is not None:
             return StaticPlan(context.shape)
@@ -156,14 +156,14 @@ class ModelDrafter(ABC):
         if state is not None:
             self.cache.publish(state.table, tokens, min(state.computed, len(tokens) - self.ahead), self.ahead)
 
-    def adopt(self, request: str, tokens: Sequence[int], most: int) -> int:
-        """Begin with what other requests left of the first `most` tokens; how many slots are then computed.
+    def adopt(self, request: str, tokens: Sequence[int], limit: int) -> int:
+        """Begin with what other requests left of the first `limit` tokens; how many slots are then computed.
 
         One that holds KV keeps it.
         """
         state = self.states.get(request, State())
         if not state.table.blocks:
-            state.computed = self.cache.adopt(state.table, tokens, most, self.ahead)
+            state.computed = self.cache.adopt(state.table, tokens, limit, self.ahead)
         if state.computed:
             self.states[request] = state
         return state.computed
@@ -171,10 +171,10 @@ class ModelDrafter(ABC):
     def _pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
         start = time.time_ns()
         level = feed(drafting)
-        at = 0
+        row = 0
         for g in drafting:
-            g.rows = slice(at, at + len(g.builder.frontier))
-            at = g.rows.stop
+            g.rows = slice(row, row + len(g.builder.frontier))
+            row = g.rows.stop
         self.passes += (Phase(f"pass {len(self.passes) + 1}", start, max(time.time_ns(), start)),)
         return level
 

@@ -33,20 +33,20 @@ class NgramDrafter(TextDrafter[NgramIndex]):
     def _continue(self, context: Context, index: NgramIndex) -> Draft:
         tokens = context.tokens
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-            if found := distinct((tokens[end : end + self.depth] for end in index.ends(size)), self.width):
-                return Draft(trie(found), method=MethodNotes(match_length=size))
+            if continuations := distinct((tokens[end : end + self.depth] for end in index.ends(size)), self.width):
+                return Draft(trie(continuations), method=MethodNotes(match_length=size))
         return NO_DRAFT
 
 
 def distinct(continuations: Iterable[Sequence[int]], width: int) -> list[Sequence[int]]:
     """The first `width` that are not a beginning of an earlier one."""
-    kept: list[Sequence[int]] = []
+    unique: list[Sequence[int]] = []
     for tokens in continuations:
-        if not any(other[: len(tokens)] == tokens for other in kept):
-            kept.append(tokens)
-            if len(kept) == width:
+        if not any(other[: len(tokens)] == tokens for other in unique):
+            unique.append(tokens)
+            if len(unique) == width:
                 break
-    return kept
+    return unique
 
 
 def trie(sequences: Sequence[Sequence[int]]) -> DraftTree:

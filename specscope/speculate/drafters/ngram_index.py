@@ -27,7 +27,7 @@ class NgramIndex:
         self._before: list[Ends | None] = []
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """The text is now this; it begins with what it was."""
+        """Take in the whole text so far; it begins with what was taken in before."""
         self._text.extend(tokens[len(self._text) :])
         for end in range(self._next, len(tokens) - self.depth + 1):
             for size in self._sizes_at(end):

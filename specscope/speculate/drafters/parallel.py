@@ -79,11 +79,11 @@ class ParallelEagle(Eagle):
         depth, alive = 0, list(zip(drafting, first, strict=False))
         while alive:
             here = Shared.of(level, [row + depth for g, row in alive for _ in g.builder.frontier])
-            at, growing = 0, []
+            offset, growing = 0, []
             for g, _ in alive:
-                growing.append((g.builder, slice(at, at + len(g.builder.frontier))))
-                g.passes.append((here, at, g.builder.frontier))
-                at += len(g.builder.frontier)
+                growing.append((g.builder, slice(offset, offset + len(g.builder.frontier))))
+                g.passes.append((here, offset, g.builder.frontier))
+                offset += len(g.builder.frontier)
             grow_trees(here, growing)
             alive, depth = [(g, row) for g, row in alive if g.builder.frontier], depth + 1
         share_rows([g.builder for g in drafting])
@@ -92,7 +92,7 @@ class ParallelEagle(Eagle):
         """The pass over the committed pairs, with the mask rows of each request behind its own."""
         true = hidden.split([len(segment.tokens) for segment in segments])
         masks = [self._depths(g) - 1 for g in drafting]
-        both = [x for one, count in zip(true, masks, strict=True) for x in (one, self._mask_hidden.expand(count, -1))]
+        both = [x for rows, count in zip(true, masks, strict=True) for x in (rows, self._mask_hidden.expand(count, -1))]
         masked = [with_masks(s, count, self.mask_token) for s, count in zip(segments, masks, strict=True)]
         return self._level(masked, torch.cat(both))
 

@@ -113,11 +113,11 @@ def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:
     return grown
 
 
-def _source(places: Sequence[Place], own: Text, prompt_len: int) -> str:
-    """Where they were found."""
-    found = {
-        "other requests": any(text is not own for text, _ in places),
-        "the prompt": any(text is own and end <= prompt_len for text, end in places),
-        "the output": any(text is own and end > prompt_len for text, end in places),
+def _source(places: Sequence[Place], own_text: Text, prompt_len: int) -> str:
+    """Where the occurrences were found, in words."""
+    sources = {
+        "other requests": any(text is not own_text for text, _ in places),
+        "the prompt": any(text is own_text and end <= prompt_len for text, end in places),
+        "the output": any(text is own_text and end > prompt_len for text, end in places),
     }
-    return ", ".join(name for name, yes in found.items() if yes)
+    return ", ".join(name for name, yes in sources.items() if yes)

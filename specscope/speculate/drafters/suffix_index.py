@@ -35,12 +35,12 @@ class Text:
         return len(self.tokens)
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """The text is now this; it begins with what it was."""
-        at = len(self.tokens)
-        self.tokens.extend(tokens[at:])
-        if not at and self.tokens:
+        """Take in the whole text so far; it begins with what was taken in before."""
+        length = len(self.tokens)
+        self.tokens.extend(tokens[length:])
+        if not length and self.tokens:
             self._before.append(0)
-        for end in range(max(at, 1) + 1, len(self.tokens) + 1):
+        for end in range(max(length, 1) + 1, len(self.tokens) + 1):
             pair = _pair(self.tokens[end - 2], self.tokens[end - 1])
             self._before.append(self._last.get(pair, 0))
             self._last[pair] = end
@@ -55,33 +55,33 @@ class Text:
                 del self._last[pair]
         del self.tokens[length:], self._before[length:]
 
-    def ends(self, first: int, second: int, most: int) -> list[int]:
-        """The last places past a pair that something follows, latest first, at most `most`."""
-        found: list[int] = []
+    def ends(self, first: int, second: int, limit: int) -> list[int]:
+        """The last places past a pair that something follows, latest first, at most `limit`."""
+        places: list[int] = []
         end = self._last.get(_pair(first, second), 0)
-        while end and len(found) < most:
+        while end and len(places) < limit:
             if end < len(self.tokens):
-                found.append(end)
+                places.append(end)
             end = self._before[end - 1]
-        return found
+        return places
 
     def shared(self, end: int, suffix: array[int]) -> int:
         """How many of the last tokens of `suffix` the text has before `end`; its last two are known to be there."""
-        least, most = SHORTEST, min(end, len(suffix))
-        if self.tokens[end - most : end] == suffix[len(suffix) - most :]:
-            return most
-        while most - least > 1:  # `least` are the same, `most` are not
-            middle = (least + most) // 2
+        low, high = SHORTEST, min(end, len(suffix))
+        if self.tokens[end - high : end] == suffix[len(suffix) - high :]:
+            return high
+        while high - low > 1:  # `low` are the same, `high` are not
+            middle = (low + high) // 2
             same = self.tokens[end - middle : end] == suffix[len(suffix) - middle :]
-            least, most = (middle, most) if same else (least, middle)
-        return least
+            low, high = (middle, high) if same else (low, middle)
+        return low
 
 
 class Shelf:
-    """Texts of earlier requests, `most` tokens at most: the oldest is dropped first."""
+    """Texts of earlier requests, `limit` tokens at most: the oldest is dropped first."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.most = limit
         self.size = 0  # tokens
         self._texts: dict[str, Text] = {}
 
@@ -95,7 +95,7 @@ class Shelf:
             self.take(next(iter(self._texts)))
 
     def take(self, name: str) -> None:
-        """Away with a request's text."""
+        """Drop a request's text."""
         self.size -= len(self._texts.pop(name, ()))
 
     def texts(self) -> dict[str, Text]:
@@ -108,7 +108,7 @@ class Shelf:
         self.size = sum(map(len, self._texts.values()))
 
     def others(self, name: str) -> list[Text]:
-        """All but that request's own, oldest first."""
+        """The texts of all other requests, oldest first."""
         return [text for other, text in self._texts.items() if other != name]
 
 

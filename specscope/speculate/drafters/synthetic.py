@@ -39,7 +39,7 @@ class Synthetic:
         return self.max_nodes
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """The same shape for everybody."""
+        """The same shape for every request."""
         return [self._draft(context) for context in contexts]
 
     def _draft(self, context: Context) -> Draft:

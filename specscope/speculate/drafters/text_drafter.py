@@ -27,14 +27,14 @@ def pruned(draft: Draft, context: Context) -> Draft:
         rows = context.allowed.rows(output, [path[above]]) if above in place else None
         if above in place and (rows is None or allows(rows[0], token)):
             place[node], path[node] = len(place) - 1, [*path[above], token]
-    kept = [node for node in place if node != ROOT]
-    if len(kept) == len(tree):
+    allowed = [node for node in place if node != ROOT]
+    if len(allowed) == len(tree):
         return draft
     method = draft.method
     if method is not None and len(method.confidence):
-        method = replace(method, confidence=method.confidence[kept])
-    left = DraftTree.build(tree.token[kept].tolist(), [place[int(tree.parent[node])] for node in kept])
-    return replace(draft, tree=left, method=method if kept else None, pruned=len(tree) - len(kept))
+        method = replace(method, confidence=method.confidence[allowed])
+    left = DraftTree.build(tree.token[allowed].tolist(), [place[int(tree.parent[node])] for node in allowed])
+    return replace(draft, tree=left, method=method if allowed else None, pruned=len(tree) - len(allowed))
 
 
 class TextIndex(Protocol):
@@ -79,7 +79,7 @@ class TextDrafter(ABC, Generic[Index]):
         """What followed the end of a text that the index has taken in."""
 
     def most_nodes(self, context: Context) -> int:
-        """As many as it will propose: they are looked up here, and kept."""
+        """As many as it will propose: the draft is made here, and kept until `propose`."""
         return len(self._draft(context).tree)
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:

@@ -101,33 +101,35 @@ class TreeBuilder(ABC):
         """
         params, dead = self.context.params, frozenset[int]()
         if params.penalised or params.logit_bias or self.context.allowed is not None:
-            own = self.rows(level, rows)
-            dead, level, rows = own.dead, Level(own.shaped(), level.vocab_size), slice(None)
+            logit_rows = self.rows(level, rows)
+            dead, level, rows = logit_rows.dead, Level(logit_rows.shaped(), level.vocab_size), slice(None)
         tokens, log_probs = level.top(count)
         both = enumerate(zip(tokens[rows], log_probs[rows], strict=True))
-        return [[(t, p) for t, p in zip(*row, strict=True) if p > -torch.inf and at not in dead] for at, row in both]
+        return [
+            [(t, p) for t, p in zip(*row, strict=True) if p > -torch.inf and index not in dead] for index, row in both
+        ]
 
     def rows(self, level: Level, rows: slice) -> LogitRows:
         """The frontier's logits, and what shapes them to q: all of the request's processing."""
         return self.context.rows(level.full(rows), lambda: [self.path(node) for node in self.frontier])
 
-    def _notes(self, kept: Sequence[int], dropped: Sequence[int] = ()) -> DraftNotes:
-        place = {node: i for i, node in enumerate([*kept, *dropped])} | {ROOT: ROOT}
+    def _notes(self, nodes: Sequence[int], dropped: Sequence[int] = ()) -> DraftNotes:
+        place = {node: i for i, node in enumerate([*nodes, *dropped])} | {ROOT: ROOT}
         return DraftNotes(
-            prob=np.exp(np.asarray([self.prob[i] for i in kept], dtype=np.float32)),
-            score=np.asarray([self.score[i] for i in kept], dtype=np.float32),
+            prob=np.exp(np.asarray([self.prob[i] for i in nodes], dtype=np.float32)),
+            score=np.asarray([self.score[i] for i in nodes], dtype=np.float32),
             dropped_token=np.asarray([self.token[i] for i in dropped], dtype=np.int32),
             dropped_parent=np.asarray([place[self.parent[i]] for i in dropped], dtype=np.int32),
             dropped_score=np.asarray([self.score[i] for i in dropped], dtype=np.float32),
         )
 
-    def _places(self, kept: Sequence[int]) -> Ints:
+    def _places(self, nodes: Sequence[int]) -> Ints:
         place = {node: i for i, node in enumerate(self.fed)}
-        return np.asarray([place.get(node, -1) for node in kept], dtype=np.int32)
+        return np.asarray([place.get(node, -1) for node in nodes], dtype=np.int32)
 
 
 class SampledTreeBuilder(TreeBuilder):
-    """One whose nodes are draws from q. Every draw has a number, which is its coin's too."""
+    """A tree whose nodes are draws from q. Every draw has a number, which is also its coin's."""
 
     coin: Doubles  # [most draws]
     sampled = True
@@ -140,7 +142,7 @@ class SampledTreeBuilder(TreeBuilder):
         self._margin: list[float] = []  # of each node's draw
 
     def look(self, level: Level, rows: slice) -> None:
-        """Whatever of its rows of `level` says how often to draw. Called before `wanted`."""
+        """Read from its rows of `level` how often to draw. Called before `wanted`."""
 
     @abstractmethod
     def wanted(self) -> list[list[int]]:
@@ -247,8 +249,8 @@ class CountedTreeBuilder(SampledTreeBuilder):
         order = np.argsort(-chance, axis=None, kind="stable")[: len(prices) - 1]
         worth = np.append(0.0, np.cumsum(chance.flat[order]) - (prices[1 : len(order) + 1] - prices[0]))
         least = int(self.budget.probe and not drawn)  # a probe that draws nothing shows nothing
-        most = max(int(worth.argmax()), least)
-        counts = np.bincount(order[:most] // chance.shape[1], minlength=len(chance))
+        draws = max(int(worth.argmax()), least)
+        counts = np.bincount(order[:draws] // chance.shape[1], minlength=len(chance))
         self._wanted = []
         each = zip(self.frontier, counts.tolist(), chance.tolist(), log_sure, strict=True)
         for node, count, chances, log_prob in each:
@@ -263,9 +265,9 @@ class CountedTreeBuilder(SampledTreeBuilder):
 
     def _move_on_from(self, first: int) -> None:
         """Where another pass is expected to pay."""
-        found = sorted(range(first, len(self.token)), key=lambda node: (-self._chance[self._number[node]], node))
-        self.levels.append([float(np.log(self._chance[self._number[node]])) for node in found])
-        best = sorted(found[: self.plan.top])
+        drawn = sorted(range(first, len(self.token)), key=lambda node: (-self._chance[self._number[node]], node))
+        self.levels.append([float(np.log(self._chance[self._number[node]])) for node in drawn])
+        best = sorted(drawn[: self.plan.top])
         expected = sum(self._chance[self._number[node]] for node in best)
         self._move_on(best if self.budget.goes_on(len(self.levels), expected) else [])
 
@@ -286,7 +288,7 @@ def number_of(parent: int, rank: int) -> int:
 
 
 def counted_coins(context: Context, nodes: int) -> Doubles:
-    """Of the counted draws in a tree of at most so many nodes, by number."""
+    """The coins of the counted draws in a tree of at most `nodes` nodes, by number."""
     return coins(context.params.seed, Stream.DRAFT, context.position, number_of(nodes, 0))
 
 
@@ -327,7 +329,7 @@ def grow_sampled(level: Level, growing: Sequence[tuple[SampledTreeBuilder, slice
     start = 0
     for tree, rows in growing:
         end = start + rows.stop - rows.start
-        tree.take(q[start:end].unbind(), [list(zip(*one, strict=True)) for one in drawn[start:end]])
+        tree.take(q[start:end].unbind(), [list(zip(*columns, strict=True)) for columns in drawn[start:end]])
         start = end
 
 
@@ -371,15 +373,15 @@ class DynamicTreeBuilder(TreeBuilder):
     def finish(self) -> tuple[Draft, Ints]:
         """The best nodes. A node's score is at most its parent's, so that what is kept is a tree."""
         count = self.plan.nodes if self.verified is None else self.verified
-        kept = self._best(range(len(self.token)), count)
-        place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
-        tree = DraftTree.build([self.token[i] for i in kept], [place[self.parent[i]] for i in kept])
-        dropped = sorted(set(range(len(self.token))) - set(kept))
-        return Draft(tree, {}, self._notes(kept, dropped), levels=self.levels), self._places(kept)
+        best = self._best(range(len(self.token)), count)
+        place = {node: i for i, node in enumerate(best)} | {ROOT: ROOT}
+        tree = DraftTree.build([self.token[i] for i in best], [place[self.parent[i]] for i in best])
+        dropped = sorted(set(range(len(self.token))) - set(best))
+        return Draft(tree, {}, self._notes(best, dropped), levels=self.levels), self._places(best)
 
 
 def share_rows(trees: Sequence[TreeBuilder]) -> None:
-    """Say how many nodes of each tree are verified, as the budgets of all together have it."""
+    """Set how many nodes of each tree are verified: all budgets decide together."""
     adaptive = [tree for tree in trees if tree.context.budget is not None and not tree.sampled]
     budgets = [tree.context.budget for tree in adaptive if tree.context.budget is not None]
     chances = [b.curve.at(sorted(tree.score, reverse=True)) for tree, b in zip(adaptive, budgets, strict=True)]

@@ -46,8 +46,8 @@ class Curve:
 
     def at(self, scores: Sequence[float]) -> Doubles:
         """The probability that nodes are accepted, [n], from cumulative log probabilities."""
-        found: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
-        return found
+        rates: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
+        return rates
 
 
 class Kind:
@@ -107,13 +107,13 @@ KNOWN = np.array(PRIOR)
 
 @dataclass
 class Lately:
-    """Of all requests of an engine: what became of their candidates in the last steps."""
+    """What became of the candidates of all requests of an engine in the last steps."""
 
     _tried: Doubles = field(default_factory=lambda: np.zeros(KINDS))
     _accepted: Doubles = field(default_factory=lambda: np.zeros(KINDS))
 
     def learn(self, outcomes: Sequence[tuple[int, bool]]) -> None:
-        """What became of a step's candidates: their kinds, and whether each one came."""
+        """Count a step's candidates: their kinds, and whether each one's token came."""
         if not outcomes:
             return
         self._tried *= KEEP
@@ -123,25 +123,25 @@ class Lately:
             self._accepted[kind] += came
 
     def chances(self) -> list[float]:
-        """That a candidate is accepted where its parent is, by kind, before anything is known of its request."""
-        found: list[float] = ((self._accepted + STRENGTH * KNOWN) / (self._tried + STRENGTH)).tolist()
-        return found
+        """The chance that a candidate is accepted where its parent is, by kind, with nothing known of its request."""
+        chances: list[float] = ((self._accepted + STRENGTH * KNOWN) / (self._tried + STRENGTH)).tolist()
+        return chances
 
 
 @dataclass
 class CandidateHistory:
-    """Of one request: what became of its candidates, step by step."""
+    """What became of one request's candidates, step by step."""
 
     _steps: list[tuple[int, bytes]] = field(default_factory=list)  # the root's position; code * 2 + accepted of each
     _tried: list[int] = field(default_factory=lambda: [0] * KINDS)
     _accepted: list[int] = field(default_factory=lambda: [0] * KINDS)
 
     def chance(self, kind: int, beforehand: Sequence[float] = PRIOR) -> float:
-        """That a candidate of this kind is accepted where its parent is. `beforehand`: what is known of each kind."""
+        """The chance that a candidate of this kind is accepted where its parent is. `beforehand`: known of each."""
         return (self._accepted[kind] + STRENGTH * beforehand[kind]) / (self._tried[kind] + STRENGTH)
 
     def learn(self, position: int, outcomes: Iterable[tuple[int, bool]]) -> None:
-        """What became of the candidates behind the root at `position`: their kinds, and whether each one came."""
+        """Count the candidates below the root at `position`: their kinds, and whether each one's token came."""
         step = bytes(kind * 2 + came for kind, came in outcomes)
         self._steps.append((position, step))
         self._count(step, 1)
@@ -152,15 +152,15 @@ class CandidateHistory:
             self._count(self._steps.pop()[1], -1)
 
     def before(self, position: int) -> CandidateHistory:
-        """Another one that knows the steps before this position."""
+        """A copy that holds only the steps before this position."""
         other = CandidateHistory()
-        for at, step in self._steps:
-            if at < position:
-                other._steps.append((at, step))
+        for root, step in self._steps:
+            if root < position:
+                other._steps.append((root, step))
                 other._count(step, 1)
         return other
 
     def _count(self, step: bytes, by: int) -> None:
-        for one in step:
-            self._tried[one >> 1] += by
-            self._accepted[one >> 1] += by * (one & 1)
+        for entry in step:
+            self._tried[entry >> 1] += by
+            self._accepted[entry >> 1] += by * (entry & 1)

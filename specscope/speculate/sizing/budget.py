@@ -50,8 +50,8 @@ class Budget:
         if not count:
             return 0, 0.0
         worth = np.cumsum(chances[:count]) - self.prices[1 : count + 1]
-        most = int(worth.argmax())
-        return (most + 1, float(worth[most])) if worth[most] > 0 else (0, 0.0)
+        best = int(worth.argmax())
+        return (best + 1, float(worth[best])) if worth[best] > 0 else (0, 0.0)
 
     def with_free_rows(self, nodes: int) -> Budget:
         """The same for a drafter whose nodes another one chooses from: `nodes` of them, at no price."""
@@ -63,12 +63,12 @@ class Budget:
 
     @staticmethod
     def off(reason: str) -> Budget:
-        """One that asks nothing of a drafter."""
+        """A budget that asks nothing of a drafter."""
         return Budget(0, 0, NOTHING, NO_LEVELS, NO_LEVELS, FREE, reason, looks=False)
 
     @staticmethod
     def whole(depth: int, nodes: int, reason: str = "") -> Budget:
-        """One that nothing is too dear for."""
+        """A budget under which everything pays."""
         return Budget(depth, nodes, np.zeros(nodes + 1), np.full(depth, -1.0), np.ones(depth), FREE, reason)
 
 
@@ -89,10 +89,10 @@ def share_out(budgets: Sequence[Budget], chances: Sequence[Doubles]) -> list[int
     price = budgets[priced[0]].together
     assert price is not None
     worth = np.cumsum(every[order])[: len(price) - 1] - price[1 : len(every) + 1]
-    most = int(worth.argmax())
-    if worth[most] > 0:
-        whose = np.repeat(priced, [len(one) for one in each])
-        for i in whose[order[: most + 1]].tolist():
+    best = int(worth.argmax())
+    if worth[best] > 0:
+        whose = np.repeat(priced, [len(part) for part in each])
+        for i in whose[order[: best + 1]].tolist():
             counts[i] += 1
     return counts
 

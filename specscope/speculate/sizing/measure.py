@@ -43,12 +43,16 @@ NAME = "\0costs{}"  # of a made-up request; nobody's can be called so
 class Bench:
     """A target, its drafter and made-up requests over both."""
 
-    def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, plan: DynamicPlan, most: int) -> None:
-        """`most`: requests that the engine runs at once."""
+    def __init__(
+        self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, plan: DynamicPlan, max_requests: int
+    ) -> None:
+        """`max_requests`: how many the engine runs at once."""
         self.runner, self.drafter, self.verifier, self.plan = runner, drafter, verifier, plan
-        self.batch = max(min(BATCH, most), 1)
+        self.batch = max(min(BATCH, max_requests), 1)
         self.vocab_size = runner.loaded.vocab_size
-        self.sizes = batches(max(fitting(runner, most), self.batch))  # requests of the steps that more than one has
+        self.sizes = batches(
+            max(fitting(runner, max_requests), self.batch)
+        )  # requests of the steps that more than one has
         count = max((1, *self.sizes))
         self.lengths = [CONTEXT - LESS * (r % BATCH) for r in range(count)]  # of what the target has of each
         self.tokens = [[self._token(i, r) for i in range(length)] for r, length in enumerate(self.lengths)]
@@ -160,15 +164,15 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     )
 
 
-def fitting(runner: ModelRunner, most: int) -> int:
+def fitting(runner: ModelRunner, max_requests: int) -> int:
     """Requests that are made up: as many as the engine runs at once, MOST, or as many as its KV cache holds."""
-    return min(most, MOST, runner.cache.pool.free * BLOCK_SIZE // (CONTEXT + max(ROWS) + BLOCK_SIZE))
+    return min(max_requests, MOST, runner.cache.pool.free * BLOCK_SIZE // (CONTEXT + max(ROWS) + BLOCK_SIZE))
 
 
-def batches(most: int) -> list[int]:
-    """Of up to so many requests: 4, 16, 64, ... and the most."""
-    sizes = [BATCH**n for n in range(1, most.bit_length()) if 2 * BATCH**n <= most]
-    return [*sizes, most] if most > 1 else []
+def batches(max_requests: int) -> list[int]:
+    """Batch sizes up to `max_requests`: 4, 16, 64, ... and `max_requests` itself."""
+    sizes = [BATCH**n for n in range(1, max_requests.bit_length()) if 2 * BATCH**n <= max_requests]
+    return [*sizes, max_requests] if max_requests > 1 else []
 
 
 def trees_of(batch: int) -> list[int]:
@@ -205,7 +209,7 @@ def _further(together: Sequence[float], alone: Sequence[float], others: int) -> 
 
     The median over rounds: what slows the machine for a while slows both alike, and falls out of their difference.
     """
-    added = median(both - one for both, one in zip(together, alone, strict=True))
+    added = median(both - base for both, base in zip(together, alone, strict=True))
     return rounded(max(added, 0.0) / others)
 
 

@@ -66,12 +66,12 @@ class Recent:
         if budget.depth or paid:
             self.pause = self.until = 0
         else:
-            most = max(MOST_PAUSE, 2**self.size // 4)
-            self.pause, self.reason = min(max(2 * self.pause, 1), most), budget.reason
+            longest = max(MOST_PAUSE, 2**self.size // 4)
+            self.pause, self.reason = min(max(2 * self.pause, 1), longest), budget.reason
             self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
 
     def learn(self, brought: float) -> None:
-        """What a search brought. After steps without drafts the mean is of other text, and counts as little as none."""
+        """Take in what a search brought. After steps without drafts the mean is of other text: it weighs as a prior."""
         self.searches = min(PRIOR_NODES if self.idle else self.searches, MEMORY) + 1
         self.gain += (brought - self.gain) / self.searches
         self.idle, self.fed = 0, self.length
@@ -118,12 +118,12 @@ class Prices:
 
     @cached_property
     def curves(self) -> dict[bool, Curve]:
-        """By: is it greedy? The same."""
+        """The acceptance curves, by whether a request is greedy. Also worked out where somebody drafts."""
         return {greedy: kind.curve() for greedy, kind in self.of.kinds.items()}
 
     @cached_property
     def siblings(self) -> tuple[Curve, ...]:
-        """As in Budget, of a sampled request. The same."""
+        """As in Budget, of a sampled request. Also worked out where somebody drafts."""
         return tuple(kind.curve(rises=False) for kind in self.of.draws)
 
 
@@ -217,11 +217,11 @@ class Sizer:
         )
 
     def _may_probe(self, seconds: Doubles) -> str:
-        """Who has not drafted for longest, where trying again would take no more than PROBE_SHARE of the time since.
+        """The request that has not drafted for longest, where a probe would take at most PROBE_SHARE of the time since.
 
         It takes a pass, a few rows, and in the drafter all tokens that it has not seen.
         """
-        waiting = {name: one for name, one in self.learned.recent.items() if one.idle and not one.drafts}
+        waiting = {name: recent for name, recent in self.learned.recent.items() if recent.idle and not recent.drafts}
         name = max(waiting, key=lambda name: waiting[name].idle, default="")
         if not name:
             return ""
@@ -238,38 +238,38 @@ class Sizer:
         return self._seconds[batch]
 
     def learn(self, outcomes: Sequence[BudgetOutcome]) -> None:
-        """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
+        """Learn from what became of a step's budgets. `outcomes`: of all requests that decoded in it."""
         if not outcomes:
             return
-        for one in outcomes:
-            if one.budget is not None:
-                self._learn_one(one, one.budget)
+        for outcome in outcomes:
+            if outcome.budget is not None:
+                self._learn_one(outcome, outcome.budget)
         self._asked.clear()
-        probed = any(one.budget is not None and one.budget.probe for one in outcomes)
+        probed = any(outcome.budget is not None and outcome.budget.probe for outcome in outcomes)
         self.learned.unprobed = 0 if probed else self.learned.unprobed + 1
-        self.learned.candidates.learn([candidate for one in outcomes for candidate in one.candidates])
+        self.learned.candidates.learn([candidate for outcome in outcomes for candidate in outcome.candidates])
         self._learn_shares(outcomes)
         self._learn_rate(outcomes)
         self.learned.steps += 1
 
-    def _learn_one(self, one: BudgetOutcome, budget: Budget) -> None:
+    def _learn_one(self, outcome: BudgetOutcome, budget: Budget) -> None:
         known = self.learned
         if budget.is_off:
-            known.recent[one.request].idle += 1
+            known.recent[outcome.request].idle += 1
             return
-        recent, price = self._asked[one.request]
-        known.recent[one.request] = recent
+        recent, price = self._asked[outcome.request]
+        known.recent[outcome.request] = recent
         known.gains.setdefault(recent.size, price.gain)
-        recent.look(budget, paid=len(one.tree) > 0, steps=known.steps)
+        recent.look(budget, paid=len(outcome.tree) > 0, steps=known.steps)
         recent.drafts = budget.depth > 0 and not budget.probe
-        if not one.levels:
+        if not outcome.levels:
             recent.idle += 1
             return
-        if one.sure is not None:
-            self._learn_draws(one.tree, one.sure, one.path)
-        elif len(one.tree):
-            known.kinds[one.greedy].add(one.scores, one.path)
-        values, above = found_by_level(one.levels, budget, self.plan.top, drawn=one.sure is not None)
+        if outcome.sure is not None:
+            self._learn_draws(outcome.tree, outcome.sure, outcome.path)
+        elif len(outcome.tree):
+            known.kinds[outcome.greedy].add(outcome.scores, outcome.path)
+        values, above = found_by_level(outcome.levels, budget, self.plan.top, drawn=outcome.sure is not None)
         brought = values[-1] - float(price.passes[1 : len(values)].sum())
         known.gains[recent.size] = _mean(known.gains[recent.size], brought)
         recent.learn(brought)
@@ -278,7 +278,7 @@ class Sizer:
         known.unseen = [0 if level < len(values) else count + 1 for level, count in enumerate(known.unseen)]
 
     def _learn_draws(self, tree: DraftTree, sure: Sequence[float], path: Ints) -> None:
-        """Of each node that was reached, which of its draws was accepted, if any."""
+        """Count, for each node that was reached, which of its draws was accepted, if any."""
         accepted = {ROOT, *path.tolist()}
         order: Counter[int] = Counter()
         reached: list[list[int]] = [[] for _ in self.learned.draws]
@@ -296,7 +296,9 @@ class Sizer:
 
         Probes go alone, and say nothing of it.
         """
-        looked = [len(one.levels) for one in outcomes if one.budget is not None and not one.budget.probe]
+        looked = [
+            len(outcome.levels) for outcome in outcomes if outcome.budget is not None and not outcome.budget.probe
+        ]
         for level, share in enumerate(self.learned.shares):
             now = sum(levels > level for levels in looked) / len(outcomes)
             self.learned.shares[level] = _mean(share, now or 1.0)
@@ -304,19 +306,19 @@ class Sizer:
     def _learn_rate(self, outcomes: Sequence[BudgetOutcome]) -> None:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
         batch = len(outcomes)
-        takes, nodes = self._seconds_of(batch), sum(len(one.tree) for one in outcomes)
-        looked = [len(one.levels) for one in outcomes if one.levels]
+        takes, nodes = self._seconds_of(batch), sum(len(outcome.tree) for outcome in outcomes)
+        looked = [len(outcome.levels) for outcome in outcomes if outcome.levels]
         plain, seconds = float(takes[0]), float(takes[nodes])
         if looked:
             seconds += self.costs.first_seconds(len(looked))
             for level in range(1, max(looked)):
                 seconds += self.costs.pass_seconds(self.plan.top * sum(levels > level for levels in looked))
         known = self.learned
-        known.tokens += sum(one.tokens for one in outcomes) / batch - known.tokens / MEMORY
+        known.tokens += sum(outcome.tokens for outcome in outcomes) / batch - known.tokens / MEMORY
         known.costs += seconds / plain - known.costs / MEMORY
 
     def forget(self, request: str) -> None:
-        """A request ended."""
+        """Forget a request that ended."""
         self.learned.recent.pop(request, None)
 
 
@@ -326,5 +328,5 @@ def size_of(batch: int) -> int:
 
 
 def _mean(before: float, now: float) -> float:
-    """Of the newest and of what came lately."""
+    """The running mean with the newest value taken in."""
     return before + (now - before) / MEMORY

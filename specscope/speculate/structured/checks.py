@@ -55,12 +55,12 @@ def _schemas(schema: object, where: str) -> Iterator[tuple[dict[str, Any], str]]
         yield from _schemas(schema.get(name), f"{where}/{name}")
     for name in _LIST:
         inside = schema.get(name)
-        for at, one in enumerate(inside if isinstance(inside, list) else ()):
-            yield from _schemas(one, f"{where}/{name}/{at}")
+        for index, subschema in enumerate(inside if isinstance(inside, list) else ()):
+            yield from _schemas(subschema, f"{where}/{name}/{index}")
     for name in _NAMED:
         named = schema.get(name)
-        for key, one in named.items() if isinstance(named, dict) else ():
-            yield from _schemas(one, f"{where}/{name}/{key}")
+        for key, subschema in named.items() if isinstance(named, dict) else ():
+            yield from _schemas(subschema, f"{where}/{name}/{key}")
 
 
 def _unheld(schema: dict[str, Any]) -> str:

@@ -65,15 +65,15 @@ def _info(tokens: GrammarTokens) -> Any:  # noqa: ANN401
 
 
 class _Worker:
-    """The process. One job at a time: whoever calls waits."""
+    """The process that compiles. One job at a time: callers wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._knows = ""  # the vocabulary that it was told
+        self._knows = ""  # the vocabulary that it was sent
 
     def compile(self, tokens: GrammarTokens, form: StructuredOutputs) -> tuple[str, str]:
-        """Its answer. Raises UserError where it was ended by its limits."""
+        """The process's answer. Raises UserError where its limits ended it."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 command = [sys.executable, "-P", "-m", "specscope.speculate.structured.worker"]
@@ -126,42 +126,42 @@ class Grammars:
         return self._tokens
 
     def check(self, form: StructuredOutputs) -> None:
-        """What can be said at once. Raises UserError."""
+        """Check what can be checked without compiling. Raises UserError."""
         library()
         if not self.tokens.eos:
             raise UserError("structured_outputs needs a model with an end-of-sequence token; this one has none")
         check_form(form)
 
     def find(self, form: StructuredOutputs) -> Any | None:  # noqa: ANN401
-        """The compiled grammar, where it is at hand."""
+        """The compiled grammar, where it is cached."""
         with _CACHE_LOCK:
-            found = _CACHE.get((self.tokens.digest, form))
-            if found is not None:
+            grammar = _CACHE.get((self.tokens.digest, form))
+            if grammar is not None:
                 _CACHE.move_to_end((self.tokens.digest, form))
-            return found
+            return grammar
 
     def compile(self, form: StructuredOutputs) -> Any:  # noqa: ANN401
-        """The compiled grammar. Takes seconds at worst. Raises UserError for what is none."""
+        """The compiled grammar. Takes seconds at worst. Raises UserError for an invalid form."""
         self.check(form)
-        found = self.find(form)
-        if found is None:
+        grammar = self.find(form)
+        if grammar is None:
             outcome, text = _WORKER.compile(self.tokens, form)
             if outcome != "ok":
                 raise UserError(f"structured_outputs: {form.kind} cannot be used: {_reason(text)}")
-            found = library().CompiledGrammar.deserialize_json(text, _info(self.tokens))
-            self._keep(form, found)
-        return found
+            grammar = library().CompiledGrammar.deserialize_json(text, _info(self.tokens))
+            self._keep(form, grammar)
+        return grammar
 
     def _keep(self, form: StructuredOutputs, grammar: Any) -> None:  # noqa: ANN401
         with _CACHE_LOCK:
             _CACHE[self.tokens.digest, form] = grammar
-            while len(_CACHE) > KEPT or sum(one.memory_size_bytes for one in _CACHE.values()) > KEPT_BYTES:
+            while len(_CACHE) > KEPT or sum(cached.memory_size_bytes for cached in _CACHE.values()) > KEPT_BYTES:
                 if len(_CACHE) == 1:
                     break
                 _CACHE.popitem(last=False)
 
     def submit(self, form: StructuredOutputs) -> Future[Any]:
-        """The same on a thread of its own."""
+        """Compile on a thread of its own."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         return self._pool.submit(self.compile, form)
@@ -187,7 +187,7 @@ def check_forms(forms: Iterable[StructuredOutputs | None]) -> None:
 
 
 def _reason(text: str) -> str:
-    """A line for people, of xgrammar's own: without its file and line."""
+    """xgrammar's message as a line for people, without its file and line."""
     line = text.strip().splitlines()[0] if text.strip() else "no reason given"
     if line.startswith("["):
         line = line.partition("] ")[2]

@@ -40,7 +40,7 @@ class GrammarState:
         return GrammarState(*self._args)
 
     def follow(self, output: Sequence[int]) -> None:
-        """Stand behind this output, forward or back."""
+        """Move to the end of this output, forward or back."""
         wanted = list(output)
         if wanted == self._output and not self.refused:
             return
@@ -70,7 +70,7 @@ class GrammarState:
         return self._rows[key]
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Stand behind a path; False where the grammar refuses one of its tokens."""
+        """Move to the end of a path; False where the grammar refuses one of its tokens."""
         if self.refused:
             return False
         self._rollback_path(_common(self._path, path))
@@ -93,5 +93,5 @@ class GrammarState:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How long both begin alike."""
+    """The length of the common beginning."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -25,7 +25,7 @@ def escaped(text: str) -> str:
 
 
 def compiled(xgr: Any, info: Any, kind: str, value: Any) -> Any:  # noqa: ANN401
-    """A form's grammar. Raises RuntimeError for what is none."""
+    """A form's grammar. Raises RuntimeError for an invalid form."""
     compiler = xgr.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     if kind == "regex":
         return compiler.compile_regex(value)

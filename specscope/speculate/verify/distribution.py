@@ -1,6 +1,6 @@
 """A distribution over the vocabulary as it was sampled from: every probability, or the one token of a greedy target.
 
-What is left of it while children are tried is told in left.py.
+left.py holds what is left of it while children are tried.
 """
 
 from __future__ import annotations

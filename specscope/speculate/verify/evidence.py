@@ -15,7 +15,7 @@ from specscope.trace.record.tree import Doubles
 
 @dataclass(frozen=True)
 class BatchEvidence:
-    """Of R rows and B trees. Zero at roots and, but for p, at nodes that were not tried."""
+    """Of R rows and B trees. Zero at roots, and at nodes that were not tried (except p)."""
 
     outcome: Doubles  # [R]
     p: Doubles  # [R] the target's probability of the token at its parent
@@ -32,30 +32,33 @@ class BatchEvidence:
 
     @staticmethod
     def empty(batch: VerifyBatch, rule: str = STANDARD) -> BatchEvidence:
-        """Nothing was tried."""
+        """Evidence before any node was tried."""
         rows, trees = len(batch.trees.parent), len(batch.inputs)
         nodes, each = np.zeros((6, rows)), np.zeros((4, trees))
         return BatchEvidence(*nodes, *each, batch.trees.coin.copy(), rule)  # type: ignore[call-arg]
 
     def trial(self, row: int, outcome: int, p: float, q: float, accept: float) -> None:
-        """A node was tried."""
+        """Note that a node was tried, and how it came out."""
         self.outcome[row], self.p_trial[row], self.q_trial[row], self.accept_prob[row] = outcome, p, q, accept
 
     def final(self, tree: int, token: int, prob: float, margin: float) -> None:
-        """A tree's final token was drawn."""
+        """Note a tree's final token, its probability and the draw's margin."""
         self.token[tree], self.final_p[tree], self.final_margin[tree] = token, prob, margin
 
     def verdicts(self, batch: VerifyBatch) -> list[Verdict]:
-        """One for each tree."""
+        """One verdict for each tree."""
         root = batch.trees.root.tolist()
-        return [self._verdict(one, i, root[i], slice(root[i] + 1, root[i + 1])) for i, one in enumerate(batch.inputs)]
+        return [
+            self._verdict(tree_input, i, root[i], slice(root[i] + 1, root[i + 1]))
+            for i, tree_input in enumerate(batch.inputs)
+        ]
 
-    def _verdict(self, one: VerifyInput, tree: int, root: int, nodes: slice) -> Verdict:
+    def _verdict(self, tree_input: VerifyInput, tree: int, root: int, nodes: slice) -> Verdict:
         outcome = self.outcome[nodes].astype(np.uint8)
         path = np.flatnonzero(outcome == ACCEPTED).astype(np.int32)
-        forced = [node for node in one.forced if outcome[node] != UNTRIED]
-        if one.final is not None:
-            forced.append(len(one.tree))
+        forced = [node for node in tree_input.forced if outcome[node] != UNTRIED]
+        if tree_input.final is not None:
+            forced.append(len(tree_input.tree))
         kind = FinalKind.BONUS if len(path) else FinalKind.TARGET
         return Verdict(
             outcome=outcome,

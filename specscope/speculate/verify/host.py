@@ -24,26 +24,26 @@ from specscope.trace.record.records import Verdict
 
 def verify(batch: VerifyBatch) -> list[Verdict]:
     """A verdict for each tree: a pure function of the batch."""
-    trees, found = batch.trees, BatchEvidence.empty(batch)
-    found.p[:] = p_of_nodes(batch)
+    trees, evidence = batch.trees, BatchEvidence.empty(batch)
+    evidence.p[:] = p_of_nodes(batch)
     children, at_row = trees.children(), target_rows(batch)
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left = root, at_row[root]
-        while children[row] and not found.recovered[tree]:
-            accepted, left = _try(batch, row, children[row], left, found)
-            found.recovered[tree] = accepted is None
+        while children[row] and not evidence.recovered[tree]:
+            accepted, left = _try(batch, row, children[row], left, evidence)
+            evidence.recovered[tree] = accepted is None
             if accepted is not None:
                 row, left = accepted, at_row[accepted]
         final = int(trees.final[tree])
         if final == NOBODY:
-            found.final(tree, *left.draw(float(trees.coin[root])))
+            evidence.final(tree, *left.draw(float(trees.coin[root])))
         else:
-            found.final(tree, final, left.prob(final), 1.0)
-    return found.verdicts(batch)
+            evidence.final(tree, final, left.prob(final), 1.0)
+    return evidence.verdicts(batch)
 
 
 def _try(
-    batch: VerifyBatch, row: int, children: list[int], p: Chosen | Residual, found: BatchEvidence
+    batch: VerifyBatch, row: int, children: list[int], p: Chosen | Residual, evidence: BatchEvidence
 ) -> tuple[int | None, Chosen | Residual]:
     """Try siblings in draw order: the accepted one, or None with what is left of p."""
     trees, q = batch.trees, drafter_row(batch, row, children)
@@ -52,10 +52,10 @@ def _try(
         p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
         accept = min(1.0, p_token / q_token) if q_token > 0 else 0.0
         accepted = trees.coin[child] < accept if forced == UNTRIED else forced == ACCEPTED
-        found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, accept)
+        evidence.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, accept)
         if accepted:
             return child, p
-        p, q, found.residual_mass[child] = _reject(batch, child, p, q, last=child == children[-1])
+        p, q, evidence.residual_mass[child] = _reject(batch, child, p, q, last=child == children[-1])
     return None, p
 
 

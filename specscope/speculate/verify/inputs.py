@@ -23,7 +23,7 @@ from specscope.trace.record.tree import ROOT, Doubles, DraftTree
 
 @dataclass(frozen=True)
 class VerifyInput:
-    """One request's part of the question: its tree and its coins, and what is forced. The target's rows stand apart."""
+    """What is verified for one request: its tree, its coins, and what is forced. The target's rows are kept apart."""
 
     tree: DraftTree
     q: Mapping[int, Dense]  # the drafter's at each parent of sampled nodes, ROOT for the first level
@@ -46,7 +46,7 @@ class VerifyBatch:
     def build(inputs: Sequence[VerifyInput], target: TargetRows) -> VerifyBatch:
         """`target`: rows of greedy and of sampled inputs, each in the inputs' order."""
         q: list[Tensor] = []
-        trees = [_tree(one, q) for one in inputs]
+        trees = [_tree(tree_input, q) for tree_input in inputs]
         return VerifyBatch(inputs, FlatTrees.build(trees), target, q)
 
     def on_host(self) -> VerifyBatch:
@@ -71,19 +71,25 @@ def step_batch(
     inputs = []
     for context, draft, _ in parts:
         coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
-        one = VerifyInput(draft.tree, draft.q, coin, context.params.greedy, draft.forced)
-        inputs.append(one if changes is None else changed_input(one, changes, context.position))
+        tree_input = VerifyInput(draft.tree, draft.q, coin, context.params.greedy, draft.forced)
+        inputs.append(tree_input if changes is None else changed_input(tree_input, changes, context.position))
     return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], backend, memory))
 
 
-def changed_input(one: VerifyInput, changes: Changes, position: int) -> VerifyInput:
-    """The one with what a fork forces at this position of the request."""
-    coin = one.coin.copy()
-    for (at, node), value in changes.coins.items():
-        if at == position and node < len(one.tree):
+def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> VerifyInput:
+    """The input with what a fork forces at this position of the request."""
+    coin = tree_input.coin.copy()
+    for (fork_position, node), value in changes.coins.items():
+        if fork_position == position and node < len(tree_input.tree):
             coin[node + 1] = value
-    here = {node: yes for (at, node), yes in changes.outcomes.items() if at == position and node < len(one.tree)}
-    return dataclasses.replace(one, coin=coin, forced={**one.forced, **here}, final=changes.tokens.get(position))
+    here = {
+        node: yes
+        for (fork_position, node), yes in changes.outcomes.items()
+        if fork_position == position and node < len(tree_input.tree)
+    }
+    return dataclasses.replace(
+        tree_input, coin=coin, forced={**tree_input.forced, **here}, final=changes.tokens.get(position)
+    )
 
 
 def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
@@ -92,14 +98,14 @@ def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
     return context.rows(logits, lambda: [[], *(tree.token[tree.path_to(node)].tolist() for node in range(len(tree)))])
 
 
-def _tree(one: VerifyInput, q: list[Tensor]) -> Tree:
-    """As the backends walk it. Its rows of q are put behind those in `q`."""
-    tree, nodes = one.tree, len(one.tree)
+def _tree(tree_input: VerifyInput, q: list[Tensor]) -> Tree:
+    """The tree as the backends walk it. Its rows of q are appended to `q`."""
+    tree, nodes = tree_input.tree, len(tree_input.tree)
     q_row, forced = np.full(nodes + 1, NOBODY), np.full(nodes, UNTRIED, dtype=np.uint8)
-    for node, distribution in one.q.items():
+    for node, distribution in tree_input.q.items():
         q_row[node - ROOT] = len(q)
         q.append(distribution.probs)
-    for node, accepted in one.forced.items():
+    for node, accepted in tree_input.forced.items():
         forced[node] = ACCEPTED if accepted else REJECTED
-    final = NOBODY if one.final is None else one.final
-    return Tree(tree.token, tree.parent, tree.drawn, one.coin, q_row, forced, final, one.greedy)
+    final = NOBODY if tree_input.final is None else tree_input.final
+    return Tree(tree.token, tree.parent, tree.drawn, tree_input.coin, q_row, forced, final, tree_input.greedy)

@@ -55,7 +55,7 @@ class Residual:
         self.row = row
 
     def prob(self, token: int) -> float:
-        """Of a token, after renormalising."""
+        """Probability of a token, after renormalising."""
         return float(self.row[token])
 
     def reject(self, token: int, q: DrafterRow | None, scale: float = 1.0) -> tuple[Residual, float]:
@@ -84,7 +84,7 @@ def rejected(
 ) -> tuple[Left, DrafterRow | None, float]:
     """What is left of p and of q after a child was rejected, and the residual's mass before it was renormalised.
 
-    `gone`: whether q has the child no more: it was drawn without replacement, and a sibling is to come. `scale`: of p.
+    `gone`: whether the child's token leaves q: it was drawn without replacement, and a sibling follows. `scale`: of p.
     """
     left, mass = p.reject(token, q, scale)
     return left, q.without(token) if gone and q is not None else q, mass

@@ -20,42 +20,42 @@ from specscope.trace.record.rules import MATCH
 
 def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
     """A verdict for each tree, and what its final token was drawn from: a pure function of the batch."""
-    trees, found = batch.trees, BatchEvidence.empty(batch, MATCH)
-    found.p[:] = p_of_nodes(batch)
+    trees, evidence = batch.trees, BatchEvidence.empty(batch, MATCH)
+    evidence.p[:] = p_of_nodes(batch)
     children, at_row = trees.children(), target_rows(batch)
     drawn_from = []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left, least, final = root, at_row[root], 1.0, int(trees.final[tree])
         while children[row]:
-            accepted, left, token, margin = _draw(batch, children[row], left, found)
+            accepted, left, token, margin = _draw(batch, children[row], left, evidence)
             least = min(least, margin)
             if accepted is None:
-                found.recovered[tree], found.coin[root] = True, trees.coin[children[row][0]]
+                evidence.recovered[tree], evidence.coin[root] = True, trees.coin[children[row][0]]
                 break
             row, left = accepted, at_row[accepted]
         else:
             token, _, margin = left.draw(float(trees.coin[root]))
             least = min(least, margin)
         token = token if final == NOBODY else final
-        found.final(tree, token, left.prob(token), least)
+        evidence.final(tree, token, left.prob(token), least)
         drawn_from.append(left)
-    return found.verdicts(batch), drawn_from
+    return evidence.verdicts(batch), drawn_from
 
 
 def _draw(
-    batch: VerifyBatch, children: list[int], p: Left, found: BatchEvidence
+    batch: VerifyBatch, children: list[int], p: Left, evidence: BatchEvidence
 ) -> tuple[int | None, Left, int, float]:
     """(The child that is the target's token, or None; what its elder siblings left of p; the token; the margin)."""
     trees, coin, left = batch.trees, float(batch.trees.coin[children[0]]), p
     token, _, margin = p.draw(coin)
     for child in children:
-        own, forced, chance = int(trees.token[child]), trees.forced[child], left.prob(int(trees.token[child]))
-        accepted = token == own if forced == UNTRIED else forced == ACCEPTED
-        found.trial(child, ACCEPTED if accepted else REJECTED, chance, 1.0, chance)
-        found.coin[child] = coin
+        child_token, forced, chance = int(trees.token[child]), trees.forced[child], left.prob(int(trees.token[child]))
+        accepted = token == child_token if forced == UNTRIED else forced == ACCEPTED
+        evidence.trial(child, ACCEPTED if accepted else REJECTED, chance, 1.0, chance)
+        evidence.coin[child] = coin
         if accepted:
-            return child, left, own, margin
-        left, found.residual_mass[child] = left.reject(own, None)
-        if token == own:  # it was forced rejected: another token is drawn with the same coin
+            return child, left, child_token, margin
+        left, evidence.residual_mass[child] = left.reject(child_token, None)
+        if token == child_token:  # it was forced rejected: another token is drawn with the same coin
             token, _, margin = left.draw(coin)
     return None, left, token, margin

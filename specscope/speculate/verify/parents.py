@@ -26,48 +26,53 @@ Part = tuple[Context, Draft, Tensor]  # a request, its draft, the target's logit
 def parent_notes(
     batch: VerifyBatch, verdicts: Sequence[Verdict], parts: Sequence[Part], drawn_from: Sequence[Left] | None = None
 ) -> list[ParentNotes]:
-    """One for each part of the batch that `step_batch` was made of.
+    """The notes of each part that `step_batch` made the batch of.
 
     `drawn_from`: what the final tokens were drawn from; None: what the standard rule leaves.
     """
     return [
-        _notes(batch, at, verdict, draft, logits, None if drawn_from is None else drawn_from[at])
-        for at, (verdict, (_, draft, logits)) in enumerate(zip(verdicts, parts, strict=True))
+        _notes(batch, part, verdict, draft, logits, None if drawn_from is None else drawn_from[part])
+        for part, (verdict, (_, draft, logits)) in enumerate(zip(verdicts, parts, strict=True))
     ]
 
 
 def _notes(
     batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits: Tensor, left: Left | None
 ) -> ParentNotes:
-    """Of one part. `left`: what its final token was drawn from, where that is at hand."""
+    """The notes of one part. `left`: what its final token was drawn from, where that is known."""
     tree = draft.tree
     nodes = _tried(tree, verdict)
-    found = ParentsBuilder(len(tree), len(nodes))
-    for at, node in enumerate(nodes):
+    notes = ParentsBuilder(len(tree), len(nodes))
+    for index, node in enumerate(nodes):
         children = np.array(tree.children(node))
         tokens = tree.token[children]
         raw = raw_row(logits[node + 1])
-        found.raw(at, raw, children, tokens)
+        notes.raw(index, raw, children, tokens)
         p = _p(batch, part, node)
         if isinstance(p, int):
-            found.chosen(at, p, children, tokens)
+            notes.chosen(index, p, children, tokens)
         else:
-            found.target(at, p, children, tokens)
+            notes.target(index, p, children, tokens)
         if tree.drawn[children[0]] != Drawn.DETERMINISTIC:
-            found.drawn(at, _q(batch, part, node), children, tokens)
-        own = draft.row([] if node == ROOT else tree.token[tree.path_to(node)].tolist())
-        if own is not None:
-            found.drafter(at, raw_row(own.logits), raw, None if own.d2t is None else own.d2t.cpu().numpy())
+            notes.drawn(index, _q(batch, part, node), children, tokens)
+        drafter_row = draft.row([] if node == ROOT else tree.token[tree.path_to(node)].tolist())
+        if drafter_row is not None:
+            notes.drafter(
+                index,
+                raw_row(drafter_row.logits),
+                raw,
+                None if drafter_row.d2t is None else drafter_row.d2t.cpu().numpy(),
+            )
     above = int(verdict.path[-1]) if len(verdict.path) else ROOT
     p = _p(batch, part, above)
     parents = np.array(nodes, np.int32)
     if isinstance(p, int):
-        return found.done(parents, (0.0, 0.0), float(verdict.final_p))
+        return notes.done(parents, (0.0, 0.0), float(verdict.final_p))
     if isinstance(left, Residual):
         drawn_from = left.row.cpu().numpy()
     else:
         drawn_from = _residual(batch, part, above) if verdict.kind is FinalKind.RECOVERED else p
-    return found.done(parents, spread(drawn_from), float(p[verdict.token]))
+    return notes.done(parents, spread(drawn_from), float(p[verdict.token]))
 
 
 def raw_row(logits: Tensor) -> RawRow:

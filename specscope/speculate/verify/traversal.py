@@ -30,27 +30,27 @@ def verify(batch: VerifyBatch, rule: str = TRAVERSAL) -> tuple[list[Verdict], li
 
     `rule`: block, where all trees are chains, or traversal.
     """
-    trees, found = batch.trees, BatchEvidence.empty(batch, rule)
-    found.p[:] = p_of_nodes(batch)
-    walk = _Walk(batch, found, trees.children(), target_rows(batch))
+    trees, evidence = batch.trees, BatchEvidence.empty(batch, rule)
+    evidence.p[:] = p_of_nodes(batch)
+    walk = _Walk(batch, evidence, trees.children(), target_rows(batch))
     drawn_from = []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left = walk.below(root, 1.0, root=True) or (root, walk.at_row[root])
-        found.recovered[tree] = bool(walk.children[row])
+        evidence.recovered[tree] = bool(walk.children[row])
         for above in walk.path(row):
-            found.outcome[above] = ACCEPTED
+            evidence.outcome[above] = ACCEPTED
         final = int(trees.final[tree])
         if final == NOBODY:
-            found.final(tree, *left.draw(float(trees.coin[root])))
+            evidence.final(tree, *left.draw(float(trees.coin[root])))
         else:
-            found.final(tree, final, left.prob(final), 1.0)
+            evidence.final(tree, final, left.prob(final), 1.0)
         drawn_from.append(left)
-    return found.verdicts(batch), drawn_from
+    return evidence.verdicts(batch), drawn_from
 
 
 @dataclass
 class _Walk:
-    """Through the trees of a batch."""
+    """The walk through the trees of a batch."""
 
     batch: VerifyBatch
     found: BatchEvidence
@@ -62,29 +62,29 @@ class _Walk:
 
         `ratio`: of the path down to the row.
         """
-        trees, found, left = self.batch.trees, self.found, self.at_row[row]
+        trees, evidence, left = self.batch.trees, self.found, self.at_row[row]
         children = self.children[row]
         q = drafter_row(self.batch, row, children) if children else None
         for child in children:
             token, forced = int(trees.token[child]), trees.forced[child]
             p_token, q_token = left.prob(token), 1.0 if q is None else float(q.row[token])
-            own = min(1.0, ratio * p_token / q_token) if q_token > 0 else 0.0
-            found.trial(child, REJECTED, p_token, q_token, own)
+            own_ratio = min(1.0, ratio * p_token / q_token) if q_token > 0 else 0.0
+            evidence.trial(child, REJECTED, p_token, q_token, own_ratio)
             if forced == ACCEPTED:  # as if it were the root
                 return self.below(child, 1.0, root=True)
-            if own > 0 and forced == UNTRIED and (accepted := self.below(child, own)) is not None:
+            if own_ratio > 0 and forced == UNTRIED and (accepted := self.below(child, own_ratio)) is not None:
                 return accepted
             gone = trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]
             left, q, mass = rejected(left, q, token, gone=gone, scale=ratio)
-            found.residual_mass[child] = mass
+            evidence.residual_mass[child] = mass
             ratio = mass / (mass + (1 - ratio)) if mass > 0 else float(ratio == 1)
         if root:
             return row, left
-        found.accept_prob[row] = ratio
+        evidence.accept_prob[row] = ratio
         return (row, left) if trees.coin[row] < ratio else None
 
     def path(self, row: int) -> list[int]:
-        """The rows of a node and those above it, without the root."""
+        """The rows of a node and of its ancestors, without the root."""
         parent = self.batch.trees.parent
         rows = []
         while parent[row] != NOBODY:

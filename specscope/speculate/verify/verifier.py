@@ -31,7 +31,7 @@ class JudgedStep:
 
 
 class Verifier:
-    """A pure function of each step, but for the memory that it uses again."""
+    """Verifies steps: a pure function of each, except for the memory that it reuses."""
 
     def __init__(self, backend: Backend, *, notes: bool = False, rule: str = STANDARD) -> None:
         self.backend, self.rule = backend, rule

@@ -32,7 +32,7 @@ MP_LIMIT, RAY_LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "RAY_CGRAPH_get_time
 
 @dataclass(frozen=True)
 class Limit:
-    """How long vLLM takes it that a worker does not answer."""
+    """How long vLLM waits for a worker that does not answer."""
 
     seconds: float | None  # None: for ever
     name: str = ""  # of the variable that sets it
@@ -40,13 +40,13 @@ class Limit:
 
     @property
     def hold(self) -> float | None:
-        """How long the worker may stand. Half of it: the clock may have run for the step before as well."""
+        """How long the worker may wait: half of the limit, as the clock may have run during the step before as well."""
         if self.seconds is None:
             return None
         return min(self.seconds, OTHERS_WAIT if self.ranks > 1 else self.seconds) / 2
 
     def describe(self) -> str:
-        """A line for the stop."""
+        """A line for the stop: who waits, and for how long."""
         if self.hold is None:
             return "vLLM waits here without a limit: engine and worker are one process"
         others = f"; {plural(self.ranks - 1, 'other rank')} may wait in a collective" if self.ranks > 1 else ""
@@ -57,7 +57,7 @@ class Limit:
 
 
 def limit_of(runner: Any) -> Limit:
-    """From vLLM's configuration."""
+    """The limit that vLLM's configuration sets."""
     parallel = runner.vllm_config.parallel_config
     backend, ranks = parallel.distributed_executor_backend, int(parallel.world_size)
     if backend == "uni":
@@ -94,9 +94,9 @@ class HeldDecision:
         return on_host(self.call)
 
     def drafter(self, row: int) -> list[Tensor]:
-        """The drafter's logits [V] for each draft, where it told any."""
-        passes, at = self.passes.get(row, NONE)
-        return [one[at].cpu() for one in passes]
+        """The drafter's logits [V] for each draft, where it gave any."""
+        passes, place = self.passes.get(row, NONE)
+        return [logits[place].cpu() for logits in passes]
 
 
 class Debugger:
@@ -135,7 +135,7 @@ class Debugger:
                 witness.phase("debug", began, time.time_ns())
 
     def finished(self, record: StepRecord) -> None:
-        """A step has ended, and its record is whole. It stops here for what is told only now."""
+        """A step has ended and its record is complete. Stops here for what is known only now."""
         with self.gate.lock:
             self._untaken.append(record)
             if not self.gate.is_open:
@@ -145,7 +145,7 @@ class Debugger:
                 self.gate.stand(replace(record, requests=()), self.limit.hold)
 
     def catch_up(self) -> None:
-        """Take what was told while nobody looked."""
+        """Take in what was published while nobody was attached."""
         for record in self._untaken.take():
             if self.history.steps and self.history.last_step == record.step:
                 self.history.replace_last(record)
@@ -191,9 +191,9 @@ class Debugger:
         self.history.replace_last(record)
 
     def _at(self, part: RequestStep) -> tuple[HeldDecision, int]:
-        """What stands, and the request's row in it."""
+        """The decision that is held, and the request's row in it."""
         if self._decision is None:
             raise UserError("vLLM stands between two steps, where nothing is judged: next goes to the next decision")
-        if not any(one is part for one in self.history.steps[-1].requests):
+        if not any(other is part for other in self.history.steps[-1].requests):
             raise UserError(f"{part.request} is not in step {self.history.last_step}, at which vLLM stands")
         return self._decision, self._decision.rows[part.request]

@@ -36,11 +36,11 @@ def force(call: SamplerCall, request: int, forced: Forced) -> None:
     if forced.nodes and max(forced.nodes) >= len(nodes):
         raise UserError(f"there is no node {max(forced.nodes)}: {plural(len(nodes), 'node')} drafted, numbered from 0")
     tokens = _tokens(call, request, forced, nodes)
-    found = Forced(forced.nodes, forced.token, tokens[-1])
+    applied = Forced(forced.nodes, forced.token, tokens[-1])
     if forced.token is not None:
         tokens[-1] = forced.token
     call.own.setdefault(request, call.output[request].clone())
-    call.forced[request] = found
+    call.forced[request] = applied
     call.output[request] = -1
     call.output[request, : len(tokens)] = torch.tensor(tokens, dtype=call.output.dtype)
 
@@ -49,13 +49,13 @@ def _nodes(call: SamplerCall, request: int) -> list[int]:
     """A request's drafts, as they are numbered; one that vLLM found invalid ends them."""
     first = sum(call.drafted[:request])
     drafts = call.draft_tokens[first : first + call.drafted[request]].tolist()
-    return drafts[: next((at for at, token in enumerate(drafts) if token < 0), len(drafts))]
+    return drafts[: next((index for index, token in enumerate(drafts) if token < 0), len(drafts))]
 
 
 def _tokens(call: SamplerCall, request: int, forced: Forced, nodes: list[int]) -> list[int]:
     """The accepted drafts, and the final token that vLLM would have given after them."""
-    first, own = sum(call.drafted[:request]), _own(call, request)
-    rejected = len(own) - 1  # the node that vLLM rejected; as many as it drafted where it rejected none
+    first, sampled = sum(call.drafted[:request]), _own(call, request)
+    rejected = len(sampled) - 1  # the node that vLLM rejected; as many as it drafted where it rejected none
     for node, token in enumerate(nodes):
         yes = node < rejected if node <= rejected else _accepts(call, request, first + node, token)
         if forced.nodes.get(node, yes):
@@ -63,9 +63,9 @@ def _tokens(call: SamplerCall, request: int, forced: Forced, nodes: list[int]) -
         behind = [other for other in forced.nodes if other > node]
         if behind:
             raise UserError(f"node {min(behind)} is not tried, as node {node} is rejected: accept={node} comes first")
-        return [*nodes[:node], own[-1] if node == rejected else _instead(call, request, first + node)]
+        return [*nodes[:node], sampled[-1] if node == rejected else _instead(call, request, first + node)]
     if rejected == len(nodes):
-        return own
+        return sampled
     if len(nodes) < call.drafted[request]:  # the next draft is invalid
         return [*nodes, _instead(call, request, first + len(nodes))]
     assert call.bonus_tokens is not None
@@ -76,11 +76,11 @@ def _own(call: SamplerCall, request: int) -> list[int]:
     """What vLLM's sampler gave: accepted drafts and the final token."""
     assert call.output is not None
     row = call.own.get(request, call.output[request]).tolist()
-    return row[: next((at for at, token in enumerate(row) if token < 0), len(row))]
+    return row[: next((index for index, token in enumerate(row) if token < 0), len(row))]
 
 
 def _accepts(call: SamplerCall, request: int, row: int, token: int) -> bool:
-    """The rule of vLLM's kernels, for a draft that they did not come to."""
+    """The rule of vLLM's kernels, for a draft that they did not reach."""
     if call.greedy(request):
         return _choice(call, row) == token
     assert call.target_probs is not None

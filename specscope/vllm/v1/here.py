@@ -50,7 +50,7 @@ class DraftVocabulary:
 def gather_here(
     call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> Gathered:
-    """Of the places in the batch that `passes` names: what the drafter gave for each. Others have no numbers.
+    """The numbers of the places in the batch that `passes` names (what the drafter gave for each), and of no others.
 
     `vocabulary`: what is known of the drafter's from earlier calls.
     """
@@ -146,25 +146,25 @@ class _Filled:
         return choices, np.where(np.isfinite(largest), choices == self.tokens, np.nan).astype(np.float32)
 
     def _p(self) -> Floats:
-        """[n] of the drafts of a sampled request."""
+        """[n] p of the drafts of a sampled request."""
         rows = np.arange(self.first, self.first + self.n)
         if self.call.target_probs is not None:
-            found: Floats = self.call.target_probs.numpy()[rows, self.tokens]
-            return found
+            probs: Floats = self.call.target_probs.numpy()[rows, self.tokens]
+            return probs
         each = [self.call.target(int(row))[token] for row, token in zip(rows, self.tokens, strict=True)]
         return np.array(each, np.float32)
 
     def _fill_end(self, notes: ParentsBuilder | None) -> None:
         """What a sampled request's final token was drawn from. An invalid draft takes nothing away but what q does."""
-        end, at, call = self.tables.ends, self.first + self.accepted, self.call
+        end, index, call = self.tables.ends, self.first + self.accepted, self.call
         mass, known = 0.0, None
         if self.accepted == call.drafted[self.request]:
             drawn = whole = call.bonus(self.request)
         else:
-            whole = call.target(at)
+            whole = call.target(index)
             left = whole.copy()
             if call.draft_probs is not None:
-                np.maximum(left - call.draft_probs[at].numpy(), 0, out=left)
+                np.maximum(left - call.draft_probs[index].numpy(), 0, out=left)
             elif self.accepted < self.n:
                 token = self.tokens[self.accepted]
                 left[token] = 0
@@ -179,39 +179,39 @@ class _Filled:
 
     def _without(self, notes: ParentsBuilder, p: float, total: float) -> Spread | None:
         """The spread of the last tried row without its draft, from that of the row."""
-        at = self.accepted
-        whole = float(notes.parent["entropy"][at]), float(notes.parent["varentropy"][at])
+        index = self.accepted
+        whole = float(notes.parent["entropy"][index]), float(notes.parent["varentropy"][index])
         return spread_without(whole, p, total)
 
     def _notes(self, raw: _RawRows, passes: Passes) -> ParentsBuilder:
         """What target and drafter gave at the tried parents, and the drafter's scores of its tokens."""
         logits, row = passes[0][: self.n], passes[1]
-        found, rows, scores = ParentsBuilder(self.n, self.tried), self.tables.rows, self.tables.scores
-        for at in range(self.tried):
-            child, token = np.array([at]), self.tokens[at : at + 1]
-            weights = raw.target(self.first + at)
-            found.raw(at, weights, child, token)
+        notes, rows, scores = ParentsBuilder(self.n, self.tried), self.tables.rows, self.tables.scores
+        for index in range(self.tried):
+            child, token = np.array([index]), self.tokens[index : index + 1]
+            weights = raw.target(self.first + index)
+            notes.raw(index, weights, child, token)
             if self.greedy:
-                found.chosen(at, int(rows["choice"][self.first + at]), child, token)
+                notes.chosen(index, int(rows["choice"][self.first + index]), child, token)
             else:
-                found.target(at, self.call.target(self.first + at), child, token)
+                notes.target(index, self.call.target(self.first + index), child, token)
             if self.q is not None:
-                found.drawn(at, self.q[at].numpy(), child, token)
-            if at < len(logits):
-                drafter, known = raw.drafter(logits[at], row)
-                found.drafter(at, drafter, weights, known)
-        for at, given in enumerate(logits):
-            scores["prob"][self.first + at] = _of_draft(*raw.drafter(given, row), self.tokens[at : at + 1])
-        for name, column in (found.node | found.parent).items():
+                notes.drawn(index, self.q[index].numpy(), child, token)
+            if index < len(logits):
+                drafter, known = raw.drafter(logits[index], row)
+                notes.drafter(index, drafter, weights, known)
+        for index, given in enumerate(logits):
+            scores["prob"][self.first + index] = _of_draft(*raw.drafter(given, row), self.tokens[index : index + 1])
+        for name, column in (notes.node | notes.parent).items():
             table, some = scores if name in scores else rows, column[: self.tried]
             if some.size:
                 table[name][self.first : self.first + len(some)] = some
-        return found
+        return notes
 
 
-def _of_draft(own: RawRow, known: Indices | None, token: Indices) -> float:
+def _of_draft(drafter_row: RawRow, known: Indices | None, token: Indices) -> float:
     """The drafter's probability of a token [1]; 0 of one that it does not know."""
     if known is None:
-        return float(own.p(token)[0])
+        return float(drafter_row.p(token)[0])
     place = np.searchsorted(known, token)
-    return float(own.p(place)[0]) if place[0] < len(known) and known[place[0]] == token[0] else 0.0
+    return float(drafter_row.p(place)[0]) if place[0] < len(known) and known[place[0]] == token[0] else 0.0

@@ -11,7 +11,7 @@ from specscope.vllm.call import Rows, SamplerCall, Scores
 
 
 def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:
-    """Of a call of V1's sampler. `drafter`: for each request the drafter's passes [., V] and its row in them."""
+    """Rows of a call of V1's sampler. `drafter`: for each request the drafter's passes [., V] and its row in them."""
     assert call.output is not None
     device, count = call.logits.device, len(call.drafted)
     drafted = upload(call.drafted, device)
@@ -29,7 +29,7 @@ def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) 
         accepted=accepted,
         final=call.output.gather(1, accepted.clamp_min(0)[:, None])[:, 0].long(),
         greedy=greedy,
-        raw=lambda at: call.logits[call.target_rows[at].long()].float(),
+        raw=lambda places: call.logits[call.target_rows[places].long()].float(),
         target=lambda low, high: _some(call.target_logits)[low:high],
         probs=None,
         q=None,
@@ -45,7 +45,7 @@ def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) 
 
 
 def _sampled(rows: Rows, call: SamplerCall) -> None:
-    """What only calls with sampled requests have."""
+    """Fill in what only calls with sampled requests have."""
     last = len(rows.tokens) - 1
     at_draft = (rows.ended.clamp_max(last) if last >= 0 else rows.ended).long()
 
@@ -56,8 +56,10 @@ def _sampled(rows: Rows, call: SamplerCall) -> None:
         behind = call.bonuses(low, high)
         if last < 0:
             return behind
-        at = at_draft[low:high]
-        judged = call.target_probs[at] if call.target_probs is not None else _some(call.target_logits)[at].softmax(1)
+        places = at_draft[low:high]
+        judged = (
+            call.target_probs[places] if call.target_probs is not None else _some(call.target_logits)[places].softmax(1)
+        )
         rejected = rows.accepted[low:high] < rows.drafted[low:high]
         return torch.where(rejected[:, None], judged, behind)
 
@@ -72,14 +74,16 @@ def _scores(
 ) -> tuple[list[Scores], list[int]]:
     """By pass of the drafter: which rows it scored, and which of its own rows did."""
     scored = [min(len(passes), length) for (passes, _), length in zip(drafter, drafted, strict=False)]
-    found, ranges = [], [sum(drafted[:at]) for at in range(len(scored))]
+    scores, ranges = [], [sum(drafted[:request]) for request in range(len(scored))]
     for depth in range(max(scored, default=0)):
-        some = [at for at, length in enumerate(scored) if length > depth]
+        some = [request for request, length in enumerate(scored) if length > depth]
         of = drafter[some[0]][0][depth]
-        both = upload([ranges[at] + depth for at in some] + [drafter[at][1] for at in some], device)
-        rows, own = both[: len(some)], both[len(some) :]
-        found.append(Scores(rows, lambda low, high, of=of, own=own: of[own[low:high]].float()))  # type: ignore[misc]
-    return found, scored
+        both = upload([ranges[request] + depth for request in some] + [drafter[request][1] for request in some], device)
+        rows, drafter_rows = both[: len(some)], both[len(some) :]
+        scores.append(
+            Scores(rows, lambda low, high, of=of, drafter_rows=drafter_rows: of[drafter_rows[low:high]].float())  # type: ignore[misc]
+        )
+    return scores, scored
 
 
 def upload(values: Sequence[int], device: torch.device) -> Tensor:

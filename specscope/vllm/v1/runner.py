@@ -170,14 +170,16 @@ def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[BatchPlace]:
     names = list(batch.req_ids)
     unfinished = runner.discard_request_mask.np[: len(names)].copy()
     size = runner.vllm_config.cache_config.block_size
-    found = []
+    batch_places = []
     for row, name in enumerate(names):
         if name not in scheduled.num_scheduled_tokens:
             continue
         context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
         blocks, first = _blocks(batch, row, context, count, size, 3 * max(drafted, default=0) if ahead else 0)
-        found.append(BatchPlace(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead))
-    return found
+        batch_places.append(
+            BatchPlace(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead)
+        )
+    return batch_places
 
 
 def _blocks(batch: Any, row: int, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:

@@ -15,7 +15,7 @@ NONE: Passes = ((), 0)
 
 
 class DrafterScores:
-    """Keeps what the drafter's own model says while it drafts; n-gram and suffix have none."""
+    """Keeps the logits of the drafter's own model while it drafts; n-gram and suffix have none."""
 
     def __init__(self, guard: ErrorGuard, *, sampled: bool) -> None:
         self._guard, self._sampled = guard, sampled
@@ -25,7 +25,7 @@ class DrafterScores:
         self._matches: dict[str, int] = {}
 
     def begin(self, runner: Any) -> None:
-        """The drafter begins to draft for the next step."""
+        """Called when the drafter begins to draft for the next step."""
         if not self._listens:
             self._listens = True
             drafter = getattr(runner, "drafter", None)
@@ -34,20 +34,20 @@ class DrafterScores:
         self._passes, self._matches, self._drafts = [], {}, True
 
     def end(self, names: Sequence[str]) -> None:
-        """It has drafted, for these rows of the batch."""
+        """Called when it has drafted, for these rows of the batch."""
         passes, self._passes, self._drafts = self._passes, [], False
         if len(passes) == 1 and names and len(passes[0]) > len(names):  # a block drafter: all depths in one pass
             passes = list(passes[0].reshape(len(names), -1, passes[0].shape[1]).unbind(1))
-        fits = all(one.device.type == "cpu" for one in passes) or sum(one.nbytes for one in passes) <= MOST
-        if fits and all(len(one) == len(names) for one in passes):
+        fits = all(logits.device.type == "cpu" for logits in passes) or sum(logits.nbytes for logits in passes) <= MOST
+        if fits and all(len(logits) == len(names) for logits in passes):
             self._scored = {name: (passes, row) for row, name in enumerate(names)}
 
     def take(self, name: str) -> Passes:
-        """Of a request, once."""
+        """A request's passes, which are given once."""
         return self._scored.pop(name, NONE)
 
     def match_length(self, name: str) -> int:
-        """Suffix decoding: how many tokens of a request's context were found again; 0 where none, or not known."""
+        """Suffix decoding: how many tokens of a request's context matched; 0 where none did, or it is not known."""
         return self._matches.get(name, 0)
 
     def _listen_to_suffixes(self, cache: Any) -> None:

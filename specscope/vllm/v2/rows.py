@@ -38,7 +38,7 @@ class Verified:
 
 
 def rows_of_verified(call: Verified) -> Rows:
-    """Nothing here waits for the device."""
+    """The rows of a call of V2's sampler. Nothing here waits for the device."""
     cu = call.cu_num_logits.long()
     first, count = cu[:-1], len(call.logits)
     drafted = cu.diff() - 1
@@ -59,7 +59,7 @@ def rows_of_verified(call: Verified) -> Rows:
         accepted=accepted,
         final=call.sampled.gather(1, accepted[:, None])[:, 0].long(),
         greedy=temperature == 0,
-        raw=lambda at: call.logits[at, :vocabulary].float(),
+        raw=lambda places: call.logits[places, :vocabulary].float(),
         target=lambda low, high: call.processed[low:high, :vocabulary].float(),
         probs=None,
         q=None,
@@ -74,10 +74,16 @@ def rows_of_verified(call: Verified) -> Rows:
     if (call.states.temperature.np[call.idx_mapping_np] != 0).any():
         _sampled(made, call, place, temperature)
     if call.draft_logits is not None:
-        own, slot, step = call.draft_logits, call.expanded_idx_mapping, place.clamp_max(call.draft_logits.shape[1] - 1)
+        draft_logits, slot, step = (
+            call.draft_logits,
+            call.expanded_idx_mapping,
+            place.clamp_max(call.draft_logits.shape[1] - 1),
+        )
         every = torch.arange(count, device=cu.device)
-        made.scores = [Scores(every, lambda low, high: own[slot[low:high], step[low:high], :vocabulary].float())]
-        made.scored = [own.shape[1]] * len(first)
+        made.scores = [
+            Scores(every, lambda low, high: draft_logits[slot[low:high], step[low:high], :vocabulary].float())
+        ]
+        made.scored = [draft_logits.shape[1]] * len(first)
     if call.confidence is not None:
         last = call.confidence.shape[1] - 1
         made.confidence = call.confidence[call.expanded_idx_mapping, place.clamp_max(last)]
@@ -85,20 +91,22 @@ def rows_of_verified(call: Verified) -> Rows:
 
 
 def _sampled(rows: Rows, call: Verified, place: Tensor, temperature: Tensor) -> None:
-    """What only calls with sampled requests have."""
+    """Fill in what only calls with sampled requests have."""
     rows.probs = lambda low, high: rows.target(low, high).softmax(1)
     rows.whole = lambda low, high: call.processed[rows.ended[low:high], : rows.vocabulary].float().softmax(1)
     if call.draft_logits is None:
         return
-    own, heat = call.draft_logits, torch.where(temperature == 0, 1, temperature)
-    step, slot = place.clamp_max(own.shape[1] - 1), call.expanded_idx_mapping
+    draft_logits, heat = call.draft_logits, torch.where(temperature == 0, 1, temperature)
+    step, slot = place.clamp_max(draft_logits.shape[1] - 1), call.expanded_idx_mapping
 
-    def q(at: Tensor) -> Tensor:
-        return (own[slot[at], step[at], : rows.vocabulary].float() / heat[rows.request[at], None]).softmax(1)
+    def q(places: Tensor) -> Tensor:
+        return (
+            draft_logits[slot[places], step[places], : rows.vocabulary].float() / heat[rows.request[places], None]
+        ).softmax(1)
 
     def whole_q(low: int, high: int) -> Tensor:
-        at = rows.ended[low:high]
-        return torch.where((rows.tokens[at] < 0)[:, None], 0, q(at))  # an invalid draft takes nothing away
+        places = rows.ended[low:high]
+        return torch.where((rows.tokens[places] < 0)[:, None], 0, q(places))  # an invalid draft takes nothing away
 
-    rows.q = lambda low, high: q(torch.arange(low, high, device=own.device))
+    rows.q = lambda low, high: q(torch.arange(low, high, device=draft_logits.device))
     rows.whole_q = whole_q

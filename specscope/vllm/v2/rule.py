@@ -24,34 +24,37 @@ LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def ratios(rows: Rows, p: Tensor, q: Tensor | None, longest: int) -> Tensor:
-    """[R] of the prefix that ends with each row's draft. `p`, `q` [R]: of the drafts; `longest`: drafts of a chain."""
+    """[R] the ratio of the prefix that ends with each row's draft.
+
+    `p`, `q` [R]: of the drafts; `longest`: the most drafts of a chain.
+    """
     of_one = p if q is None else p / q
     place = torch.arange(len(p), device=p.device) - rows.first[rows.request]
-    found = of_one.clamp_max(1)
-    for at in range(1, longest):
-        found = torch.where(place == at, (found.roll(1) * of_one).clamp_max(1), found)
-    return found
+    ratio = of_one.clamp_max(1)
+    for position in range(1, longest):
+        ratio = torch.where(place == position, (ratio.roll(1) * of_one).clamp_max(1), ratio)
+    return ratio
 
 
 def before(rows: Rows, ratio: Tensor) -> Tensor:
-    """[R] of the prefix before each row: 1 at a request's first."""
+    """[R] the ratio of the prefix before each row: 1 at a request's first."""
     is_first = torch.arange(len(ratio), device=ratio.device) == rows.first[rows.request]
     return torch.where(is_first, 1, ratio.roll(1))
 
 
 def masses(rows: Rows, scale: Tensor, step: int) -> Tensor:
-    """[R] what scaled p has beyond q at each row."""
+    """[R] the mass that scaled p has beyond q at each row."""
     assert rows.probs is not None
-    found = []
+    parts = []
     for low in range(0, len(scale), step):
         high = min(low + step, len(scale))
         left = rows.probs(low, high) * scale[low:high, None]
         if rows.q is not None:
-            found.append((left - rows.q(low, high)).clamp_min(0).sum(1))
+            parts.append((left - rows.q(low, high)).clamp_min(0).sum(1))
         else:  # all of q is at the draft
             token = rows.tokens[low:high].clamp_min(0)[:, None]
-            found.append(left.scatter(1, token, 0).sum(1))
-    return torch.cat(found) if found else scale
+            parts.append(left.scatter(1, token, 0).sum(1))
+    return torch.cat(parts) if parts else scale
 
 
 def thresholds(ratio: Doubles, mass: Doubles) -> Doubles:

@@ -80,7 +80,7 @@ class V2Hooks:
         return sample_tokens
 
     def _sampler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Of either sampler: what it calls meanwhile gathers."""
+        """Wrap either sampler: what it calls meanwhile gathers."""
 
         def __call__(sampler: Any, logits: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if not self._listens or self._witness is None or self._guard.is_off:

@@ -144,8 +144,8 @@ def test_mistakes_of_traversal_are_caught(monkeypatch, name):
 
 
 MATCH_MISTAKES = {
-    "each child has a coin of its own": ("accepted = token == own", "accepted = coin < left.prob(own)"),
-    "a recovered token is drawn from all of p": ("return None, left, token", "return None, p, own"),
+    "each child has a coin of its own": ("accepted = token == child_token", "accepted = coin < left.prob(child_token)"),
+    "a recovered token is drawn from all of p": ("return None, left, token", "return None, p, child_token"),
     "the draw forgets what a child took": ("= p.draw(coin)", "= left_over(p, trees, children).draw(coin)"),
 }
 
