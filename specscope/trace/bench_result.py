@@ -58,14 +58,17 @@ def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, 
         results = [result for _, document in documents(lines, name) for result in _results(document)]
     except ValueError as error:
         raise UserError(f"{name} is a result of a serving bench that cannot be read: {plain_error(error)}") from None
-    told = [result for result in results if result.speculates]
-    if not told:
+    speculating = [result for result in results if result.speculates]
+    if not speculating:
         raise UserError(
             f"{name} is a result of a serving bench without figures of speculation (spec_decode_...): was it on in the "
             "server?"
         )
-    records = [_interval(number, result, len({one.label for one in told}) > 1) for number, result in enumerate(told)]
-    return counts_run(SOURCE, told[0].model_id), records
+    records = [
+        _interval(number, result, len({entry.label for entry in speculating}) > 1)
+        for number, result in enumerate(speculating)
+    ]
+    return counts_run(SOURCE, speculating[0].model_id), records
 
 
 def _results(document: bytes) -> Iterator[_Result]:
@@ -82,7 +85,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
         at_depth = ()
     length = result.spec_decode_acceptance_length
     end = _end(result.date)
-    told = Aggregate(
+    aggregate = Aggregate(
         source=SOURCE,
         engine=(result.label or "") if several else "",
         drafts=drafts,
@@ -93,7 +96,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
         proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
         averages={} if length is None else {LENGTHS[0]: length},
     )
-    return interval_record(number, max(end - int(result.duration * 1e9), 0), end, told)
+    return interval_record(number, max(end - int(result.duration * 1e9), 0), end, aggregate)
 
 
 def _end(date: str) -> int:

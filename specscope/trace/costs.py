@@ -203,11 +203,11 @@ def cached_file(about: Mapping[str, str]) -> Path:
 def read_cached(about: Mapping[str, str]) -> Costs | None:
     """What was measured before; None where nothing was, or where it cannot be read."""
     try:
-        found = _read(str(cached_file(about)))
+        costs = _read(str(cached_file(about)))
     except (OSError, UserError):
         return None
-    good = dict(found.about) == dict(about) and is_good(cached_file(about), quiet=found.quiet)
-    return found if good else None
+    good = dict(costs.about) == dict(about) and is_good(cached_file(about), quiet=costs.quiet)
+    return costs if good else None
 
 
 def keep_cached(costs: Costs) -> None:
@@ -221,17 +221,17 @@ def read_costs(path: str, about: Mapping[str, str], whose: str = "this engine's"
     What a file does not say of its engine is not checked: costs may be made up.
     """
     try:
-        found = _read(path)
+        costs = _read(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
     for name in MODELS:
-        here = about.get(name, found.about.get(name))
-        there = found.about.get(name, here)
+        here = about.get(name, costs.about.get(name))
+        there = costs.about.get(name, here)
         if there != here:
             raise UserError(f"{path} holds the costs of {name} {there or 'none'}, and {whose} is {here or 'none'}")
-    return found
+    return costs
 
 
 def read_batch(path: str, run: RunInfo, batch: int) -> BatchCosts | None:
@@ -259,12 +259,12 @@ def _read(path: str) -> Costs:
         known = {OF_ENGINES: _of_engine, OF_TUNE: _of_tune}.get(
             data.get("kind", OF_ENGINES if "batches" in data else KIND)
         )
-        found = msgspec.convert(data if known is None else known(data), Costs)
+        costs = msgspec.convert(data if known is None else known(data), Costs)
     except (ValueError, KeyError, TypeError, AttributeError):  # whatever it holds
-        found = None
-    if found is None or not _is_sound(found):
+        costs = None
+    if costs is None or not _is_sound(costs):
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
-    return found
+    return costs
 
 
 def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,16 +287,16 @@ def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:
     return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
 
 
-def _is_sound(found: Costs) -> bool:
+def _is_sound(costs: Costs) -> bool:
     """Whether it holds seconds by rising numbers of rows, and batches by rising sizes."""
-    if found.kind != KIND or not found.steps or not all(found.steps):
+    if costs.kind != KIND or not costs.steps or not all(costs.steps):
         return False
-    curves = (*found.steps, found.first, found.passes)
-    rows = [found.batches, *([point.rows for point in curve] for curve in curves)]
+    curves = (*costs.steps, costs.first, costs.passes)
+    rows = [costs.batches, *([point.rows for point in curve] for curve in curves)]
     points = [point for curve in curves for point in curve]
     return (
         all(size < further for sizes in rows for size, further in pairwise(sizes))
         and all(1 <= point.rows <= MOST_ROWS for point in points)
         and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
-        and all(point.seconds > 0 for curve in found.steps for point in curve)
+        and all(point.seconds > 0 for curve in costs.steps for point in curve)
     )

@@ -100,10 +100,10 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
 
 def check_whole(path: str | os.PathLike[str], what: str, largest: int) -> None:
     """Refuse what `read_whole` would, without reading it. Raises UserError, and OSError where there is none."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise UserError(f"cannot read {what} {path}: it is no regular file")
-    if found.st_size > largest:
+    if status.st_size > largest:
         raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
 
 
@@ -185,21 +185,21 @@ def check_output(
     if not path:
         raise UserError(f"{flag} needs the name of a file")
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         _check_new(path, flag)
         return
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{path} is a folder: {flag} takes the name of a file")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return  # a device or a pipe holds nothing that could be lost
     if existing is Existing.NEW_NAME:
         _check_new(path, flag)
         return
     for name in inputs:
-        if name is not None and _is_same(name, found):
+        if name is not None and _is_same(name, status):
             raise UserError(f"{flag} {path} would overwrite the input {name}: give another name")
     try:
         with open(path, "r+b") as file:  # not truncated, not created
@@ -289,10 +289,10 @@ def _check_new(path: str, flag: str) -> None:
         raise UserError(f"cannot write {path}: Permission denied")
 
 
-def _is_same(name: str | os.PathLike[str], found: os.stat_result) -> bool:
+def _is_same(name: str | os.PathLike[str], status: os.stat_result) -> bool:
     """By whatever path, link or redirection; `-` is standard input."""
     try:
-        return os.path.samestat(os.fstat(0) if name == "-" else os.stat(name), found)
+        return os.path.samestat(os.fstat(0) if name == "-" else os.stat(name), status)
     except OSError:
         return False
 

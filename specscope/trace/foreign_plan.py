@@ -40,10 +40,10 @@ def translated(text: str) -> tuple[str, str]:
         return text, ""
     named = [pattern.search(text) for pattern in _NAMED]
     if any(named):
-        missing = [f"speculative_{name}" for name, found in zip(SGLANG, named, strict=True) if found is None]
+        missing = [f"speculative_{name}" for name, match in zip(SGLANG, named, strict=True) if match is None]
         if missing:
             raise UserError(f"tree {short(text)}: SGLang's three numbers give a tree, and there is no {missing[0]}")
-        return _sglang(*(int(found[1]) for found in named if found))
+        return _sglang(*(int(match[1]) for match in named if match))
     if numbers := _NUMBERS.fullmatch(text.strip()):
         return _sglang(*map(int, numbers.groups()))
     if _CONFIG.match(text) and "{" in text:
@@ -61,12 +61,12 @@ def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
 
 def _vllm(text: str) -> tuple[str, str]:
     try:
-        told = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
+        config = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
     except (ValueError, RecursionError) as error:  # ValueError: of both
         raise UserError(f"cannot read the tree of the configuration {short(text)}: {plain_error(error)}") from None
-    about = f"vLLM's {told.method or 'speculative configuration'}"
-    if told.speculative_token_tree is not None:
-        return told.speculative_token_tree, f"{about}, its speculative_token_tree"
-    if told.num_speculative_tokens is None:
+    about = f"vLLM's {config.method or 'speculative configuration'}"
+    if config.speculative_token_tree is not None:
+        return config.speculative_token_tree, f"{about}, its speculative_token_tree"
+    if config.num_speculative_tokens is None:
         raise UserError(f"{short(text)} says neither num_speculative_tokens nor speculative_token_tree: it has no tree")
-    return str(told.num_speculative_tokens), f"{about}, a chain of num_speculative_tokens"
+    return str(config.num_speculative_tokens), f"{about}, a chain of num_speculative_tokens"

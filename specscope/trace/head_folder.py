@@ -95,13 +95,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor. Raises UserError for files that are not there, or not in the same folder."""
-    found = read_object(index).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise UserError(f"{index} does not say in `weight_map` which tensor lies in which file")
-    for file in sorted(set(found.values())):
+    for file in sorted(set(files.values())):
         if Path(file).name != file or not (index.parent / file).is_file():
             raise UserError(f"{index} names {file!r}, and there is no such file beside it")
-    return found
+    return files
 
 
 def _tensors(folder: Path) -> list[str]:

@@ -26,17 +26,17 @@ WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin", "*.bin")
 UNREAD = ("transformers_version", "_name_or_path", "_model_name_or_path", "dtype", "torch_dtype")
 
 
-def model_digest(place: Path, most: int | None = None) -> str:
+def model_digest(place: Path, limit: int | None = None) -> str:
     """Of a Hugging Face folder, an EAGLE head's folder or a .gguf file; "" where it cannot be told.
 
-    `most`: what would take hashing more bytes than this is not told.
+    `limit`: what would take hashing more bytes than this is not told.
     """
     try:
         if place.is_file():
-            return _of_file(place, most)
+            return _of_file(place, limit)
         weights = weight_files(place)
         unknown = sum(file.stat().st_size for file in weights if not _known(file))
-        return _of_folder(place, weights) if weights and (most is None or unknown <= most) else ""
+        return _of_folder(place, weights) if weights and (limit is None or unknown <= limit) else ""
     except (OSError, ValueError, RecursionError, UserError):
         return ""
 
@@ -67,14 +67,14 @@ def _of_folder(folder: Path, weights: list[Path]) -> str:
 def _of_config(file: Path) -> str:
     """What is off or not set is left out: another release of a library writes other such keys."""
     raw = read_object(file)
-    told = {name: value for name, value in raw.items() if name not in UNREAD and value not in (None, False)}
-    return _hash(json.dumps(told, sort_keys=True).encode()).hex()
+    settings = {name: value for name, value in raw.items() if name not in UNREAD and value not in (None, False)}
+    return _hash(json.dumps(settings, sort_keys=True).encode()).hex()
 
 
-def _of_file(file: Path, most: int | None = None) -> str:
+def _of_file(file: Path, limit: int | None = None) -> str:
     """Raises OSError."""
     known = _known(file)
-    if known or (most is not None and file.stat().st_size > most):
+    if known or (limit is not None and file.stat().st_size > limit):
         return known
     before = _stamp(file)
     digest = _contents(file)
@@ -99,8 +99,8 @@ def _hash(data: bytes) -> bytes:
 
 def _stamp(file: Path) -> list[int]:
     """What changes with its contents. The time of change is there too: the other can be set back."""
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino]
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino]
 
 
 def _place(file: Path) -> Path | None:
@@ -118,8 +118,8 @@ def _known(file: Path) -> str:
     if place is None:
         return ""
     try:
-        kept = decoded(place.read_bytes())
-        return str(kept["digest"]) if kept["stamp"] == _stamp(file) else ""
+        entry = decoded(place.read_bytes())
+        return str(entry["digest"]) if entry["stamp"] == _stamp(file) else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""
 

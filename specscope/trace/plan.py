@@ -127,9 +127,9 @@ def _dynamic(rest: str, text: str) -> DynamicPlan:
         )
     nodes = int(match["nodes"])
     depth, top = int(match["depth"] or min(DEFAULT_DEPTH, max(nodes, 1))), int(match["top"] or DEFAULT_TOP)
-    for name, value, most in (("nodes", nodes, MAX_NODES), ("depth", depth, MAX_DEPTH), ("top", top, MAX_TOP)):
-        if not 1 <= value <= most:
-            raise UserError(f"tree {short(text)}: {name} must be between 1 and {most}, not {value}")
+    for name, value, limit in (("nodes", nodes, MAX_NODES), ("depth", depth, MAX_DEPTH), ("top", top, MAX_TOP)):
+        if not 1 <= value <= limit:
+            raise UserError(f"tree {short(text)}: {name} must be between 1 and {limit}, not {value}")
     if depth > nodes:
         raise UserError(f"tree {short(text)}: {nodes} nodes cannot be {depth} deep")
     return DynamicPlan(nodes, depth, top)

@@ -23,12 +23,12 @@ def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
 
 def plan_dict(plan: TreePlan, about: str = "") -> dict[str, Any]:
     """The same as plain values."""
-    told: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
-    told["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
+    values: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
+    values["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
     if isinstance(plan, StaticPlan):
         parents, depths = list(plan.shape.parent), list(plan.shape.depth)
-        return told | {"kind": "top" if plan.top else "sampled", "parents": parents, "depths": depths}
-    return told | {"kind": "dynamic", "top": plan.top, "candidates": plan.candidates}
+        return values | {"kind": "top" if plan.top else "sampled", "parents": parents, "depths": depths}
+    return values | {"kind": "dynamic", "top": plan.top, "candidates": plan.candidates}
 
 
 def _static(plan: StaticPlan, mask: bool) -> Iterator[str]:

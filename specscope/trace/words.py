@@ -396,10 +396,10 @@ def _position(tree: DraftTree, node: int, show: Shown) -> WordRow:
 
 def draft_id_row(run: RunInfo | None, token: int) -> WordRow:
     """The drafter's own number of a token of the target, where its vocabulary is reduced."""
-    own = draft_id(run, token)
-    if own is None:
+    number = draft_id(run, token)
+    if number is None:
         return WordRow("draft_id", "draft id", "", "outside the draft vocabulary", odd=True)
-    return WordRow("draft_id", "draft id", own, f"{own} of the draft vocabulary")
+    return WordRow("draft_id", "draft id", number, f"{number} of the draft vocabulary")
 
 
 def _margin(margin: float, near: bool) -> list[WordRow]:

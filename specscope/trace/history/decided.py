@@ -148,8 +148,8 @@ def _made(step: RequestStep, verdict: Verdict, node: int, digits: int = 4) -> st
         return f"a = p = {a:.{digits}g}: the token was not drawn, so q is 1"
     if not looks_ahead(step.rule):
         return f"a = min(1, p / q) = min(1, {p:.{digits}g} / {q:.{digits}g}) = {a:.{digits}g}"
-    found = ratios(step.tree, verdict)
-    path = f"min(1, {found.parent[node]:.4g} * {p:.4g} / {q:.4g}) = {found.own[node]:.{digits}g}"
-    if not verdict.judged[node] or a == found.own[node]:
+    path_ratios = ratios(step.tree, verdict)
+    path = f"min(1, {path_ratios.parent[node]:.4g} * {p:.4g} / {q:.4g}) = {path_ratios.own[node]:.{digits}g}"
+    if not verdict.judged[node] or a == path_ratios.own[node]:
         return f"a = {a:.{digits}g}, the ratio of its path {path}"
     return f"a = {a:.{digits}g}, left of the ratio of its path {path}"

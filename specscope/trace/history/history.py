@@ -35,8 +35,8 @@ def weight(record: StepRecord) -> int:
 
 def frame_weight(record: StepRecord) -> int:
     """Of those, what does not belong to one of its requests."""
-    told = record.aggregate
-    depths = 0 if told is None else len(told.accepted_at) + len(told.proposed_at)
+    aggregate = record.aggregate
+    depths = 0 if aggregate is None else len(aggregate.accepted_at) + len(aggregate.proposed_at)
     return 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
 
 
@@ -117,10 +117,10 @@ class RequestHistory:
         """`running`, or the reason it finished."""
         return self.end.reason.value if self.end else "running"
 
-    def add(self, step: RequestStep, at: int, undrafted: Undrafted | None) -> None:
+    def add(self, step: RequestStep, position: int, undrafted: Undrafted | None) -> None:
         """One more step, of the engine's step at that position. `undrafted`: why nothing was drafted in it."""
         self.steps.append(step)
-        self.engine_steps.append(at)
+        self.engine_steps.append(position)
         self.totals.add((step,), (undrafted,))
 
     def take_back(self) -> None:
@@ -154,8 +154,8 @@ class RequestHistory:
 
     def place_of(self, index: int) -> int | None:
         """The place in `steps` of its own step of that number; None where it is not known."""
-        at = bisect_left(self.steps, index, key=lambda step: step.index)
-        return at if at < len(self.steps) and self.steps[at].index == index else None
+        place = bisect_left(self.steps, index, key=lambda step: step.index)
+        return place if place < len(self.steps) and self.steps[place].index == index else None
 
     def position_of(self, index: int) -> int | None:
         """The position in History.steps of its own step of that number; None where it is not known."""
@@ -185,18 +185,18 @@ class RequestHistory:
                 out += list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
         return out
 
-    def before(self, place: int, most: int) -> list[int]:
-        """The last tokens before the step at `place` in `steps`, at most `most`: the prompt's, and the output so far.
+    def before(self, place: int, limit: int) -> list[int]:
+        """The last tokens before the step at `place` in `steps`, at most `limit`: the prompt's, and the output so far.
 
         Where the first steps are not known, what came between the prompt and the rest is not either: no prompt then.
         """
         tail: list[int] = []
-        while place > 0 and len(tail) < most:
+        while place > 0 and len(tail) < limit:
             place -= 1
             tail = [*self.steps[place].output(), *tail]
-        if len(tail) < most and self.info is not None and self.steps[0].index == 0:
-            tail = [*self.info.prompt_tokens[-(most - len(tail)) :].tolist(), *tail]
-        return tail[-most:]
+        if len(tail) < limit and self.info is not None and self.steps[0].index == 0:
+            tail = [*self.info.prompt_tokens[-(limit - len(tail)) :].tolist(), *tail]
+        return tail[-limit:]
 
     def output_text(self, vocabulary: Vocabulary) -> str:
         """The output as text, cut at the stop string where one matched."""
@@ -321,31 +321,31 @@ class History:
 
     def position_of(self, step: int) -> int | None:
         """The position in `steps` of the engine's step of that number; None where it is not on this path."""
-        at = bisect_left(self.steps, step, key=lambda record: record.step)
-        return at if at < len(self.steps) and self.steps[at].step == step else None
+        position = bisect_left(self.steps, step, key=lambda record: record.step)
+        return position if position < len(self.steps) and self.steps[position].step == step else None
 
     def knows(self, step: int) -> StepRecord | None:
         """The step of that number, on whatever branch."""
         return self._known.get(step)
 
     def _push(self, record: StepRecord) -> None:
-        at = len(self.steps)
+        position = len(self.steps)
         undrafted = [why_undrafted(self.run, record, part) for part in record.requests]
         for info in record.admitted:
             self.request(info.id).info = info
         for part, reason in zip(record.requests, undrafted, strict=True):
-            self.request(part.request).add(part, at, reason)
+            self.request(part.request).add(part, position, reason)
         for name in record.preempted:
-            self.request(name).preemptions.append(at)
+            self.request(name).preemptions.append(position)
         for end in record.finished:
             request = self.request(end.info.id)
-            request.end, request.ended = end, at
+            request.end, request.ended = end, position
             request.info = request.info or end.info
         self.steps.append(record)
         self.totals.add(record.counted, undrafted)
         before = self._clock[-1][1] if self._clock else 0
-        told = bool(record.phases)
-        self._clock.append((record.start_ns, max(record.end_ns, before)) if told else (before, before))
+        timed = bool(record.phases)
+        self._clock.append((record.start_ns, max(record.end_ns, before)) if timed else (before, before))
 
     def _pop(self) -> None:
         record = self.steps.pop()
@@ -372,17 +372,17 @@ class History:
         """Let the older steps go; figures are of what is left. What is known of requests that go on stays."""
         self.rewinds += 1
         self.gone += len(self.steps) - count
-        kept = self.steps[len(self.steps) - count :]
+        remaining = self.steps[len(self.steps) - count :]
         infos = {name: request.info for name, request in self.requests.items()}
         self.steps.clear()
         self.requests.clear()
         self.totals = RunningTotals()
         self._clock.clear()
-        first = kept[0].step if kept else 0
+        first = remaining[0].step if remaining else 0
         self._known = {step: record for step, record in self._known.items() if step >= first}
         for branch in [branch for branch, last in self._last.items() if last < first]:
             del self._last[branch], self.branches[branch]
-        for record in kept:
+        for record in remaining:
             self._push(record)
         for name, request in self.requests.items():
             request.info = request.info or infos[name]
@@ -449,7 +449,7 @@ class History:
         size = 1
         while -(-count // size) > width:
             size *= 2
-        ranges = [(at, min(at + size, count)) for at in range(0, count, size)]
+        ranges = [(start, min(start + size, count)) for start in range(0, count, size)]
         taus = [totals.tau(*each) for each in ranges]
         if request is None and self.counts_only:
             taus = [_or_reported(tau, self.steps[slice(*each)]) for tau, each in zip(taus, ranges, strict=True)]

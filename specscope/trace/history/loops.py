@@ -76,8 +76,8 @@ def step_sums(looped: Bools, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
     """[steps] how many of each step's tokens lie in loops. `sizes`: [steps] its tokens, which lie end to end."""
     sums = np.concatenate([[0], np.cumsum(looped)])
     ends = np.cumsum(sizes)
-    found: NDArray[np.int64] = sums[ends] - sums[ends - sizes]
-    return found
+    per_step: NDArray[np.int64] = sums[ends] - sums[ends - sizes]
+    return per_step
 
 
 def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:

@@ -60,42 +60,42 @@ class Acceptance:
             for name in AT_DEPTH:
                 getattr(self, name).pop()
 
-    def _count(self, step: RequestStep | Aggregate, one: int) -> None:
+    def _count(self, step: RequestStep | Aggregate, sign: int) -> None:
         if isinstance(step, Aggregate):
-            self._count_sums(step, one)
+            self._count_sums(step, sign)
             return
         verdict = step.verdict
         if verdict is None:
             return
-        self.steps += one
-        self.emitted += one * step.emitted
-        self.kinds[verdict.kind] += one
+        self.steps += sign
+        self.emitted += sign * step.emitted
+        self.kinds[verdict.kind] += sign
         if not len(step.tree):
             return
         accepted, depth = verdict.accepted, step.tree.max_depth
-        self.drafts += one
-        self.drafted += one * len(step.tree)
-        self.accepted += one * accepted
-        self.depth += one * depth
+        self.drafts += sign
+        self.drafted += sign * len(step.tree)
+        self.accepted += sign * accepted
+        self.depth += sign * depth
         self._widen(depth)
         tried = accepted + (1 if verdict.kind is FinalKind.RECOVERED else 0)
         for counts, reached in ((self.proposed_at, depth), (self.accepted_at, accepted), (self.tried_at, tried)):
             for d in range(min(reached, depth)):
-                counts[d] += one
+                counts[d] += sign
 
-    def _count_sums(self, told: Aggregate, one: int) -> None:
-        self.aggregates += one
+    def _count_sums(self, aggregate: Aggregate, sign: int) -> None:
+        self.aggregates += sign
         for name in SUMS:
-            value = getattr(told, name)
-            setattr(self, name, getattr(self, name) + one * (value or 0))
-            self.untold[name] += one if value is None else 0
-        self.depths[len(told.accepted_at)] += one
-        self._widen(len(told.accepted_at))
+            value = getattr(aggregate, name)
+            setattr(self, name, getattr(self, name) + sign * (value or 0))
+            self.untold[name] += sign if value is None else 0
+        self.depths[len(aggregate.accepted_at)] += sign
+        self._widen(len(aggregate.accepted_at))
         for name in AT_DEPTH:
-            at, into = getattr(told, name), getattr(self, name)
-            for d, value in enumerate(at):
-                into[d] += one * value
-            self.untold[name] += 0 if at or told.drafts == 0 else one
+            per_depth, into = getattr(aggregate, name), getattr(self, name)
+            for d, value in enumerate(per_depth):
+                into[d] += sign * value
+            self.untold[name] += 0 if per_depth or aggregate.drafts == 0 else sign
 
     def merge(self, other: Acceptance) -> None:
         """Add another count to this one."""

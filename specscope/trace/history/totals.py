@@ -77,8 +77,8 @@ class RunningTotals:
             return self.total
         begin, mark = self.marks[bisect_right(self.marks, count, key=lambda mark: mark[0]) - 1]
         total = _copy(mark)
-        for at in range(begin, count):
-            for part in item(at):
+        for index in range(begin, count):
+            for part in item(index):
                 total.add(part)
         return total
 

@@ -77,8 +77,8 @@ def count_undrafted(
 ) -> Counter[Undrafted]:
     """The request steps without drafts in these records, by the reason; of all requests, or of one."""
     parts = ((record, part) for record in records for part in record.requests if request in (None, part.request))
-    told = (why_undrafted(run, record, part) for record, part in parts)
-    return Counter(reason for reason in told if reason is not None)
+    reasons = (why_undrafted(run, record, part) for record, part in parts)
+    return Counter(reason for reason in reasons if reason is not None)
 
 
 def shares(counts: Counter[Undrafted]) -> list[tuple[Undrafted, float]]:

@@ -62,12 +62,12 @@ def why_step(record: StepRecord, step: RequestStep, asker: Asker) -> list[str]:
         sizing = f" ({printable(step.sizing)})" if step.sizing else ""
         return [f"Nothing was drafted{about}{sizing}.", *_final(step, verdict, asker)]
     path = " ".join(quoted(asker.vocabulary, int(tree.token[node])) for node in verdict.path)
-    kept = f"Accepted {verdict.accepted} of {plural(tree.max_depth, 'level')}" + (f": {path}." if path else ".")
+    summary = f"Accepted {verdict.accepted} of {plural(tree.max_depth, 'level')}" + (f": {path}." if path else ".")
     node = ended_by(step)
     if node == len(tree):
-        return [kept, *why(step, node, asker)]
+        return [summary, *why(step, node, asker)]
     others = [f"Then also rejected: {_named(step, other, asker)}." for other in deciding(step) if other != node]
-    return [kept, *why(step, node, asker), *others, *_final(step, verdict, asker)]
+    return [summary, *why(step, node, asker), *others, *_final(step, verdict, asker)]
 
 
 def headline(step: RequestStep, node: int, asker: Asker) -> str:
@@ -126,9 +126,9 @@ def wanted(place: AtParent) -> TokenThere | None:
         return None  # what was drawn need not be the likeliest
     if not place.children:
         return None  # after a leaf nothing is recorded but the token itself
-    kept = [node for node in place.children if node in verdict.path.tolist()]
-    if kept:
-        return place.of_node(kept[0])
+    accepted = [node for node in place.children if node in verdict.path.tolist()]
+    if accepted:
+        return place.of_node(accepted[0])
     return place.of_token(verdict.token) if place.parent == end(step).parent else None
 
 

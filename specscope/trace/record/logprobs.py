@@ -36,4 +36,4 @@ class Logprobs(ArrayEq):
         """One for each of the step's emitted tokens."""
         rows = zip(self.top.tolist(), self.top_logprob.tolist(), strict=True)
         both = zip(tokens, self.logprob.tolist(), rows, strict=True)
-        return [OutputLogprob(token, own, tuple(zip(*row, strict=True))) for token, own, row in both]
+        return [OutputLogprob(token, logprob, tuple(zip(*row, strict=True))) for token, logprob, row in both]

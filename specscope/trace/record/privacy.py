@@ -123,5 +123,5 @@ def strip(value: T, level: Privacy) -> T:
     return dataclasses.replace(value, **changes) if changes else value
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _is(value: object, other: object) -> bool:
+    return value is other

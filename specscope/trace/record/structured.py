@@ -55,8 +55,8 @@ class StructuredOutputs:
             object.__setattr__(self, name, checked(getattr(self, name), kind, f"structured_outputs: {name}"))
         given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) not in (None, False)]
         if len(given) != 1:
-            told = " and ".join(given) or "none"
-            raise UserError(f"structured_outputs needs exactly one of {', '.join(_TYPES)}; given: {told}")
+            names = " and ".join(given) or "none"
+            raise UserError(f"structured_outputs needs exactly one of {', '.join(_TYPES)}; given: {names}")
         if self.json is not None:
             _check_json(self.text)
         elif any("\0" in text for text in self.choice or (self.text,)):
@@ -110,11 +110,11 @@ def _check_json(text: str) -> None:
     if not isinstance(schema, dict) and schema is not True:
         raise UserError("structured_outputs: json must be a JSON schema: an object, or true for any JSON")
     level, depth = [schema], 0
-    while level := [x for one in level if isinstance(one, dict | list) for x in _inside(one)]:
+    while level := [x for container in level if isinstance(container, dict | list) for x in _inside(container)]:
         depth += 1
         if depth > DEEPEST:
             raise UserError(f"structured_outputs: json is nested more than {DEEPEST} deep: write a flatter schema")
 
 
-def _inside(one: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(one.values()) if isinstance(one, dict) else one
+def _inside(container: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(container.values()) if isinstance(container, dict) else container

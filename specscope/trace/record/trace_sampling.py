@@ -82,5 +82,5 @@ class TraceSampling:
     @property
     def text(self) -> str:
         """As the flags say it; "" where everything is kept."""
-        said = [] if self.ratio is None else [f"ratio {self.ratio:g}"]
-        return ", ".join(said if self.keep is None else [*said, f"keep {self.keep.text}"])
+        parts = [] if self.ratio is None else [f"ratio {self.ratio:g}"]
+        return ", ".join(parts if self.keep is None else [*parts, f"keep {self.keep.text}"])

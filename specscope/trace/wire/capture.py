@@ -75,7 +75,7 @@ def span_json(span: Span) -> dict[str, Any]:
         "attributes": _attributes(span.attributes),
     }
     if span.links:
-        links = [{"traceId": f"{trace:032x}", "spanId": f"{own:016x}"} for trace, own in span.links]
+        links = [{"traceId": f"{trace:032x}", "spanId": f"{span_id:016x}"} for trace, span_id in span.links]
         out["links"] = [link | {"flags": SAMPLED_LOCAL} for link in links]
     return out | {"status": {}}
 

@@ -45,10 +45,10 @@ def written(
     """A record's attributes, or its notes. `by_hand`: more attributes in a field's place, or more of a field's JSON."""
     plan = _writing(type(record), privacy, only)
     values: dict[str, Any] = {}
-    for (key, plain, told, default, special), value in zip(plan.fields, plan.values(record), strict=False):
+    for (key, plain, always, default, special), value in zip(plan.fields, plan.values(record), strict=False):
         if special is not None:
             values |= _by_hand(special, value, privacy, by_hand.get(special.name, NOTHING))
-        elif told or (value.size if default is _ARRAY else value is not default and value != default):
+        elif always or (value.size if default is _ARRAY else value is not default and value != default):
             values[key] = value if plain is None else plain(value)
     return values
 
@@ -157,25 +157,27 @@ def read(
     `where`: of notes, their attribute. `nameless`: ids were left out. `given`: fields that are read elsewhere.
     """
     plan = _plan(type(span), kind, nameless)
-    told: dict[str, Any] = dict(zip(plan.names, plan.plain_values(span), strict=False))
+    field_values: dict[str, Any] = dict(zip(plan.names, plan.plain_values(span), strict=False))
     for name in plan.floats:
-        told[name] = float(told[name])
+        field_values[name] = float(field_values[name])
     for array, values in zip(plan.arrays, plan.array_values(span), strict=False):
         name, letter, dtype, may_be_empty, field = array
         length = len(values)
         if (length or not may_be_empty) and length != lengths.setdefault(letter, length):
             raise DamagedError(f"{field.called(where)} holds {length} values, not {lengths[letter]}")
-        told[name] = np.fromiter(values, dtype, length) if length else np.empty(0, dtype)  # quicker than asarray
+        field_values[name] = (
+            np.fromiter(values, dtype, length) if length else np.empty(0, dtype)
+        )  # quicker than asarray
     for field in plan.rest:
         if field.name not in given:
-            told[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
+            field_values[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
     for field in plan.gone:
-        told[field.name] = _nameless(field, lengths)
-    told |= given
-    if len(told) < plan.size:
-        return kind(**told)
+        field_values[field.name] = _nameless(field, lengths)
+    field_values |= given
+    if len(field_values) < plan.size:
+        return kind(**field_values)
     record = object.__new__(kind)
-    vars(record).update(told)  # as __init__ of a frozen dataclass does, field by field and slowly
+    vars(record).update(field_values)  # as __init__ of a frozen dataclass does, field by field and slowly
     return record
 
 
@@ -227,8 +229,8 @@ _notes_struct: Callable[[Any, bool], Any] = cache(lambda kind, nameless: checks(
 
 def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], *, nameless: bool = False) -> T:
     """Notes as JSON, of a step with these lengths. Raises DamagedError."""
-    told = read_json(text, _notes_struct(kind, nameless), name)
-    return read(told, kind, dict(lengths), where=name, nameless=nameless)
+    parsed = read_json(text, _notes_struct(kind, nameless), name)
+    return read(parsed, kind, dict(lengths), where=name, nameless=nameless)
 
 
 def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:

@@ -69,10 +69,10 @@ def engine_span(
     if not 0 < times[0] <= times[1]:
         raise DamagedError("it has no start, or ends before it")
     service = resource.get("service.name")
-    kept = {
+    scalars = {
         _short(key, NAME): value
-        for key, told in list(attributes.items())[:ATTRIBUTES]
-        if (value := _scalar(told)) is not None
+        for key, raw in list(attributes.items())[:ATTRIBUTES]
+        if (value := _scalar(raw)) is not None
     }
     return EngineSpan(
         trace_id,
@@ -82,14 +82,14 @@ def engine_span(
         _short(service, NAME) if isinstance(service, str) and service else "unnamed service",
         _short(scope, NAME),
         *times,
-        kept,
-        len(attributes) - len(kept),
+        scalars,
+        len(attributes) - len(scalars),
     )
 
 
-def _short(text: str, most: int) -> str:
-    text = printable(" ".join(text[: 4 * most].split()))
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, limit: int) -> str:
+    text = printable(" ".join(text[: 4 * limit].split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _scalar(value: Any) -> Scalar | None:  # noqa: ANN401

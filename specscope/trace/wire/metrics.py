@@ -141,7 +141,7 @@ def _of_engine(totals: Totals, value: float) -> list[Sample]:
 def _per_position(totals: Totals) -> list[Sample]:
     counts = totals.acceptance
     at_depth = counts.accepted_at if counts.knows("accepted_at") else ()
-    return [(count, {"position": str(at)}) for at, count in enumerate(at_depth)]
+    return [(count, {"position": str(position)}) for position, count in enumerate(at_depth)]
 
 
 def _finished(totals: Totals) -> list[Sample]:
@@ -189,8 +189,8 @@ def _of_sampling(sampling: Callable[[], SamplingSink | None]) -> Iterable[Series
         if (sink := sampling()) is None:
             return []
         counts = sink.decisions
-        kept = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
-        return [*kept, (counts.left_out, {"decision": "left_out"})]
+        samples = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
+        return [*samples, (counts.left_out, {"decision": "left_out"})]
 
     def of(read: Callable[[SamplingSink], float]) -> Callable[[Totals], list[Sample]]:
         return lambda _: [] if (sink := sampling()) is None else _one(read(sink))
@@ -307,8 +307,8 @@ class Metrics(Collector):
         if endpoint:
             reader = otlp_reader(endpoint, protocol, seconds)
             self._made.append(MeterProvider([reader], Resource.create({"service.name": "specscope"})))
-        for one in [*self._made, *([provider] if provider else [])]:
-            self._instrument(one)
+        for meter_provider in [*self._made, *([provider] if provider else [])]:
+            self._instrument(meter_provider)
 
     def __call__(self, record: StepRecord) -> None:
         """Count one engine step."""

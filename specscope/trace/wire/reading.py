@@ -57,15 +57,15 @@ class CaptureReader:
         self._decoder = Decoder()
         self.history.vocabulary = self._decoder.vocabulary
         try:
-            found = self.path.stat()
-            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a device may have no end
+            status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a device may have no end
                 raise UserError(f"cannot read {self.name}: a capture must be a regular file")
             kind = kind_of(start_of(self.path))
             if kind not in (None, CAPTURE, BENCH):
                 raise kind.refusal(str(path), "a capture")
             self._file = open(self.path, "rb")  # noqa: SIM115
             self._content = open_plain(self._file, str(path))
-            self.size = found.st_size
+            self.size = status.st_size
         except OSError as error:
             file, sign, step = str(path).rpartition("#")
             if sign and os.path.exists(file):

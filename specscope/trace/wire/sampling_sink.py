@@ -50,9 +50,9 @@ class Decisions:
 
     def text(self) -> str:
         """`kept 12 of 400 requests (4 by ratio, 8 by outcome)`."""
-        kept = sum(self.kept.values())
+        total = sum(self.kept.values())
         how = ", ".join(f"{count:,} by {reason.value}" for reason in Reason if (count := self.kept[reason]))
-        return f"kept {kept:,} of {plural(kept + self.left_out, 'request')}" + (f" ({how})" if how else "")
+        return f"kept {total:,} of {plural(total + self.left_out, 'request')}" + (f" ({how})" if how else "")
 
     def early_text(self, buffer: int) -> str:
         """What is to be said of requests that were decided before their end; "" where there are none."""

@@ -27,8 +27,8 @@ def named(value: float) -> float | str:
 
 def sound(values: NDArray[Any]) -> NDArray[Any]:
     """What can be a probability, and NaN elsewhere: means and curves pass that over, and `verify` names it."""
-    found: NDArray[Any] = np.where((values >= 0) & (values <= 1 + ROUNDING), values, np.nan)
-    return found
+    masked: NDArray[Any] = np.where((values >= 0) & (values <= 1 + ROUNDING), values, np.nan)
+    return masked
 
 
 def dump_numbers(values: Sequence[float]) -> bytes:

@@ -48,8 +48,10 @@ def run_info(resource: Attributes) -> RunInfo:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these spans come from another program ({service})")
     try:
-        told = checked_span(resource, Resource)
-        return read(told, RunInfo, {}, given={"privacy": Privacy.of(no_text=not told.text, no_tokens=not told.tokens)})
+        checked = checked_span(resource, Resource)
+        return read(
+            checked, RunInfo, {}, given={"privacy": Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)}
+        )
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
@@ -275,10 +277,10 @@ def _parents(span: schema.DecodeStep, lengths: Mapping[str, int]) -> tuple[Paren
     name = "specscope.parents"
     if not span.parents:
         return None, ()
-    told: Any = read_json(span.parents, schema.NamelessParents if span.nameless else schema.Parents, name)
-    notes = read(told, ParentNotes, dict(lengths), where=name, nameless=span.nameless)
-    schema.check_nodes(name, told.node, lengths["n"])
-    return notes, told.text
+    parsed: Any = read_json(span.parents, schema.NamelessParents if span.nameless else schema.Parents, name)
+    notes = read(parsed, ParentNotes, dict(lengths), where=name, nameless=span.nameless)
+    schema.check_nodes(name, parsed.node, lengths["n"])
+    return notes, parsed.text
 
 
 def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:

@@ -87,8 +87,8 @@ class WireField:
         """Its type in the checking struct, and the default there."""
         in_json, kind = not self.attribute, Number if self.is_float and not self.attribute else self.kind
         if self.dtype is not None:
-            most = [DIMENSIONS[letter].most for letter in self.dimensions]
-            for length in reversed(most) if in_json else [math.prod(most)]:
+            limits = [DIMENSIONS[letter].most for letter in self.dimensions]
+            for length in reversed(limits) if in_json else [math.prod(limits)]:
                 kind = Annotated[list[kind], Meta(max_length=length)]  # type: ignore[valid-type]
             return kind, {} if in_json and self.default is MISSING else {"default_factory": list}
         if self.notes is not None:
@@ -133,7 +133,7 @@ class WireField:
 
 def _enums(kind: Any) -> list[Any]:  # noqa: ANN401
     """The enumerations that a type allows."""
-    return [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
+    return [option for option in (kind, *get_args(kind)) if isinstance(option, type) and issubclass(option, Enum)]
 
 
 @cache
