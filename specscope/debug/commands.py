@@ -233,9 +233,9 @@ class Commands(PointCommands):
         if text not in history.requests and "@" not in text:
             raise UserError("give a step or a request: goto 17, goto r3, goto r3@17, goto start or goto end")
         request, place = history.find(text)
-        said = self.stopped(self.session.goto_request(request.id, place.index))
+        stop = self.stopped(self.session.goto_request(request.id, place.index))
         if place.node is None or self.session.part is None:
-            return said
+            return stop
         self.session.node = self._node_number(str(place.node))
         return show.where(self.session)
 
@@ -260,18 +260,18 @@ class Commands(PointCommands):
             "spans": spans,
             "names": show.names,
         }
-        found = [name for name in kinds if text and name.startswith(text)]
-        if len(found) != 1:
+        matches = [name for name in kinds if text and name.startswith(text)]
+        if len(matches) != 1:
             raise UserError(f"give one of: info {', '.join(kinds)}")
-        return kinds[found[0]](self.session)
+        return kinds[matches[0]](self.session)
 
     def do_print(self, text: str) -> str:
         """An expression at a node or over the step: `EXPR`, `EXPR @ NODE`, `EXPR @ root`."""
-        expression, _, at = (word.strip() for word in text.partition("@"))
+        expression, _, place = (word.strip() for word in text.partition("@"))
         record, part = self.session.record, self.session.part
         if record is None or part is None:
             raise UserError("nothing has run yet")
-        node = self.session.node if not at else None if at == "root" else self._node_number(at)
+        node = self.session.node if not place else None if place == "root" else self._node_number(place)
         kind = EventKind.REJECT if node is not None else EventKind.STEP
         if node is None and expression in NODE and expression not in types_of(kind):
             raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE, or use down")

@@ -78,8 +78,8 @@ class Session:
     def part(self) -> RequestStep | None:
         """The current request's part in the step that ran last, or its last before that."""
         request = self.current_request
-        found = None if request is None else self.history.part(request.id, self.position)
-        return None if found is None else found[1]
+        part = None if request is None else self.history.part(request.id, self.position)
+        return None if part is None else part[1]
 
     @property
     def node(self) -> int | None:
@@ -139,15 +139,15 @@ class Session:
 
     def finish(self, request: str = "") -> Stop:
         """Go on to the end of a request."""
-        found = self.history.requests.get(request) if request else self.current_request
-        if found is None:
+        chosen = self.history.requests.get(request) if request else self.current_request
+        if chosen is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
-        if self._ended(found):
-            raise UserError(f"{found.id} has already ended")
+        if self._ended(chosen):
+            raise UserError(f"{chosen.id} has already ended")
 
         def ended(record: StepRecord) -> Stop | None:
-            ends = any(end.info.id == found.id for end in record.finished)
-            return Stop(StopReason.FINISHED, record.step, request=found.id) if ends else None
+            ends = any(end.info.id == chosen.id for end in record.finished)
+            return Stop(StopReason.FINISHED, record.step, request=chosen.id) if ends else None
 
         return self._run(ended)
 
@@ -190,9 +190,9 @@ class Session:
         history = self.history
         if history.position_of(number) is None and self.engine is None and (other := history.knows(number)):
             history.show(other.branch)
-        at = history.position_of(number)
-        if at is not None:
-            return self.goto(at)
+        position = history.position_of(number)
+        if position is not None:
+            return self.goto(position)
         first, last = (history.steps[0].step, history.steps[-1].step) if history.steps else (0, -1)
         if self.engine is None or number < last:
             known = f"{first} to {last}" if history.steps else "none"
@@ -254,12 +254,12 @@ class Session:
 
     def reverse_continue(self) -> Stop:
         """Back to the last breakpoint that would have stopped before here, or to the start."""
-        at = self.position
-        while at > 0:
-            at -= 1
-            stop = self.breakpoints.check(self.history.steps[at], self.history, back=True)
+        position = self.position
+        while position > 0:
+            position -= 1
+            stop = self.breakpoints.check(self.history.steps[position], self.history, back=True)
             if stop is not None:
-                self.goto(at)
+                self.goto(position)
                 return stop
         self.goto(-1 if self.position <= 0 else 0)
         return self._stop(StopReason.START)

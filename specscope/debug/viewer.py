@@ -161,8 +161,8 @@ class Viewer:
         part = self.history.part(request, self.position)
         if part is None or self.control is None or not (self.live and self.control.obeys):
             return False
-        at = self.history.requests[request].engine_steps[part[0]]
-        self.control.look(self.history.steps[at].step, request, node)
+        position = self.history.requests[request].engine_steps[part[0]]
+        self.control.look(self.history.steps[position].step, request, node)
         return True
 
     @property

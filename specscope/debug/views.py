@@ -196,8 +196,8 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     lines += [removed.text(vocabulary) for removed in view.removed]
     what = "the final token" if view.node is None else "the drafted token"
     for name, column in columns.items():
-        said = column if isinstance(column, str) else f"{what} {column.place}; H {column.entropy:.2f} nats"
-        lines.append(f"{name}: {said}")
+        text = column if isinstance(column, str) else f"{what} {column.place}; H {column.entropy:.2f} nats"
+        lines.append(f"{name}: {text}")
     lines.append(" · ".join(f"{row.label} {row.text}" for row in view.distances))
     lines += [view.choice, view.source, *(f"CONTRADICTION: {note}" for note in view.notes)]
     return "\n".join(line for line in lines if line)
@@ -205,7 +205,7 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
 
 def _cells(name: str, column: DistributionView, token: int, vocabulary: Vocabulary) -> Iterator[str]:
     """A column's lines, all of one width."""
-    texts = [(f"{'▸' if one.token == token else ' '}{vocabulary.show(one.token)}", one.prob) for one in column.top]
+    texts = [(f"{'▸' if top.token == token else ' '}{vocabulary.show(top.token)}", top.prob) for top in column.top]
     width = max([len(name) - 8, *(len(text) for text, _ in texts[:SHOWN])])
     yield f"{name:<{width + 8}}"
     for row in range(SHOWN):

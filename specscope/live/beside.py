@@ -32,9 +32,9 @@ class BesideEngine(WhatIf):
         if self._engine is None:
             self._engine = start_engine(self._config, self._progress)
         session.history.vocabulary = self._engine.vocabulary  # what was recorded names only what vLLM came by
-        own = _Borrowed(self._engine, session)
-        own.check_model()
-        return own.fork(session, words)
+        borrowed = _Borrowed(self._engine, session)
+        borrowed.check_model()
+        return borrowed.fork(session, words)
 
 
 class _Borrowed(EngineWhatIf):
@@ -52,11 +52,11 @@ class _Borrowed(EngineWhatIf):
         raw, notes = self.view(self._session, 0).raw, part.parents
         if notes is None or not notes.top.size:
             return
-        token, told = int(notes.top[0, 0]), float(notes.top_p[0, 0])
+        token, theirs = int(notes.top[0, 0]), float(notes.top_p[0, 0])
         ours = next((other.prob for other in raw.top if other.token == token), 0.0)
-        if abs(ours - told) > MOST_APART * (1 + told) or ours < LEAST_OF_TOP * raw.top[0].prob:
+        if abs(ours - theirs) > MOST_APART * (1 + theirs) or ours < LEAST_OF_TOP * raw.top[0].prob:
             raise UserError(
-                f"our engine gives vLLM's likeliest token p {ours:.4f}, and vLLM gave {told:.4f}: the models are not "
+                f"our engine gives vLLM's likeliest token p {ours:.4f}, and vLLM gave {theirs:.4f}: the models are not "
                 "the same. Give vLLM's with --target"
             )
 

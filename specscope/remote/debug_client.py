@@ -68,12 +68,12 @@ class AttachedCommands(Commands):
     def _ask(self, message: object) -> dict[str, object]:
         """Its answer, however long that takes. Raises UserError where it is a refusal."""
         self._send(message)
-        told = False
+        interrupted = False
         while b"\n" not in self._buffer:
             if select.select([self._socket], [], [], LOOK_SECONDS)[0]:
                 self._read()
-            elif self.session.interrupted() and not told:
-                told = True
+            elif self.session.interrupted() and not interrupted:
+                interrupted = True
                 self._send({"interrupt": True})
         answer = self._receive()
         if answer.get("refused"):

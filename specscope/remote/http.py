@@ -98,17 +98,17 @@ class Bodies:
             self._left += len(body)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        most, clock = self._limits.body_bytes, asyncio.get_running_loop().time
+        limit, clock = self._limits.body_bytes, asyncio.get_running_loop().time
         stated = request.headers.get("content-length", "")
-        if stated.isdigit() and int(stated) > most:
-            raise too_large(most)
+        if stated.isdigit() and int(stated) > limit:
+            raise too_large(limit)
         end = clock() + self._limits.body_seconds
         try:
             async with asyncio.timeout(0) as patience:
                 patience.reschedule(min(end, clock() + self._limits.silent_seconds))
                 async for piece in request.stream():
-                    if len(body) + len(piece) > most:
-                        raise too_large(most)
+                    if len(body) + len(piece) > limit:
+                        raise too_large(limit)
                     if len(piece) > self._left:
                         raise Refusal(503, "too much is being received: try again later", {"retry-after": "1"})
                     body += piece
@@ -118,9 +118,9 @@ class Bodies:
             raise Refusal(408, "the body did not arrive in time", CLOSE) from None
 
 
-def too_large(most: int) -> Refusal:
+def too_large(limit: int) -> Refusal:
     """Of a body that is."""
-    return Refusal(413, f"the body is larger than {most} bytes, the limit")
+    return Refusal(413, f"the body is larger than {limit} bytes, the limit")
 
 
 class Door:

@@ -187,14 +187,14 @@ class _Listener:
 
     def _tell_others(self, spans: Sequence[Received]) -> None:
         """Spans of other services go to the screen as they are: what belongs together is worked out there."""
-        kept: list[EngineSpan] = []
+        readable: list[EngineSpan] = []
         bad: list[str] = []
         for span in spans:
             try:
-                kept.append(span.other())
+                readable.append(span.other())
             except DamagedError as error:
                 bad.append(str(error))
-        self._pipe.send(OtherUpdate(tuple(kept), tuple(bad), sum(span.weight for span in kept)))
+        self._pipe.send(OtherUpdate(tuple(readable), tuple(bad), sum(span.weight for span in readable)))
 
     def _wonder(self, what: str, why: str) -> None:
         """What belongs to no run."""

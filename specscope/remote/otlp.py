@@ -62,9 +62,11 @@ class Received:
     def other(self) -> EngineSpan:
         """What is kept of it as a span of another service. Raises DamagedError."""
         span = self.message()
-        trace_id, own, above = (_bytes(one).hex() for one in (span.trace_id, span.span_id, span.parent_span_id))
+        trace_id, span_id, above = (
+            _bytes(identifier).hex() for identifier in (span.trace_id, span.span_id, span.parent_span_id)
+        )
         name, start, end, attributes = self.read()
-        return engine_span((trace_id, own, above), name, self.resource, self.scope, (start, end), attributes)
+        return engine_span((trace_id, span_id, above), name, self.resource, self.scope, (start, end), attributes)
 
 
 def parse(body: bytes | bytearray, kind: str = PROTOBUF) -> list[Received]:
@@ -130,11 +132,11 @@ class _Bounds:
             raise ValueError(f"a resource or a scope is larger than {MAX_RESOURCE} bytes")
         return DECODED * size
 
-    def check(self, one: Received) -> Received:
+    def check(self, received: Received) -> Received:
         """A span that can be read, and whose ids are ids."""
-        if memoryview(one.raw).nbytes > MAX_SPAN:
+        if memoryview(received.raw).nbytes > MAX_SPAN:
             raise ValueError(f"a span is larger than {MAX_SPAN} bytes")
-        span = one.message()
+        span = received.message()
         self._extras += len(span.events) + len(span.links)
         if self._extras > MAX_EXTRAS or len(span.attributes) > MAX_EXTRAS:
             raise ValueError(f"more than {MAX_EXTRAS} events, links or attributes")
@@ -145,7 +147,7 @@ class _Bounds:
         for link in span.links:
             _check_id(link.trace_id, 16, "a link's trace id")
             _check_id(link.span_id, 8, "a link's span id")
-        return one
+        return received
 
 
 def _check_id(value: bytes | str, size: int, what: str) -> None:
