@@ -170,12 +170,12 @@ class ScopeApp(Shell):
         steps, now = self.viewer.history.steps, time.monotonic()
         if not self.standing.playing or now < self._due:
             return
-        at = self.viewer.position + 1
-        if at >= len(steps):
+        position = self.viewer.position + 1
+        if position >= len(steps):
             self.standing.playing = False
             return
-        self.viewer.goto(at)
-        took = (steps[at].end_ns - steps[at].start_ns) / 1e9 if steps[at].phases else 0.0
+        self.viewer.goto(position)
+        took = (steps[position].end_ns - steps[position].start_ns) / 1e9 if steps[position].phases else 0.0
         self._due = now + min(max(took, PLAY_SHORTEST), PLAY_LONGEST)
 
     def _moved(self) -> bool:

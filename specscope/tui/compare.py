@@ -112,6 +112,6 @@ def compare_help_lines(width: int, causes: Sequence[KnownCause], keymap: Mapping
         ("q", "key", "close where a pair is open"),
     )
     keys: list[Part] = [("Keys: pairs", pairs), ("Keys: one pair", PARTING), ("Keys: everywhere", anywhere)]
-    why: list[Row] = [(one.name, "dim" if one.harmless else "rejected", one.about) for one in causes]
+    why: list[Row] = [(cause.name, "dim" if cause.harmless else "rejected", cause.about) for cause in causes]
     means: list[Part] = [("Columns", COLUMNS), ("Causes", why), ("Verdicts", MARKS_HERE), ("Tokens", COLOURS), NODE]
     return two_columns(width, keys, means, labels=(7, 12))

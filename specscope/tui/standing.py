@@ -60,10 +60,10 @@ class Pending:
 
     def _came(self, info: RequestInfo | None) -> None:
         """A request came: one of these prompts, or where its text is not known the oldest of them."""
-        told = info is not None and bool(info.prompt or info.title)
-        for at, prompt in enumerate(self.prompts):
-            if not told or (info is not None and (prompt == info.title or prompt in info.prompt)):
-                del self.prompts[at]
+        text_known = info is not None and bool(info.prompt or info.title)
+        for index, prompt in enumerate(self.prompts):
+            if not text_known or (info is not None and (prompt == info.title or prompt in info.prompt)):
+                del self.prompts[index]
                 return
 
     @property
@@ -113,10 +113,10 @@ class Standing:
 
     def settle(self) -> None:
         """Keep to the request picked by hand; else the first in the batch of the position."""
-        history, at = self.history, self.viewer.position
+        history, position = self.history, self.viewer.position
         if self.picked and self.current in history.requests:
             return
-        batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
+        batch = history.steps[position].requests if 0 <= position < len(history.steps) else ()
         if batch:
             self.current = batch[0].request
         elif self.current not in history.requests:

@@ -49,14 +49,14 @@ class QuestionsPanel(Panel, can_focus=False):
 
     def _line(self, *, short: bool) -> tuple[Line, list[tuple[int, int, str]]]:
         line: list[tuple[str, Ink]] = []
-        spots, at = [], 0
+        spots, cell = [], 0
         for number, name in enumerate(NAMES):
             chosen = number == self._rows.chosen
             text = f" {name}" if chosen or not short else ""
             ink: Ink = "strong" if chosen else "dim"
             line += [(str(number + 1), "key"), (text, ink), ("   ", "dim")]
-            spots.append((at, at + 1 + len(text), f"screen.question({number})"))
-            at += 4 + len(text)
+            spots.append((cell, cell + 1 + len(text), f"screen.question({number})"))
+            cell += 4 + len(text)
         return line[:-1], spots
 
 
@@ -144,8 +144,8 @@ class AnalysisScreen(Over):
         """In a thread: keys are heard meanwhile."""
         began = time.monotonic()
         try:
-            found = await asyncio.to_thread(_work_out, history, request)
-            self._rows.put_answers(found, over)
+            answers = await asyncio.to_thread(_work_out, history, request)
+            self._rows.put_answers(answers, over)
             self._failed = ""
         except Exception as error:  # the screen outlives any record
             self._failed = clean(f"cannot answer this: {type(error).__name__}: {error}")

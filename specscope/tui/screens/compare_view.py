@@ -43,11 +43,11 @@ class VerdictPanel(ComparedPanel):
         ink: Ink = INKS.get(compared.answer, "warn")
         lines: list[Line] = [[(text, ink)] for text in folded(compared.summary, width)]
         lines += [[(text, "strong")] for text in folded(compared.headline, width)]
-        told: list[tuple[str, str, Ink]] = [("• ", reason, "text") for reason in compared.reasons]
-        told += [("– ", line, "dim") for line in compared.missing]
-        for mark, line, shade in told:
-            for at, text in enumerate(folded(line, width - 2)):
-                lines.append([("  " if at else mark, "dim"), (text, shade)])
+        remarks: list[tuple[str, str, Ink]] = [("• ", reason, "text") for reason in compared.reasons]
+        remarks += [("– ", line, "dim") for line in compared.missing]
+        for mark, line, shade in remarks:
+            for number, text in enumerate(folded(line, width - 2)):
+                lines.append([("  " if number else mark, "dim"), (text, shade)])
         for name, source in zip("AB", compared.sources, strict=True):
             lines.append([(f"{name} ", "accent"), (cut(clean(source), width - 2), "dim")])
         return Sheet(lines, [("Verdict", "strong")])
@@ -91,21 +91,21 @@ class ChangedPanel(ComparedPanel):
         if not rows:
             return Sheet([[("nothing changed", "faint")]], title)
         table = [self.COLUMNS, *rows]
-        wide = [max(len(clean(row[at])) for row in table) for at in range(len(self.COLUMNS))]
+        wide = [max(len(clean(row[column])) for row in table) for column in range(len(self.COLUMNS))]
         shown, room = [], width - min(wide[0], SHORTEST)
-        for at in (3, 6, 1, 2, 4, 5):  # what matters most comes first
-            room -= wide[at] + 2
+        for column in (3, 6, 1, 2, 4, 5):  # what matters most comes first
+            room -= wide[column] + 2
             if room < 0:
                 break
-            shown.append(at)
-        name = min(wide[0], width - sum(wide[at] + 2 for at in shown))
+            shown.append(column)
+        name = min(wide[0], width - sum(wide[column] + 2 for column in shown))
         lines: list[Line] = []
         for number, row in enumerate(table):
             ink: Ink = "faint" if not number else "text"
             moved: Ink = "faint" if not number else "rejected" if row[3].startswith("-") else "accepted"
             line: list[tuple[str, Ink]] = [(left(clean(row[0]), name), ink)]
-            for at in sorted(shown):
-                line += [("  ", "dim"), (right(row[at], wide[at]), moved if at == 3 else ink)]
+            for column in sorted(shown):
+                line += [("  ", "dim"), (right(row[column], wide[column]), moved if column == 3 else ink)]
             lines.append(line)
         return Sheet(lines, title, head=1)
 
@@ -212,8 +212,8 @@ def _line(pair: ComparedPair, name: int, width: int, *, wide: bool, harmless: bo
     line += [(right(NOTHING if change is None else f"{change:+.2f}", NUMBER), moved), ("  ", "dim")]
     line += [(right(NOTHING if pair.at is None else f"{pair.at:,}", 8), "text"), ("  ", "dim")]
     same: Ink = "accepted" if pair.other is None else "dim"
-    said = (left(pair.cause, 10), why) if pair.cause else (left("same text", 10), same)
-    line += [said, ("  ", "dim")]
+    verdict = (left(pair.cause, 10), why) if pair.cause else (left("same text", 10), same)
+    line += [verdict, ("  ", "dim")]
     used = sum(len(text) for text, _ in line)
     return [*line, (cut(clean(pair.title), max(width - used, 0)), "dim")]
 

@@ -55,12 +55,12 @@ class ForkPanel(Panel):
             [(right("step", NUMBER) + "  " + left(heads[0], half + 1) + heads[1], "faint")],
         ]
         head = len(lines)
-        for at in range(max(len(forked.original), len(forked.fork))):
-            line: list[tuple[str, Ink]] = [(right(str(forked.index + at), NUMBER), "dim")]
+        for row in range(max(len(forked.original), len(forked.fork))):
+            line: list[tuple[str, Ink]] = [(right(str(forked.index + row), NUMBER), "dim")]
             for side, parting in zip((forked.original, forked.fork), partings, strict=True):
-                line += [("»" if at == parting else " ", "warn"), (" ", "text")]
+                line += [("»" if row == parting else " ", "warn"), (" ", "text")]
                 line += (
-                    step_cell(look.vocabulary, side[at], half - 1) if at < len(side) else [(" " * (half - 1), "text")]
+                    step_cell(look.vocabulary, side[row], half - 1) if row < len(side) else [(" " * (half - 1), "text")]
                 )
             lines.append(line)
         return Sheet(lines, _title(forked, width - 2), cursor=self.picked + head, keep=self.picked + head, head=head)
@@ -116,9 +116,9 @@ class SidePanel(Panel):
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])
         head, lines, order = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
-        said: Line = [(acceptance(step, short=True), "text")]
+        summary: Line = [(acceptance(step, short=True), "text")]
         forced: Line = [("forced" if len(step.verdict.forced) else "", "warn")]
-        title = fit([(0, [(name, "strong")]), (1, said), (2, forced)], width - 2, " · ")
+        title = fit([(0, [(name, "strong")]), (1, summary), (2, forced)], width - 2, " · ")
         why = why_lines(step, step.verdict, look.vocabulary, width, height - len(lines) - 1)
         return Sheet([head, *lines, *why], title, keep=order.index(len(step.tree)) + 1, head=1)
 

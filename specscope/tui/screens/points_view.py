@@ -53,8 +53,8 @@ class PointsPanel(PickPanel):
         heads = (("n", right("n", NUMBER)), ("hits", right("hits", HITS - 2)), ("stops at", left("stops at", 10)))
         lines: list[Line] = [self.head(heads)]
         self.rows, cursor = [], 0
-        for at, point in enumerate(points):
-            if at == self.picked:
+        for index, point in enumerate(points):
+            if index == self.picked:
                 cursor = len(lines)
             ink: Ink = "text" if point.enabled else "faint"
             notes = [*([] if point.enabled else ["off"]), *([f"ignores {point.ignore}"] if point.ignore else [])]
@@ -65,15 +65,15 @@ class PointsPanel(PickPanel):
                 [*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, ink)]
             )
             lines += [[(" " * LEFT + row, ink)] for row in more]
-            said = "".join(f" · {note}" for note in notes)
-            if line_width(lines[-1]) + len(said) <= width:
-                lines[-1] = [*lines[-1], (said, "warn")]
+            remarks = "".join(f" · {note}" for note in notes)
+            if line_width(lines[-1]) + len(remarks) <= width:
+                lines[-1] = [*lines[-1], (remarks, "warn")]
             else:
-                lines.append([(" " * LEFT + said[3:], "warn")])
-            self.rows += [at] * (len(lines) - 1 - len(self.rows))
+                lines.append([(" " * LEFT + remarks[3:], "warn")])
+            self.rows += [index] * (len(lines) - 1 - len(self.rows))
             for command in point.commands:
                 lines.append([(" " * (LEFT + 2), "text"), (cut(clean(command), width - LEFT - 2), "dim")])
-                self.rows.append(at)
+                self.rows.append(index)
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
 

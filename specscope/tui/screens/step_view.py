@@ -81,9 +81,9 @@ class NodesPanel(Panel):
 
     def on_click(self, event: events.Click) -> None:
         """Pick the node under the pointer."""
-        at = self.line_at(event.get_content_offset_capture(self).y) - 1
-        if isinstance(self.screen, StepScreen) and 0 <= at < len(self.order):
-            self.screen.action_pick(at - self.picked)
+        row = self.line_at(event.get_content_offset_capture(self).y) - 1
+        if isinstance(self.screen, StepScreen) and 0 <= row < len(self.order):
+            self.screen.action_pick(row - self.picked)
 
 
 class PlacePanel(Panel):
@@ -129,11 +129,11 @@ class PlacePanel(Panel):
         if view is not None:
             return node_view_lines(view, look.vocabulary, width, height)
         if self.asked == self.place(look):
-            said, ink = self.refused or "asking the engine …", "warn" if self.refused else "accent"
+            hint, ink = self.refused or "asking the engine …", "warn" if self.refused else "accent"
         else:
-            said, ink = (ENTER, "accent") if look.asks else (REPLAYED, "dim")
+            hint, ink = (ENTER, "accent") if look.asks else (REPLAYED, "dim")
         step, verdict = look.part[1], look.part[1].verdict
-        head: list[Line] = [[(line, ink)] for line in folded(said, width)]  # type: ignore[list-item]
+        head: list[Line] = [[(line, ink)] for line in folded(hint, width)]  # type: ignore[list-item]
         tops = likeliest_lines(above(step, node), look.vocabulary, width)
         asked = [*head, []] if self.asked == self.place(look) or not tops else []
         below = [] if asked else head

@@ -42,8 +42,8 @@ class SpansPanel(PickPanel):
         """Another of them."""
         if self.look is None or not (traces := self.traces(self.look)):
             return
-        at = traces.index(self.trace) if self.trace in traces else len(traces) - 1
-        self.trace, self._row, self.picked = traces[(at + way) % len(traces)], "", 0
+        index = traces.index(self.trace) if self.trace in traces else len(traces) - 1
+        self.trace, self._row, self.picked = traces[(index + way) % len(traces)], "", 0
         self.show(self.look)
 
     def key(self, look: Look) -> Hashable:
@@ -79,8 +79,8 @@ class SpansPanel(PickPanel):
         for row in self.shown:
             here = row.position is not None and row.position == look.at
             lines.append(row_line(row, shown, layout, inks, here=here, flat=flat))
-        at = head + self.picked
-        return Sheet(lines, self._title(look, width), cursor=at, keep=self.kept(at, self._row), head=head)
+        cursor = head + self.picked
+        return Sheet(lines, self._title(look, width), cursor=cursor, keep=self.kept(cursor, self._row), head=head)
 
     def _read(self, look: Look) -> SpanTimeline:
         traces = self.traces(look)
@@ -95,12 +95,12 @@ class SpansPanel(PickPanel):
     def _title(self, look: Look, width: int) -> Line:
         others, traces = self.timeline.others, timeline.other_traces(look.history)
         services = len({row.service for row in self.timeline.rows if row.span is not None})
-        told = f"{plural(others, 'span')} of {plural(services, 'other service')}" if others else "no other service"
+        spans = f"{plural(others, 'span')} of {plural(services, 'other service')}" if others else "no other service"
         number = f"{traces.index(self.trace) + 1} of " if self.trace in traces else ""
         more = f"{number}{plural(len(traces), 'trace')} without a request" if traces else ""
         parts: list[tuple[int, Line]] = [
             (0, [(self.timeline.title, "strong")]),
-            (1, [(told, "text")]),
+            (1, [(spans, "text")]),
             (3, [(more, "dim")]),
             (2, self.said()),
         ]
@@ -115,9 +115,9 @@ class SpansPanel(PickPanel):
         """Pick the row under the pointer; on the head, sort."""
         if self.clicked_head(event, line=self.sheet.head - 1):
             return
-        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if 0 <= at < len(self.rows):
-            self.pick(at - self.picked)
+        row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
+        if 0 <= row < len(self.rows):
+            self.pick(row - self.picked)
 
 
 def _note(note: str, width: int) -> list[Line]:

@@ -42,8 +42,8 @@ class StatusBar(Panel, can_focus=False):
             parts.append((1, progress_line(*read, READING_BAR)))
         record = look.record
         if record is not None:
-            told = look.aggregate is None or look.history.acceptance.knows("emitted")
-            speed = look.history.speed_at(look.position) if told else None
+            speed_known = look.aggregate is None or look.history.acceptance.knows("emitted")
+            speed = look.history.speed_at(look.position) if speed_known else None
             what = "step " if look.aggregate is None else "interval "
             parts.append((2, [(what, "dim"), (f"{record.step:,}", "strong")]))
             parts.append((3, [(f"{speed:.0f}" if speed is not None else "–", "strong"), (" tok/s", "dim")]))

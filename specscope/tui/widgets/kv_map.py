@@ -38,7 +38,7 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
     cached = min(-(-record.blocks_cached // per), room - len(cells))  # free, but a prefix may be found there
     cells += [("▫", "dim")] * cached
     cells += [("·", "rail")] * (room - len(cells))
-    lines: list[Line] = [_joined(cells[at : at + width]) for at in range(0, len(cells), width)]
+    lines: list[Line] = [_joined(cells[first : first + width]) for first in range(0, len(cells), width)]
     legend: list[tuple[str, Ink]] = []
     for name, count, ink in owners:
         entry: list[tuple[str, Ink]] = [("■ ", ink), (f"{clean(name)} {count:,}  ", "dim")]

@@ -56,8 +56,8 @@ class ListPanel(Panel):
     def sort_next(self) -> None:
         """By the next column; after the last as the items came."""
         columns = ("", *self.columns())
-        at = columns.index(self.order.column) if self.order.column in columns else 0
-        self.set_order(replace(self.order, column=columns[(at + 1) % len(columns)], reverse=False))
+        index = columns.index(self.order.column) if self.order.column in columns else 0
+        self.set_order(replace(self.order, column=columns[(index + 1) % len(columns)], reverse=False))
 
     def sort_reverse(self) -> None:
         """The other way round."""
@@ -87,7 +87,9 @@ class ListPanel(Panel):
         Where a name fills its column, the arrow stands in the gap beside it: no column moves.
         """
         texts: list[str] = [cells[0][1], *(text for _, name in cells[1:] for text in (gap, name))]
-        by = next((2 * at for at, (column, _) in enumerate(cells) if column and column == self.order.column), None)
+        by = next(
+            (2 * place for place, (column, _) in enumerate(cells) if column and column == self.order.column), None
+        )
         if by is not None:
             arrow = DOWN if self.order.reverse else UP
             name = texts[by]
@@ -158,6 +160,6 @@ class PickPanel(ListPanel):
         """Pick the item under the pointer; on the head, sort."""
         if self.clicked_head(event):
             return
-        at = self.line_at(event.get_content_offset_capture(self).y) - 1
-        if 0 <= at < len(self.rows):
-            self.pick(self.rows[at] - self.picked)
+        row = self.line_at(event.get_content_offset_capture(self).y) - 1
+        if 0 <= row < len(self.rows):
+            self.pick(self.rows[row] - self.picked)

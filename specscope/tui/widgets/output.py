@@ -63,7 +63,7 @@ class OutputPanel(Panel):
         lines = self._wrapper.lines()
         run = look.history.run
         lack = "" if run is None else run.privacy.lack
-        lines += [[(f"— {said}", "dim")] for said in (self._end(look), lack) if said]
+        lines += [[(f"— {remark}", "dim")] for remark in (self._end(look), lack) if remark]
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
 
     def on_click(self, event: events.Click) -> None:
@@ -200,9 +200,9 @@ class Wrapper(Generic[Mark]):
         if char == " ":
             self._space = len(self._row)
 
-    def _break(self, at: int) -> None:
-        self._done.append(_runs(self._row[:at]))
-        self._row = self._row[at:]
+    def _break(self, end: int) -> None:
+        self._done.append(_runs(self._row[:end]))
+        self._row = self._row[end:]
         self._cells = sum(cell_len(char) for char, _ in self._row)
         self._space = -1
 

@@ -91,10 +91,10 @@ class DebugPrompt(ModalScreen[None]):
     def action_complete(self) -> None:
         """The rest of a word where only one fits; else all that fit."""
         box = self.query_one(Input)
-        found = self._complete(box.value)
+        completions = self._complete(box.value)
         head, _, _ = box.value.rpartition(" ")
-        if len(found) == 1:
-            box.value = f"{head} {found[0]} " if head else f"{found[0]} "
+        if len(completions) == 1:
+            box.value = f"{head} {completions[0]} " if head else f"{completions[0]} "
             box.cursor_position = len(box.value)
-        elif found:
-            self.hear("  ".join(found[:24]))
+        elif completions:
+            self.hear("  ".join(completions[:24]))

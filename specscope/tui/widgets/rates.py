@@ -140,11 +140,11 @@ def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
     return fit(short, width), strip
 
 
-def _averages(told: Aggregate, width: int) -> list[Line]:
+def _averages(aggregate: Aggregate, width: int) -> list[Line]:
     """What is told as an average, under its own name."""
     return [
         [(left(clean(name), max(width - 9, 4)), "dim"), (right(f"{value:,.2f}", 9), "strong")]
-        for name, value in told.averages.items()
+        for name, value in aggregate.averages.items()
     ]
 
 
@@ -176,8 +176,8 @@ def _rate(rate: float | None, of: int) -> str:
 
 def _cells(counts: Acceptance) -> tuple[int, int]:
     """The widths of the two columns of rates."""
-    found = [max(map(len, column), default=0) for column in (_rates(counts), _conditional(counts))]
-    return found[0], max(found[1], len("conditional"))
+    widths = [max(map(len, column), default=0) for column in (_rates(counts), _conditional(counts))]
+    return widths[0], max(widths[1], len("conditional"))
 
 
 def _bars(counts: Acceptance, width: int) -> list[Line]:

@@ -88,9 +88,9 @@ class RequestsPanel(ListPanel):
 
     def on_click(self, event: events.Click) -> None:
         """Choose the request under the pointer; on the head, sort."""
-        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if not self.clicked_head(event) and 0 <= at < len(self.names):
-            self.post_message(self.Picked(self.names[at]))
+        row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
+        if not self.clicked_head(event) and 0 <= row < len(self.names):
+            self.post_message(self.Picked(self.names[row]))
 
 
 def _value(item: RequestRow, column: str) -> float | str:

@@ -239,8 +239,8 @@ def tree_lines(
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             rest = columns
             if columns and columns[0] is SOURCE:
-                said, rest = SOURCE.cell(judged, row.node), columns[1:]
-                line.append((_cell(said, SOURCE), SOURCE_INKS[said]))
+                source, rest = SOURCE.cell(judged, row.node), columns[1:]
+                line.append((_cell(source, SOURCE), SOURCE_INKS[source]))
             line += [(_cells(judged, row.node, rest), ink)]
             if columns and columns[-1].head == LINE.head and ink == "text":
                 a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
