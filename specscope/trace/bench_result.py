@@ -1,6 +1,6 @@
 """Results of serving benches, `vllm bench serve --save-result` and `specscope bench serve --json`, as intervals.
 
-A result holds sums over its requests: what it tells of speculation is an Aggregate, and a run of it counts only.
+A result holds sums over its requests. Its speculation figures become an Aggregate, and the run holds counts only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Result(Struct):
 
     @property
     def speculates(self) -> bool:
-        """Whether it tells anything of speculation."""
+        """Whether the result has any speculation figures."""
         return self.spec_decode_num_drafts is not None or self.spec_decode_acceptance_length is not None
 
 
@@ -53,7 +53,7 @@ class _Document(Struct):
 
 
 def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, list[StepRecord]]:
-    """A run of counts, and an interval for each result. Raises UserError where none tells of speculation."""
+    """A run of counts, and an interval for each result. Raises UserError where no result has speculation figures."""
     try:
         results = [result for _, document in documents(lines, name) for result in _results(document)]
     except ValueError as error:
@@ -100,7 +100,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
 
 
 def _end(date: str) -> int:
-    """When it was written, in nanoseconds: local time, as both write it."""
+    """When the result was written, in nanoseconds. Both benches write local time."""
     try:
         return int(datetime.strptime(date, "%Y%m%d-%H%M%S").timestamp() * 1e9)
     except (ValueError, OverflowError, OSError):

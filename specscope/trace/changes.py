@@ -38,7 +38,7 @@ class Changes:
         return ", ".join(parts) or "nothing changed"
 
     def explaining(self, before: SamplingParams, after: SamplingParams, *, lossless: bool, ended: bool) -> str:
-        """In words, the changes that can make another token come out; "" where none can.
+        """The changes that can produce a different token, in words; "" where none can.
 
         `before` and `after`: the request's parameters. `lossless`: both runs are, whatever their drafts and their rule;
         a greedy output is then the target's own choice. `ended`: whether one output ended where they part.

@@ -13,7 +13,7 @@ LARGEST = 32 * 2**20  # bytes of a line or a document: decoded it is up to twelv
 def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:
     """(the number of its first line, the document) of each, from numbered lines.
 
-    Lines where the first is no JSON, or a whole document. The last may be cut off: then it does not end with a line
+    Gives lines where the first is not JSON, or is a whole document. The last may be cut off: then it has no line
     break. Raises UserError.
     """
     numbered = iter(lines)
@@ -32,7 +32,7 @@ def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[i
 
 
 class _Splitter:
-    """Finds where documents end. A JSON string never goes over a line's end, so lines are looked at alone."""
+    """Finds where documents end. A JSON string never spans lines, so each line is scanned by itself."""
 
     def __init__(self, name: str, *, outer: bool) -> None:
         self._name = name
@@ -69,6 +69,6 @@ class _Splitter:
         return complete
 
     def rest(self) -> Iterator[tuple[int, bytes]]:
-        """What does not end."""
+        """The last document, where its end is missing."""
         if self._parts:
             yield self._first, b"".join(self._parts).rstrip()

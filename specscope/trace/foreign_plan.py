@@ -27,7 +27,7 @@ Tokens = Annotated[int, Meta(ge=1, lt=10**6)]
 
 
 class _VllmConfig(Struct):
-    """vLLM's, as much of it as says how much is drafted."""
+    """The fields of vLLM's configuration that say how much is drafted."""
 
     method: str | None = None
     num_speculative_tokens: Tokens | None = None
@@ -35,7 +35,7 @@ class _VllmConfig(Struct):
 
 
 def translated(text: str) -> tuple[str, str]:
-    """(a tree string of ours, whose it was in words); (`text`, "") for one of no other program. Raises UserError."""
+    """(tree string, its origin in words); (`text`, "") where it is not another program's. Raises UserError."""
     if len(text) > LONGEST:
         return text, ""
     named = [pattern.search(text) for pattern in _NAMED]

@@ -74,7 +74,7 @@ def other_kind(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[str]:
-    """All by which a config says what it is of."""
+    """Every name by which a config identifies its model."""
     architectures = config.get("architectures")
     yield from (str(name) for name in (architectures if isinstance(architectures, list) else ()))
     for where, key in (("", "model_type"), ("", "speculators_model_type"), ("speculators_config", "algorithm")):
@@ -84,7 +84,7 @@ def _names(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a head's weights: one, or those that an index names. Raises UserError."""
+    """A head's weight files: a single one, or those that an index names. Raises UserError."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -105,7 +105,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _tensors(folder: Path) -> list[str]:
-    """The names of a head's tensors, where they can be told without loading them."""
+    """The names of a head's tensors, where they can be read without loading the weights."""
     from safetensors import SafetensorError, safe_open
 
     names: list[str] = []

@@ -100,7 +100,7 @@ TreePlan = StaticPlan | DynamicPlan
 
 
 def read_plan(text: str) -> TreePlan | None:
-    """A tree that a capture names; None where it names none, or none of ours."""
+    """The tree that a capture names; None where it names none, or one that we cannot read."""
     try:
         return parse_plan(text) if text else None
     except UserError:
@@ -108,7 +108,7 @@ def read_plan(text: str) -> TreePlan | None:
 
 
 def parse_plan(text: str) -> TreePlan:
-    """Read a --tree, also of another program. Raises UserError that says what is wrong."""
+    """Read a --tree, including those of other programs. Raises UserError that says what is wrong."""
     text, _ = translated(text)
     kind, colon, rest = text.strip().partition(":")
     if kind == "dynamic" and colon:

@@ -14,7 +14,7 @@ WIDEST_MASK = 64  # nodes; wider masks are left out
 
 
 def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
-    """What `specscope tree` prints. `about`: whose tree it was, where it came from elsewhere."""
+    """What `specscope tree` prints. `about`: the origin of a tree of another program."""
     lines = [*_static(plan, mask)] if isinstance(plan, StaticPlan) else [*_dynamic(plan)]
     origin = [f"from        {about}"] if about else []
     origin += [f"here        --tree {shell_word(str(plan))}"] if about is not None else []

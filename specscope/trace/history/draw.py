@@ -69,7 +69,7 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
 
 
 def _decided(step: RequestStep, verdict: Verdict) -> list[str]:
-    """[n] a node's acceptance probability and coin, where there are any."""
+    """[n] the text of each node's acceptance probability and coin, where it has them."""
     judged = verdict.judged.tolist() if looks_ahead(verdict.rule) else [True] * len(step.tree)
     rows = zip(verdict.outcome.tolist(), judged, verdict.accept_prob.tolist(), verdict.coin.tolist(), strict=True)
     texts = []

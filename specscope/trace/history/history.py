@@ -34,14 +34,14 @@ def weight(record: StepRecord) -> int:
 
 
 def frame_weight(record: StepRecord) -> int:
-    """Of those, what does not belong to one of its requests."""
+    """Bytes of a record apart from its requests, roughly."""
     aggregate = record.aggregate
     depths = 0 if aggregate is None else len(aggregate.accepted_at) + len(aggregate.proposed_at)
     return 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
 
 
 def part_weight(part: RequestStep) -> int:
-    """Of a request's part in a step."""
+    """Bytes of a request's part in a step, roughly."""
     size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
     notes = part.notes
     if part.logprobs is not None:
@@ -52,12 +52,12 @@ def part_weight(part: RequestStep) -> int:
 
 
 def info_weight(info: RequestInfo) -> int:
-    """Of what a request was when it came."""
+    """Bytes of a request's admission, roughly."""
     return 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)
 
 
 def end_weight(end: RequestEnd) -> int:
-    """Of its end."""
+    """Bytes of a request's end, roughly."""
     return 2000 + 2 * len(end.error) + 4 * len(end.output)
 
 
@@ -70,7 +70,7 @@ class RecentSteps:
         self._bytes = 0
 
     def append(self, record: StepRecord) -> None:
-        """One more; the oldest go where there is no room."""
+        """Add a record; the oldest are dropped where there is no room."""
         self._records.append((record, weight(record)))
         self._bytes += self._records[-1][1]
         while len(self._records) > self._limit or self._bytes > self._limit_bytes:
@@ -81,7 +81,7 @@ class RecentSteps:
         return iter([record for record, _ in self._records])
 
     def take(self) -> Iterator[StepRecord]:
-        """The same, and none of them is kept."""
+        """All records, oldest first; the buffer is emptied."""
         while self._records:
             record, size = self._records.popleft()
             self._bytes -= size
@@ -109,7 +109,7 @@ class RequestHistory:
 
     @property
     def preempted(self) -> int:
-        """Times that its KV was taken."""
+        """How many times the request was preempted."""
         return len(self.preemptions)
 
     @property
@@ -124,7 +124,7 @@ class RequestHistory:
         self.totals.add((step,), (undrafted,))
 
     def take_back(self) -> None:
-        """As before its last step."""
+        """Remove the last step."""
         self.totals.take_back((self.steps.pop(),))
         self.engine_steps.pop()
 
@@ -133,15 +133,15 @@ class RequestHistory:
         return self.totals.tau(0, place + 1)
 
     def count_at(self, position: int) -> int:
-        """How many steps of its own it had made by a position in History.steps."""
+        """How many of its own steps it had made by a position in History.steps."""
         return bisect_right(self.engine_steps, position)
 
     def acceptance_at(self, position: int) -> Acceptance:
-        """Counts over these."""
-        return self.totals.upto(self.count_at(position), lambda at: (self.steps[at],))
+        """Counts over the request's steps up to a position in History.steps."""
+        return self.totals.upto(self.count_at(position), lambda index: (self.steps[index],))
 
     def state_at(self, position: int) -> str:
-        """What it was at by a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
+        """Its state at a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
         if self.first > position:
             return "later"
         if self.ended is not None and self.ended <= position:
@@ -153,17 +153,17 @@ class RequestHistory:
         return "running" if count and self.steps[count - 1].verdict is not None else "prefill"
 
     def place_of(self, index: int) -> int | None:
-        """The place in `steps` of its own step of that number; None where it is not known."""
+        """The place in `steps` of the request's step of that number; None where it is not known."""
         place = bisect_left(self.steps, index, key=lambda step: step.index)
         return place if place < len(self.steps) and self.steps[place].index == index else None
 
     def position_of(self, index: int) -> int | None:
-        """The position in History.steps of its own step of that number; None where it is not known."""
+        """The position in History.steps of the request's step of that number; None where it is not known."""
         place = self.place_of(index)
         return None if place is None else self.engine_steps[place]
 
     def at(self, index: int) -> int:
-        """The same. Raises UserError where it is not known."""
+        """The position in History.steps of the request's step of that number. Raises UserError where it is not known."""
         return self.engine_steps[self._place(index)]
 
     def step(self, index: int) -> RequestStep:
@@ -188,7 +188,7 @@ class RequestHistory:
     def before(self, place: int, limit: int) -> list[int]:
         """The last tokens before the step at `place` in `steps`, at most `limit`: the prompt's, and the output so far.
 
-        Where the first steps are not known, what came between the prompt and the rest is not either: no prompt then.
+        Where the first steps are missing, so is the text between the prompt and the rest: then the prompt is left out.
         """
         tail: list[int] = []
         while place > 0 and len(tail) < limit:
@@ -213,7 +213,7 @@ class Branch:
     after: int  # the step that it follows, on another branch; -1 for none
 
     def begins(self) -> str:
-        """In words."""
+        """Where the branch begins, in words."""
         if not self.number:
             return "the original run"
         return f"step {self.first:,} follows {f'step {self.after:,}' if self.after >= 0 else 'the start'}"
@@ -250,12 +250,12 @@ class History:
         return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
 
     def near_draws(self, step: RequestStep) -> list[int]:
-        """The drafter's draws in a step of which the same holds (RequestStep.near_draws)."""
+        """The drafter's draws in a step that rounding could flip (RequestStep.near_draws)."""
         return [] if self.run is None else step.near_draws(self.run.dtype)
 
     @property
     def counts_only(self) -> bool:
-        """Whether there are counts of intervals and no step of a request: of an engine that tells no more."""
+        """Whether the run holds only counts of intervals: its engine reports nothing about single requests."""
         return bool(self.acceptance.aggregates) and not self.requests
 
     @property
@@ -285,20 +285,20 @@ class History:
                 self._bytes = sum(map(weight, self._known.values()))
 
     def replace_last(self, record: StepRecord) -> None:
-        """The last step once more: it was told while it ran, and more is known of it now."""
+        """Replace the last step: it was published while it ran, and more is known of it now."""
         self._pop()
         self._known[record.step] = record
         self._push(record)
 
     def take(self, message: StepRecord | Moved) -> None:
-        """What a bus gives those who follow it."""
+        """Take what a bus hands its followers: a record, or a move."""
         if isinstance(message, Moved):
             self.move(message.step)
         else:
             self.append(message)
 
     def move(self, step: int) -> None:
-        """Stand after a step, on whatever branch; -1: before the first. One that is not known changes nothing."""
+        """Move to just after a step, on any branch; -1: before the first. An unknown step changes nothing."""
         ahead: list[StepRecord] = []
         while step >= 0 and self.position_of(step) is None:
             record = self._known.get(step)
@@ -311,11 +311,11 @@ class History:
             self._push(record)
 
     def show(self, branch: int) -> None:
-        """Stand at the end of a branch."""
+        """Move to the end of a branch."""
         self.move(self._last.get(branch, -1))
 
     def branch_sizes(self) -> dict[int, int]:
-        """How many known steps each branch has of its own."""
+        """How many known steps each branch has itself."""
         counts = Counter(record.branch for record in self._known.values())
         return {branch: counts[branch] for branch in self.branches}
 
@@ -325,7 +325,7 @@ class History:
         return position if position < len(self.steps) and self.steps[position].step == step else None
 
     def knows(self, step: int) -> StepRecord | None:
-        """The step of that number, on whatever branch."""
+        """The step of that number, on any branch; None where it is not known."""
         return self._known.get(step)
 
     def _push(self, record: StepRecord) -> None:
@@ -369,7 +369,7 @@ class History:
             self._pop()
 
     def keep_last(self, count: int) -> None:
-        """Let the older steps go; figures are of what is left. What is known of requests that go on stays."""
+        """Drop the older steps; figures then cover what is left. What is known of requests that go on stays."""
         self.rewinds += 1
         self.gone += len(self.steps) - count
         remaining = self.steps[len(self.steps) - count :]
@@ -388,7 +388,7 @@ class History:
             request.info = request.info or infos[name]
 
     def request(self, name: str) -> RequestHistory:
-        """The request of that id, made where it is new."""
+        """The request of that id, created where it is new."""
         if name not in self.requests:
             self.requests[name] = RequestHistory(name, first=len(self.steps))
         return self.requests[name]
@@ -417,7 +417,7 @@ class History:
     def acceptance_at(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with it: of one request, or of all."""
         if request is None:
-            return self.totals.upto(position + 1, lambda at: self.steps[at].counted)
+            return self.totals.upto(position + 1, lambda index: self.steps[index].counted)
         return self.requests[request].acceptance_at(position) if request in self.requests else Acceptance()
 
     def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
@@ -465,7 +465,7 @@ class History:
         return (emitted[position + 1] - emitted[begin]) * 1e9 / elapsed if elapsed > 0 else None
 
     def elapsed_at(self, position: int) -> float:
-        """Seconds from the first step's start to its end."""
+        """Seconds from the start of the first step to the end of the step at a position."""
         return (self._clock[position][1] - self._clock[0][0]) / 1e9 if 0 <= position < len(self._clock) else 0.0
 
 

@@ -49,7 +49,7 @@ def interval_record(step: int, start_ns: int, end_ns: int, aggregate: Aggregate)
 
 
 def counts_run(source: str, target: str) -> RunInfo:
-    """A run of intervals: as much of it as is known."""
+    """The RunInfo of a run of intervals, filled as far as it is known."""
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target,
@@ -78,7 +78,7 @@ def counts(aggregate: Aggregate) -> Acceptance:
 
 
 def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
-    """A cell for each of COLUMNS; a dash where the source does not tell it. `~`: worked out from rounded figures."""
+    """A cell for each of COLUMNS; a dash where the source does not report it. `~`: derived from rounded figures."""
     mark = "~" if aggregate.rounded else ""
     seconds = (record.end_ns - record.start_ns) / 1e9
     values = {
@@ -113,7 +113,7 @@ def at_depth(aggregate: Aggregate) -> list[str]:
 
 
 def notes(aggregate: Aggregate) -> list[str]:
-    """What else is to be said of an interval, in words: how deep drafts are now, a restart."""
+    """Further remarks on an interval, in words: the current draft depth, a restart."""
     depth = aggregate.averages.get(DEPTH)
     return [*([] if depth is None else [f"depth {depth:g}"]), *(["restarted"] if aggregate.reset else [])]
 

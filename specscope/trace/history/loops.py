@@ -52,11 +52,11 @@ class Loops:
 
     @property
     def share(self) -> float | None:
-        """Of the output tokens."""
+        """The share of output tokens that lie in loops."""
         return self.looped / self.tokens if self.tokens else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the acceptance length that is left."""
+        """Plain values, with the acceptance length of the other steps."""
         return {
             "tokens": self.tokens,
             "looped": self.looped,
@@ -73,7 +73,7 @@ def loop_share(outputs: Sequence[NDArray[np.integer]]) -> float:
 
 
 def step_sums(looped: Bools, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """[steps] how many of each step's tokens lie in loops. `sizes`: [steps] its tokens, which lie end to end."""
+    """[steps] how many of each step's tokens lie in loops. `sizes`: [steps] how many tokens each step has."""
     sums = np.concatenate([[0], np.cumsum(looped)])
     ends = np.cumsum(sizes)
     per_step: NDArray[np.int64] = sums[ends] - sums[ends - sizes]
@@ -81,7 +81,7 @@ def step_sums(looped: Bools, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
-    """Of each request, from its steps in order. Where steps are missing between two, no cycle goes on."""
+    """The loops of each request, from its steps in order. No cycle continues across missing steps."""
     judged: list[list[RequestStep]] = []
     texts: list[int] = []  # of each step that was judged
     text = 0
@@ -103,13 +103,13 @@ def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
 
 
 def _loops(steps: Sequence[RequestStep], counts: Sequence[tuple[int, int, int]]) -> Loops:
-    """Of one request. `counts`: of each step its output tokens, how many are told, and how many lie in loops."""
+    """The loops of one request. `counts`: each step's output tokens, known tokens, and tokens in loops."""
     rest = measure(step for step, (size, _, inside) in zip(steps, counts, strict=True) if not size or inside < size)
     return Loops(sum(known for _, known, _ in counts), sum(inside for _, _, inside in counts), rest)
 
 
 def together(parts: Iterable[Loops]) -> Loops:
-    """Of all these."""
+    """The loops of several requests, added up."""
     tokens = looped = 0
     rest = Acceptance()
     for part in parts:

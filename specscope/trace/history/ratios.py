@@ -24,7 +24,7 @@ class Ratios:
 
 
 def ratios(tree: DraftTree, verdict: Verdict) -> Ratios:
-    """Of a step under a rule that looks ahead."""
+    """The ratios of a step under a rule that looks ahead."""
     n = len(tree)
     parent, own_ratio, left = np.zeros((3, n + 1))  # the root comes last: its index is -1
     left[-1] = 1.0

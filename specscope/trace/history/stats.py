@@ -8,8 +8,8 @@ r_d     per-position rate as vLLM has it: accepted at depth d / drafts; correcte
 c_d     conditional: r_d / r_(d-1), on the corrected counts accepted at d / (accepted at d-1 that proposed d)
         A depth that no draft proposed has none of the three.
 
-An engine may tell sums over an interval and no steps (Aggregate). They are counted like steps as far as they go; a
-figure that needs what one of them does not tell is None, or is left out.
+An engine may report sums over an interval and no steps (Aggregate). They are counted like steps as far as they go; a
+figure that needs a sum that one of them does not report is None, or is left out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Acceptance:
         self._count(step, 1)
 
     def take_back(self, step: RequestStep | Aggregate) -> None:
-        """Count one less, which was added before."""
+        """Remove what was added before."""
         self._count(step, -1)
         deepest = max((depth for depth, count in self.depths.items() if count), default=0)
         while len(self.proposed_at) > deepest and not self.proposed_at[-1]:
@@ -114,11 +114,11 @@ class Acceptance:
             counts.extend([0] * (depth - len(counts)))
 
     def knows(self, *names: str) -> bool:
-        """Whether these counts are of all that was added: an aggregate may not tell them."""
+        """Whether every source that was added reports these counts: an aggregate may lack them."""
         return not any(self.untold[name] for name in names)
 
     def told(self, name: str) -> int | None:
-        """A count, None where something that was added does not tell it."""
+        """A count; None where a source that was added does not report it."""
         known = self.knows(name) if name in SUMS else not self.aggregates
         value: int = getattr(self, name)
         return value if known else None
@@ -145,7 +145,7 @@ class Acceptance:
 
     @property
     def depth_rate(self) -> float | None:
-        """Accepted / depth: how much of the deepest path a tree could give was accepted."""
+        """Accepted / depth: the share of the deepest possible path that was accepted."""
         return None if self.aggregates else _ratio(self.accepted, self.depth)
 
     @property

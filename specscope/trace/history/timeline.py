@@ -1,6 +1,6 @@
 """The spans of one trace as rows in one scale of time: those of other services, and our own request and its steps.
 
-Nothing is shifted and nothing is added: a row is there because somebody told of it, and `notes` says what is missing.
+Nothing is shifted and nothing is invented: each row comes from a span or a record, and `notes` says what is missing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class SpanTimeline:
-    """The rows in order, each below its parent, and what must be said of them."""
+    """The rows in order, each below its parent, with notes on what is missing or wrong."""
 
     title: str
     rows: tuple[TimelineRow, ...] = ()
@@ -87,14 +87,14 @@ def of_request(history: History, request: RequestHistory) -> SpanTimeline:
 
 
 def of_trace(history: History, trace_id: str) -> SpanTimeline:
-    """A trace that no request of ours is in."""
+    """A trace without any request of ours."""
     spans = history.others.of(trace_id)
     rows = _nested(_rows(spans))
     return SpanTimeline(f"Trace {trace_id}", rows, (NOT_OURS, *_said(history, rows)), len(spans))
 
 
 def other_traces(history: History) -> list[str]:
-    """The traces of other services in which no request of ours is."""
+    """The traces of other services that hold no request of ours."""
     requests = [(request.id, request.info) for request in history.requests.values()]
     ours = {info.traceparent.split("-")[1] for _, info in requests if info is not None and info.traceparent}
     ours |= {history.others.trace_of_request(name) for name, _ in requests}
@@ -106,7 +106,7 @@ def _rows(spans: Iterable[EngineSpan]) -> list[TimelineRow]:
 
 
 def _own(history: History, request: RequestHistory) -> tuple[list[TimelineRow], list[str]]:
-    """The request, its wait, its prefill and its decode steps; and what of them is not known."""
+    """Rows of the request, its wait, its prefill and its decode steps; and notes on what is not known."""
     info, end, notes = request.info, request.end, []
     steps = [
         (position, history.steps[position], part)
@@ -182,7 +182,7 @@ def _nested(rows: Sequence[TimelineRow]) -> tuple[TimelineRow, ...]:
 
 
 def _said(history: History, rows: Iterable[TimelineRow]) -> list[str]:
-    """What is wrong with the spans of other services."""
+    """Notes on what is wrong with the spans of other services."""
     others, notes = history.others, []
     early = [row.early_ns for row in rows if row.early_ns]
     if early:

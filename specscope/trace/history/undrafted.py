@@ -1,4 +1,4 @@
-"""Why a step drafted nothing: told from its record, in one of a few reasons."""
+"""Why a step drafted nothing: one of a few reasons, derived from its record."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) ->
 
 @lru_cache(maxsize=16)
 def _deepest(drafter: str, tree: str) -> int:
-    """The longest path that a draft may have; beside a model a text may go as deep as there are nodes."""
+    """The longest path that a draft may have; combined with a model, a text may go as deep as there are nodes."""
     plan = read_plan(tree)
     if plan is None:
         return 0
@@ -82,7 +82,7 @@ def count_undrafted(
 
 
 def shares(counts: Counter[Undrafted]) -> list[tuple[Undrafted, float]]:
-    """The reasons that there are with their shares of these steps, the commonest first."""
+    """The reasons that occur with their shares of these steps, commonest first."""
     total = counts.total()
     return [(reason, count / total) for reason, count in counts.most_common() if count]
 

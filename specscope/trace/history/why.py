@@ -1,6 +1,6 @@
 """Why a token was rejected, kept or never tried: a node, or a step's final token, in sentences.
 
-Each sentence is said only where the evidence holds it. The first is the headline that screens show.
+A sentence appears only where the evidence supports it. The first is the headline that screens show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 
 @dataclass(frozen=True)
 class Asker:
-    """What the sentences need besides the step itself."""
+    """What the sentences need in addition to the step."""
 
     vocabulary: Vocabulary
     run: RunInfo | None = None
@@ -91,7 +91,7 @@ def headline(step: RequestStep, node: int, asker: Asker) -> str:
 
 
 def brief(step: RequestStep, node: int, asker: Asker) -> str:
-    """The headline with the fewest figures, for where there is little room."""
+    """The headline with the fewest figures, for narrow places."""
     place = above(step, node)
     target = wanted(place)
     if target is None or node == len(step.tree) or int(step.tree.token[node]) == target.token:
@@ -145,7 +145,7 @@ def would_have_kept(step: RequestStep, node: int, asker: Asker) -> list[str]:
 
 
 def _wider(place: AtParent, target: TokenThere, asker: Asker) -> str:
-    """Which tree would have held the token that the target wanted."""
+    """Which tree would have contained the token that the target wanted."""
     token, children = quoted(asker.vocabulary, target.token), len(place.children)
     if target.token in place.dropped:
         return f"The drafter had drafted {token} here, and re-ranking dropped it: a tree of more nodes might keep it."
@@ -165,7 +165,7 @@ def _wider(place: AtParent, target: TokenThere, asker: Asker) -> str:
 
 
 def _other_temperature(step: RequestStep, verdict: Verdict, node: int, asker: Asker) -> str:
-    """What temperature 0, or 1, would have made of the node: only where its evidence alone tells."""
+    """The node's outcome at temperature 0 or 1, where its evidence alone determines it."""
     params, parents, place = asker.params, step.parents, above(step, node)
     if params is None or parents is None or place.notes is None or step.rule != STANDARD:
         return ""

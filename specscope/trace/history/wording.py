@@ -1,4 +1,4 @@
-"""How counts, acceptance and ends are said, once: the console, the screens and the reports all use these. No torch."""
+"""How counts, acceptance and ends are worded, in one place: for the console, the screens and the reports. No torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ordinal(number: int) -> str:
 
 
 def ending(reason: str) -> str:
-    """Why a request ended, for people: `length` alone means the acceptance length everywhere else."""
+    """Why a request ended, for people: `length` alone would read as the acceptance length."""
     return "length limit" if reason == FinishReason.LENGTH else str(reason)
 
 
@@ -65,7 +65,7 @@ def accepted_text(step: RequestStep) -> str:
 
 
 def about_method(notes: MethodNotes) -> list[str]:
-    """What a drafter's method tells of a tree as a whole."""
+    """What a drafter's method notes about a tree as a whole."""
     parts = ["all depths in one pass"] if notes.one_pass else []
     if notes.unverified:
         parts.append(f"{plural(notes.unverified, 'draft')} not verified")
@@ -82,7 +82,7 @@ def about_method(notes: MethodNotes) -> list[str]:
 
 
 def about_draft(notes: MethodNotes, node: int) -> list[str]:
-    """And of one node."""
+    """What a drafter's method notes about one node."""
     parts = [f"confidence {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
     source = notes.source_of(node)
     parts += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []

@@ -29,13 +29,13 @@ class RawRow:
 
     @staticmethod
     def of(logits: Floats) -> RawRow:
-        """Of logits float32 [V]. In numpy: torch would wake its threads for each row, and wait for them."""
+        """A row from logits float32 [V]. In numpy: torch would wake its threads for each row, and wait for them."""
         weights = logits - logits.max()
         np.exp(weights, out=weights)
         return RawRow(weights, weights.sum())
 
     def p(self, tokens: Indices) -> Floats:
-        """Their probabilities."""
+        """The probabilities of these tokens."""
         probs: Floats = self.weights[tokens] / self._mass
         return probs
 
@@ -51,7 +51,7 @@ class RawRow:
 
 
 class ParentsBuilder:
-    """The notes of one tree while they are filled, a tried parent after the other."""
+    """The notes of one tree while they are filled, one tried parent after another."""
 
     def __init__(self, nodes: int, parents: int) -> None:
         self.node: dict[str, NDArray[Any]] = {
@@ -101,7 +101,7 @@ class ParentsBuilder:
             self.parent["choice_q"][index] = q.p(place)[0]
 
     def _keep(self, name: str, index: int, tokens: Indices, probs: Floats) -> None:
-        """The likeliest tokens of a parent."""
+        """Store the likeliest tokens of a parent."""
         if not self.parent[name].shape[1]:
             parents = len(self.parent[name])
             self.parent[name] = np.zeros((parents, len(tokens)), np.int32)
@@ -122,7 +122,7 @@ class ParentsBuilder:
 
 
 def spread(row: Floats) -> Spread:
-    """Of a row [V]."""
+    """Entropy and varentropy of a row [V]."""
     logs = np.maximum(row, TINY)
     np.log(logs, out=logs)
     entropy = -float(row @ logs)
@@ -131,9 +131,9 @@ def spread(row: Floats) -> Spread:
 
 
 def spread_without(whole: Spread, p: float, total: float) -> Spread | None:
-    """Of what is left of a row when one of its tokens, of probability `p`, is taken out and the rest normalised.
+    """Entropy and varentropy of a row without one token of probability `p`, the rest normalised.
 
-    `total`: of the row: where an engine's softmax is off by 5e-6 and a tenth is left, that tells.
+    `total`: the row's sum. Where a tenth of the mass is left, a softmax that is off by 5e-6 makes a difference.
 
     With m = total - p, A = H + p log p and B = V + H^2 - p log^2 p: the entropy is A/m + log m, and the varentropy
     B/m - (A/m)^2. None where little is left: the error of a float32 sum is divided by m.

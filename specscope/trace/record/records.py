@@ -206,7 +206,7 @@ class Verdict(ArrayEq):
 
 
 def followed_by(verdict: Verdict) -> Preceded:
-    """What this verdict is to the request's next step."""
+    """The `Preceded` of the request's next step, which this verdict determines."""
     if not len(verdict.outcome):
         return Preceded.NO_DRAFT
     if not verdict.accepted:
@@ -286,7 +286,7 @@ class RequestStep(ArrayEq):
 
     @property
     def tokens_shown(self) -> list[int]:
-        """Those of the tree, and the final one."""
+        """The tokens of the tree, and the final one."""
         return [*self.tree.token.tolist(), *([] if self.verdict is None else [self.verdict.token])]
 
     def tokens(self) -> list[int]:
@@ -296,7 +296,7 @@ class RequestStep(ArrayEq):
         return [*self.tree.token[self.verdict.path].tolist(), self.verdict.token]
 
     def output(self) -> list[int]:
-        """Those of them that became output."""
+        """The committed tokens that became output."""
         return self.tokens()[: self.emitted]
 
 

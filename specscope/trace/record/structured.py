@@ -64,19 +64,19 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Which of them it is."""
+        """The name of the field that is given."""
         return next(name for name in _TYPES if getattr(self, name) not in (None, False))
 
     @property
     def text(self) -> str:
-        """Its source as one text: of choices a JSON list, of json_object nothing."""
+        """The source as one text: a JSON list for choices, empty for json_object."""
         value = getattr(self, self.kind)
         if value is True:
             return ""
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: the one that is given."""
+        """Plain values for JSON: only the field that is given."""
         value = getattr(self, self.kind)
         return {self.kind: list(value) if isinstance(value, tuple) else value}
 
@@ -93,7 +93,7 @@ _TYPES = field_types(StructuredOutputs)
 
 
 def _as_text(schema: Mapping[str, Any]) -> str:
-    """In the order in which it came: a grammar asks for properties in that order."""
+    """The schema as JSON text, in its own order: a grammar requires the properties in that order."""
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -101,7 +101,7 @@ def _as_text(schema: Mapping[str, Any]) -> str:
 
 
 def _check_json(text: str) -> None:
-    """A schema is JSON: an object or true. Raises UserError."""
+    """Check that a schema is JSON, an object or true, and not too deep. Raises UserError."""
     try:
         schema = decoded(text)
     except (orjson.JSONDecodeError, UnicodeEncodeError) as error:

@@ -55,7 +55,7 @@ class LeftOut:
 
 
 def ratio_keeps(trace_id: int, traceparent: str, ratio: float) -> Reason | None:
-    """Why this trace is one of the share; None where it is not. `traceparent`: the caller's span, "" for none.
+    """Why this trace is in the sampled share; None where it is not. `traceparent`: the caller's span, "" for none.
 
     The decision of ParentBased(TraceIdRatioBased(ratio)) of the OpenTelemetry SDK (sdk/trace/sampling.py).
     """

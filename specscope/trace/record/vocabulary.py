@@ -50,9 +50,9 @@ _VISIBLE: Mapping[str, str] = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"
 
 
 def stop_begins(text: str, before: int, stop: str) -> int:
-    """Where the stop string begins that the last token of a text completed; the text's length where there is none.
+    """The index of the stop string that the last token of a text completed; the text's length where there is none.
 
-    `before`: characters without that token. An earlier one may be there too: min_tokens let it pass. Other engines may
+    `before`: characters without that token. An earlier match is possible: min_tokens let it pass. Other engines may
     end later than at that token: then the first one counts.
     """
     begin = text.find(stop, max(before - len(stop) + 1, 0))

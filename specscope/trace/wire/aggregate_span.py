@@ -18,7 +18,7 @@ FIRST = ("source", "engine", "request", "accepted_at", "proposed_at", "averages"
 
 
 def attributes(aggregate: Aggregate) -> dict[str, Any]:
-    """What an engine_step span says of an aggregate: nothing of what is not told."""
+    """The attributes of an aggregate in its engine_step span: only what the source reports."""
     averages: dict[str, Any] = {}
     if aggregate.averages:
         values = [float(value) for value in aggregate.averages.values()]
@@ -38,7 +38,7 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
     )
 
     def weight(self) -> int:
-        """As of the others."""
+        """Approximate size in bytes in memory."""
         at_depth = len(self.aggregate_accepted_at) + len(self.aggregate_proposed_at)
         return int(super().weight()) + 16 * at_depth + 100 * len(self.averages)
 
@@ -53,7 +53,7 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
             raise ValueError(f"`{PREFIX}proposed_at` without `{PREFIX}accepted_at`")
 
     def told(self) -> Aggregate:
-        """The record's form."""
+        """The Aggregate that these attributes describe."""
         averages = dict(zip(self.averages, self.average_values, strict=True))
         return read(self, Aggregate, {}, given={"averages": averages})
 

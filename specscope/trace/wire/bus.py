@@ -120,7 +120,7 @@ class Bus:
         return self._add(sink, lossless, limit, moves=False)  # type: ignore[arg-type]
 
     def follow(self, sink: MovingSink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
-        """Add a sink that stands where the run stands: it takes what is moved, too."""
+        """Add a sink that follows the run's position: it is also handed moves."""
         return self._add(sink, lossless, limit, moves=True)
 
     def _add(self, sink: MovingSink, lossless: bool, limit: int | None, *, moves: bool) -> Subscription:
@@ -155,7 +155,7 @@ class Bus:
     def close(self, last: Callable[[], StepRecord | None] = lambda: None) -> None:
         """Flush and end all subscriptions; raises the first error of a lossless sink.
 
-        `last`: when everything was handed over, it may give one more record. What is published meanwhile is dropped.
+        `last`: called when everything has been handed over; may give one more record. What is published meanwhile is lost.
         """
         with self._lock:
             ending, self.subscriptions = self.subscriptions, []

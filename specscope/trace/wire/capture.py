@@ -161,13 +161,13 @@ class CaptureWriter:
             self._drop(steps, str(error.strerror), self._on_full)
 
     def _cut(self) -> None:
-        """Back to the last whole line. Devices and pipes cannot."""
+        """Truncate to the last whole line. Devices and pipes cannot be truncated."""
         with suppress(OSError):
             self._file.truncate(self._size)
             self._file.seek(self._size)
 
     def _drop(self, steps: int, why: str, tell: Callable[[str], None]) -> None:
-        """Count them, and tell of the first and whenever they have doubled."""
+        """Count dropped steps; report the first, and again whenever the count has doubled."""
         self.dropped += steps
         if self.dropped >= max(2 * self._told, 1):
             self._told = self.dropped
@@ -196,7 +196,7 @@ class CaptureWriter:
         return lines
 
     def _is_elsewhere(self) -> bool:
-        """Whether the name stands for another file now, or for none. Devices and pipes keep nothing."""
+        """Whether the name now leads to another file, or to none. Devices and pipes are exempt."""
         try:
             return stat.S_ISREG(self._opened.st_mode) and not os.path.samestat(self._opened, os.stat(self.path))
         except OSError:

@@ -54,7 +54,7 @@ def written(
 
 
 def _by_hand(field: WireField, value: Any, privacy: Privacy, more: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401
-    """What is written of a field by hand, or as JSON."""
+    """The attributes of a field that is written by hand, or as JSON."""
     if field.notes is None:
         return more
     notes = {} if value is None else {**written(value, privacy), **more}
@@ -65,7 +65,7 @@ _ARRAY = object()  # stands for the default of an array: no values
 
 
 class _Writing:
-    """How a record is written: what is worked out of its fields but once."""
+    """How a record type is written: worked out from its fields once."""
 
     def __init__(self, kind: type, privacy: Privacy, only: tuple[str, ...]) -> None:
         fields = [f for f in wired(kind) if not f.goes(privacy) and (not only or f.attribute in only)]
@@ -83,7 +83,7 @@ _writing: Callable[[Any, Privacy, tuple[str, ...]], _Writing] = cache(_Writing)
 
 
 def first(names: Iterable[str], attributes: Mapping[str, T]) -> dict[str, T]:
-    """The attributes, with these first."""
+    """The attributes, reordered so that these come first."""
     return {name: attributes[name] for name in (*names, *attributes) if name in attributes}
 
 
@@ -94,9 +94,9 @@ def checks(
     order: Iterable[str] = (),
     nameless: bool = False,
 ) -> Callable[[type[S]], type[S]]:
-    """Gives a Struct the fields of what is written of records, so that it checks them.
+    """Decorator that gives a Struct the wire fields of records, so that it checks them.
 
-    `absent`: attributes that may lack, and what stands for them. `order`: of attributes that are written first, so that
+    `absent`: attributes that may be absent, and their defaults. `order`: of attributes that are written first, so that
     they are found at once. `nameless`: ids were left out of notes.
     """
     declared = {field.attribute or field.name: field for kind in kinds for field in wired(kind)}
@@ -122,7 +122,7 @@ def checks(
 
 
 class _Plan:
-    """How a record is read from a checking struct: what is as it is there, arrays, and the rest."""
+    """How a record is read from a checking struct: fields taken as they are, arrays, and the rest."""
 
     def __init__(self, struct: type[Struct], kind: type, nameless: bool) -> None:
         fields = [field for field in wired(kind) if field.slot in struct.__struct_fields__]
@@ -218,7 +218,7 @@ def _rows(field: WireField, values: list[Any], lengths: dict[str, int], where: s
 
 
 def _nameless(field: WireField, lengths: Mapping[str, int]) -> Any:  # noqa: ANN401
-    """What stands for ids that were left out."""
+    """The value that stands for ids that were left out."""
     if field.dtype is None:
         return NO_TOKEN
     return np.full([lengths.get(letter, 0) for letter in field.dimensions], NO_TOKEN, field.dtype)

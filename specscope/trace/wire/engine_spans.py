@@ -93,7 +93,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def _scalar(value: Any) -> Scalar | None:  # noqa: ANN401
-    """As it is kept: a list as text. None for what is not shown."""
+    """An attribute's value as it is kept: a list as text. None for what is not shown."""
     if isinstance(value, bool | float):
         return value
     if isinstance(value, int):
@@ -152,7 +152,7 @@ class OtherSpans:
             del self._by_request[name]
 
     def lose(self, count: int) -> None:
-        """Count spans that were dropped on the way."""
+        """Count spans that were dropped in transit."""
         self.dropped += count
         self.changes += bool(count)
 
@@ -163,7 +163,7 @@ class OtherSpans:
 
     @property
     def services(self) -> list[str]:
-        """Who sent them."""
+        """The services that sent the spans."""
         return sorted({span.service for known in self._traces.values() for span in known.values()})
 
     def of(self, trace_id: str) -> list[EngineSpan]:

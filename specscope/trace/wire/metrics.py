@@ -134,7 +134,7 @@ def _load(totals: Totals, name: str) -> list[Sample]:
 
 
 def _of_engine(totals: Totals, value: float) -> list[Sample]:
-    """What an engine that tells counts only does not tell."""
+    """A sample of an engine's own value; none where the engine reports only counts."""
     return _one(value if totals.told is None else None)
 
 
@@ -248,7 +248,7 @@ class _LogLines:
 
 
 class _PrometheusServer(Protocol):
-    """What is needed of the server that prometheus_client starts."""
+    """What we use of the server that prometheus_client starts."""
 
     server_port: int
 
@@ -258,7 +258,7 @@ class _PrometheusServer(Protocol):
 
 
 def port_taken(host: str, port: int) -> UserError:
-    """Why metrics cannot be served."""
+    """The error for a port that is taken."""
     return UserError(f"cannot serve metrics on {host}:{port}: choose another port if this one is in use")
 
 

@@ -283,13 +283,13 @@ def _other(raw: Raw, resource: dict[str, Any], scope: str) -> EngineSpan | Damag
 
 
 def attributes_of(resource: Raw) -> dict[str, Any]:
-    """Of a resource that was not decoded yet."""
+    """The attributes of a resource that was not decoded yet."""
     message = _resource.decode(resource)
     return plain(message.attributes) if message else {}
 
 
 def name_of(scope: Raw) -> str:
-    """Of a scope that was not decoded yet."""
+    """The name of a scope that was not decoded yet."""
     message = _scope.decode(scope)
     return message.name if message else ""
 

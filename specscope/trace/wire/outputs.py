@@ -1,4 +1,4 @@
-"""Ties an engine's bus to where its records go: a capture file, an OTLP endpoint, metrics."""
+"""Connects an engine's bus to its outputs: a capture file, an OTLP endpoint, metrics."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Outputs:
 
     @property
     def renamed(self) -> str:
-        """That the capture has another name than was asked for; "" where it has not."""
+        """A note that the capture has another name than requested; "" where it has not."""
         return "" if self._writer is None else self._writer.renamed
 
     @property

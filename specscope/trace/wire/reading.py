@@ -99,7 +99,7 @@ class CaptureReader:
 
     @property
     def seconds_left(self) -> float | None:
-        """That the rest takes if it is read as fast as what was read; None where too little was."""
+        """Seconds that the rest takes at the speed so far; None where too little has been read."""
         share = self.progress
         return (time.monotonic() - self._began) * (1 - share) / share if share >= LEAST_READ else None
 
@@ -108,7 +108,7 @@ class CaptureReader:
             self.history.append(record)
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each with its number. One that is too long is left out without being held."""
+        """Each line with its number. A line that is too long is skipped without being held in memory."""
         try:
             for number in count(1):
                 line = self._content.readline(LARGEST + 1)
@@ -126,7 +126,7 @@ class CaptureReader:
             self.warnings.append(f"{self.name} was cut off: {reason(error)}")
 
     def _bench(self) -> Iterator[list[StepRecord]]:
-        """Of a result of a serving bench."""
+        """The records of a serving bench's result."""
         self.history.run, records = read_bench(self._raw_lines(), self.name)
         yield records
 
@@ -155,7 +155,7 @@ class CaptureReader:
             return []
 
     def _leave_out(self, number: int, why: str) -> None:
-        """A line that cannot be read. Raises UserError where none could be before it."""
+        """Skip a line that cannot be read. Raises UserError where no line before it could be read either."""
         if self.history.run is None and not len(self.history.others):
             raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
         self._decoder.faults.add(f"line {number}", why)

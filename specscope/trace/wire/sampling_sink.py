@@ -55,7 +55,7 @@ class Decisions:
         return f"kept {total:,} of {plural(total + self.left_out, 'request')}" + (f" ({how})" if how else "")
 
     def early_text(self, buffer: int) -> str:
-        """What is to be said of requests that were decided before their end; "" where there are none."""
+        """A remark on requests that were decided before their end; "" where there are none."""
         if not self.early:
             return ""
         what = f"{plural(self.early, 'request')} decided before the end, {self.left_out_undecided:,} of them left out"
@@ -95,14 +95,14 @@ class _Step:
         return dict.fromkeys((*self.infos, *self.parts, *self.preempted, *self.ends))
 
     def weight_of(self, name: str) -> int:
-        """Bytes of what a request told in it."""
+        """Bytes of a request's part in it."""
         size = 0 if (part := self.parts.get(name)) is None else part_weight(part)
         size += 0 if (info := self.infos.get(name)) is None else info_weight(info)
         size += 0 if (end := self.ends.get(name)) is None else end_weight(end)
         return int(MARGIN * size)
 
     def leave_out(self, name: str) -> None:
-        """Let a request go, but for its counts."""
+        """Drop a request, except for its counts."""
         self.weight -= self.weight_of(name)
         part = self.parts.pop(name, None)
         self.infos.pop(name, None)
@@ -203,7 +203,7 @@ class SamplingSink:
             self._send()
 
     def _place(self, name: str, step: _Step) -> None:
-        """What a request told in a step follows the decision on it, or waits for that."""
+        """A request's part in a step follows the decision on the request, or waits for it."""
         known = self._decided.pop(name, None)
         if known is not None and name in step.infos and known.branch == step.frame.branch:
             known = None  # it ended on this very branch: this is another request of the same name
@@ -227,7 +227,7 @@ class SamplingSink:
         self.held += step.weight - before
 
     def _decide(self, name: str, end: RequestEnd | None) -> None:
-        """Once and for all. `end`: None where it has not ended."""
+        """Decide a request for good. `end`: None where it has not ended."""
         request = self._undecided.pop(name)
         early = end is None and self._sampling.keep is not None
         sampled = self._judge(request, end, early=early)

@@ -102,7 +102,7 @@ class Encoder:
         return self._callers.get(name) or self._ended.get(name)
 
     def _of(self, record: StepRecord) -> dict[str, Any]:
-        """What every span of a step says: its number, and its branch but for the first."""
+        """Attributes of every span of a step: its number, and its branch unless it is the first."""
         branch = {"specscope.branch": record.branch} if record.branch else {}
         return {"specscope.step": record.step} | branch
 
@@ -118,7 +118,7 @@ class Encoder:
         return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=8).digest(), "big") or 1
 
     def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
-        """The wait for admission, or for an end without it."""
+        """The span of the wait for admission, or for an end without admission."""
         values = self._written(info) | {"specscope.request.prompt_length": len(info.prompt_tokens)}
         attributes = self._of(record) | first(IN_QUEUE, values)
         trace, root = self._request_trace(info.id), self._span(info.id)
@@ -146,7 +146,7 @@ class Encoder:
         return written(record, self.run.privacy, **how)
 
     def _decode_step(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        """What is told of a step at this level."""
+        """A decode step's attributes at this level."""
         only = () if self.level is SpanLevel.TREES else SUMMARY
         attributes = self._written(part.tree, only=only) | self._written(verdict, only=only)
         if not len(part.tree):

@@ -59,7 +59,7 @@ def run_info(resource: Attributes) -> RunInfo:
 
 @dataclass
 class _Pending:
-    """What has arrived of one engine step."""
+    """The spans of one engine step that have arrived."""
 
     engine: schema.EngineStep | None = None
     parts: dict[str, RequestStep] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Decoder:
         return self._held + self._infos_held + self._text + 100 * words
 
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
-        """One span; the records that it completes."""
+        """Take one span; gives the records that it completes."""
         kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
         if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
             kind = aggregate_span.AggregateStep
@@ -127,7 +127,7 @@ class Decoder:
             return []
 
     def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> list[StepRecord]:
-        """A span that is as it should be."""
+        """Take a valid span."""
         if isinstance(span, schema.DecodeStep):
             if span.is_summary:
                 self.summaries += 1
@@ -154,7 +154,7 @@ class Decoder:
 
     @property
     def _crowded(self) -> bool:
-        """Whether too much waits for what is missing."""
+        """Whether too much is held back by missing spans."""
         return len(self._pending) > STEPS_BEHIND or self._held > HELD
 
     def _ready(self) -> list[StepRecord]:
@@ -186,14 +186,14 @@ class Decoder:
             records.append(record)
 
     def flush(self) -> list[StepRecord]:
-        """Whatever is complete, past all gaps: call it when no more spans will come."""
+        """Every complete record, past all gaps: call it when no more spans will come."""
         records: list[StepRecord] = []
         for step in sorted(self._pending):
             self._take(step, records)
         return records
 
     def _record(self, step: int, pending: _Pending) -> StepRecord | None:
-        """None where the end of a request turns out to be damaged."""
+        """The step's record; None where the end of a request turns out to be damaged."""
         span = pending.engine
         assert span is not None
         try:
@@ -214,7 +214,7 @@ class Decoder:
         return read(span, StepRecord, {}, given=given)
 
     def _learn(self, span: schema.DecodeStep, part: RequestStep, likeliest: Sequence[str]) -> None:
-        """What tokens stand for: those of the tree, the final one, and the likeliest of the parents."""
+        """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
         pieces = self.vocabulary.pieces
         named = [] if part.parents is None or not likeliest else part.parents.named(part.tokens_shown)
         if len(named) != len(likeliest):
@@ -227,7 +227,7 @@ class Decoder:
         self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
 
     def _remember(self, info: RequestInfo, weight: int) -> None:
-        """A request, until its end; those that seem to have none are forgotten when there is no room."""
+        """Remember a request until its end; those that never seem to end are forgotten when there is no room."""
         for known in (self._infos, self._ended):
             self._infos_held -= known.pop(info.id, (None, 0))[1]
         self._infos[info.id] = (info, weight)
