@@ -1,4 +1,4 @@
-"""The debugger's commands by name: what they are called, what follows the name, and their help."""
+"""The debugger's commands: their names, arguments and help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The debugger as it is typed: gdb's and pdb's names, unique prefixes, help for each.
+"""The debugger's command line: gdb's and pdb's names, unique prefixes, help for each.
 
 `Commands.run(line)` returns the text to show. The console, the screen's prompt and scripts all use it.
 """
@@ -38,7 +38,7 @@ class WhatIf:
         raise UserError("a fork needs a live engine: specscope debug PROMPT, or specscope run")
 
     def look(self, session: Session, step: int, request: str, node: int | None) -> NodeView:
-        """The same for any step on the engine's path. Raises UserError."""
+        """As `view`, for any step on the engine's path. Raises UserError."""
         return self.view(session, node)
 
     def force(self, session: Session, words: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class Commands(PointCommands):
         return self.answer(line).text
 
     def answer(self, line: str) -> Answer:
-        """The same, with the stop that the line ended in."""
+        """As `run`, with the stop that the line ended in."""
         self._stop = None
         line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
         return self._answer(line, self._note(line) if self.reading else self._obey(line))
@@ -93,7 +93,7 @@ class Commands(PointCommands):
         return done
 
     def _meant(self, line: str) -> str:
-        """The line without comments; an empty one repeats the last where that repeats."""
+        """The line without comments; an empty line repeats the last one, if that may be repeated."""
         line = line.strip()
         return "" if line.startswith("#") else line or self._last
 
@@ -103,7 +103,7 @@ class Commands(PointCommands):
         return not meant or find(meant.split()[0]).passive
 
     def complete(self, line: str) -> list[str]:
-        """What may follow: commands, events, names of the evidence."""
+        """Completions: commands, events, names of the evidence."""
         head, _, last = line.rpartition(" ")
         if not head:
             return sorted(c.name for c in COMMANDS if c.name.startswith(line))
@@ -157,7 +157,7 @@ class Commands(PointCommands):
             self._pending, self._draining = [], False
 
     def _told(self, line: str) -> str:
-        """What a breakpoint's command prints; a refused one says why, and the next is run."""
+        """The output of a breakpoint's command; a refused command says why, and the next one runs."""
         try:
             return self._obey(line)
         except UserError as error:
@@ -388,7 +388,7 @@ class Commands(PointCommands):
         return show.where(self.session)
 
     def _need_tokens(self) -> None:
-        """What an engine tells besides its records names tokens."""
+        """Refuse a command whose answer names tokens, where token ids are left out."""
         run = self.session.history.run
         if run is not None and not run.tells_tokens:
             raise UserError(f"this shows tokens, which are left out here ({run.privacy.flag})")

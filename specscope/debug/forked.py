@@ -17,7 +17,7 @@ TEXT = 300  # characters of each side's output that are shown
 
 @dataclass(frozen=True)
 class Forked:
-    """Two runs, to be compared. Filled by live/local.py."""
+    """The original and the fork, side by side. Filled by live/local.py."""
 
     request: str
     index: int  # the request's step from which both run
@@ -32,13 +32,13 @@ class Forked:
 
     @cached_property
     def outputs(self) -> tuple[list[int], list[int]]:
-        """The tokens of both."""
+        """The output tokens of both."""
         first, second = ([t for step in side for t in step.output()] for side in (self.original, self.fork))
         return first[: self.tokens], second[: self.tokens]
 
     @cached_property
     def figures(self) -> tuple[Acceptance, Acceptance]:
-        """The acceptance of both."""
+        """The acceptance figures of both."""
         return measure(self.original), measure(self.fork)
 
     @cached_property
@@ -97,7 +97,7 @@ class Forked:
 
     @property
     def _why(self) -> str:
-        """A change that was asked for explains it; rounding is said only where none can matter."""
+        """Why the outputs differ: a requested change explains it; rounding is named only where no change can matter."""
         if self.explained:
             return f": {self.explained} explains it"
         return ", at a near tie: rounding alone may explain it" if self.near_tie else ""

@@ -42,7 +42,7 @@ class KVCheck:
 
 
 def kv_check_text(check: KVCheck, vocabulary: Vocabulary) -> str:
-    """What agrees; the first places that do not."""
+    """The check as text: what agrees, and the first places that do not."""
     lines = []
     for cache in check.compared:
         count = plural(cache.places, "place")

@@ -1,4 +1,4 @@
-"""The commands about breakpoints: what `Commands` does for break, watch, ignore, delete and their kin."""
+"""The breakpoint commands of `Commands`: break, watch, ignore, delete and so on."""
 
 from __future__ import annotations
 

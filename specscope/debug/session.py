@@ -100,7 +100,7 @@ class Session:
     # Forward
 
     def _advance(self) -> StepRecord | None:
-        """One step, of the engine or of the capture; None at the end."""
+        """Advance by one step, of the engine or of the capture; None at the end."""
         if self.stepper is not None:
             return self.stepper.advance()
         if self._cursor >= len(self.history.steps) - 1:
@@ -170,7 +170,7 @@ class Session:
     # Back
 
     def goto(self, position: int) -> Stop:
-        """Be where the step at `position` had just run; -1 for before the first. The engine is rewound, or run on."""
+        """Go to just after the step at `position`; -1 for before the first. The engine is rewound, or run on."""
         self._node = None
         if not position >= -1:
             raise UserError("there is nothing before the first step")
@@ -186,7 +186,7 @@ class Session:
         return self._stop(StopReason.STEP if position >= 0 else StopReason.START)
 
     def goto_step(self, number: int) -> Stop:
-        """Be where the step of that number had just run: on another branch of a recording, or run on to it."""
+        """Go to just after the step of that number, on another branch of a recording if need be; or run on to it."""
         history = self.history
         if history.position_of(number) is None and self.engine is None and (other := history.knows(number)):
             history.show(other.branch)
@@ -202,7 +202,7 @@ class Session:
         return self._stop(StopReason.END if record is None else StopReason.STEP)
 
     def goto_request(self, name: str, index: int | None) -> Stop:
-        """Make a request the current one, and be where its step of that number had just run, or run on to it."""
+        """Make a request the current one and go to just after its step of that number, or run on to it."""
         request = self.history.requests[name]
         if index is None:
             stop = self._stop(StopReason.STEP)
@@ -214,7 +214,7 @@ class Session:
         return stop if stop.hits else replace(stop, request=name)
 
     def _runs(self, request: RequestHistory) -> bool:
-        """Whether steps of a request may still come."""
+        """Whether a request may still have steps to come."""
         return self.engine is not None and request.end is None
 
     def _reached(self, record: StepRecord, name: str, index: int) -> Stop | None:
@@ -222,7 +222,7 @@ class Session:
         return Stop(StopReason.STEP, record.step) if there else None
 
     def show_branch(self, number: int) -> Stop:
-        """Be at the end of a branch of a recording."""
+        """Go to the end of a branch of a recording."""
         if number not in self.history.branches:
             known = ", ".join(map(str, self.history.branches))
             raise UserError(f"there is no branch {number}; there are: {known}")

@@ -126,7 +126,7 @@ def tree(session: Session) -> str:
 
 
 def breakpoints(session: Session) -> str:
-    """A line each."""
+    """A line for each breakpoint."""
     lines = []
     for point in session.breakpoints.points.values():
         notes = [f"hit {plural(point.hits, 'time')}"] if point.hits else []
@@ -138,7 +138,7 @@ def breakpoints(session: Session) -> str:
 
 
 def requests(session: Session) -> str:
-    """A line each, as of the step that ran last: what came later is not told."""
+    """A line for each request, as of the step that ran last: what came later is not shown."""
     lines = []
     for request in session.history.requests.values():
         row = request_row(request, session.position, session.history.vocabulary)
@@ -169,7 +169,7 @@ def step(session: Session) -> str:
 
 
 def left_out_text(left_out: LeftOut) -> str:
-    """What trace sampling took out of a step: its times are of these requests, too."""
+    """What trace sampling took out of a step: the step's times include these requests."""
     fed = f"{plural(left_out.prefill_tokens, 'prompt token')}, " if left_out.prefill_tokens else ""
     counts = (
         f"{fed}{plural(left_out.drafted, 'node')}, {left_out.accepted:,} accepted, {plural(left_out.emitted, 'token')}"
@@ -187,7 +187,7 @@ def branches(session: Session) -> str:
 
 
 def kv(session: Session) -> str:
-    """Blocks of the cache, and what the step wrote and moved; of a live engine whose the blocks are."""
+    """Blocks of the cache, and what the step wrote and moved; for a live engine, which request holds which blocks."""
     record, run = session.record, session.history.run
     if record is None:
         return "nothing has run yet"
@@ -203,7 +203,7 @@ def kv(session: Session) -> str:
 
 
 def _kv_step(part: RequestStep, block_size: int) -> str:
-    """What one request's step fed, into which slots, and the moves that were made; a capture of before has no slots."""
+    """What one request's step fed, into which slots, and the moves that were made; older captures have no slots."""
     start, nodes = part.context_len, len(part.tree)
     end = start + part.prefill_tokens + (part.verdict is not None) + nodes
     text = f"{printable(part.request)}@{part.index}: {end - start} rows fed after a context of {start}"

@@ -108,7 +108,7 @@ class Reader(Protocol):
 
     @property
     def seconds_left(self) -> float | None:
-        """That the rest takes, where that can be told."""
+        """Seconds that the rest takes; None where that is not known."""
 
 
 READ_SECONDS = 0.08  # of reading between two looks at the keyboard
@@ -200,7 +200,7 @@ class Viewer:
         return viewer
 
     def _warn(self) -> None:
-        """Tell what is wrong with the capture."""
+        """Show what is wrong with the capture."""
         if self.reader is not None and self.reader.warnings:
             self.news.append(Notice("\n".join(self.reader.warnings)))
 
@@ -228,7 +228,7 @@ class Viewer:
         return self.control is not None and self.control.status == "paused"
 
     def poll(self) -> bool:
-        """Take in what is new; True where the screen should change."""
+        """Take in what is new; True if the screen should change."""
         gone = self.history.gone
         changed = self.control.poll(self.history) if self.control else False
         while self.control is not None and self.control.news:

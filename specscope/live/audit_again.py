@@ -1,4 +1,4 @@
-"""Recorded steps run once more by our own engine: from their tokens alone, in fresh KV, with the same coins."""
+"""Recorded steps run again by our own engine: from their tokens alone, in fresh KV, with the same coins."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _drafted(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
 
 
 def _p(engine: Engine, part: RequestStep, context: Context, logits: Tensor) -> Iterator[tuple[int, float, float]]:
-    """Of each node p as it was recorded, and now."""
+    """Each node's p as it was recorded, and its p now."""
     assert part.verdict is not None
     paths = _paths(part.tree)
     allowed = context.rows(logits, lambda: paths).allowed
@@ -108,7 +108,7 @@ def _p(engine: Engine, part: RequestStep, context: Context, logits: Tensor) -> I
 def _tokens(
     engine: Engine, part: RequestStep, context: Context, logits: Tensor, draft: Draft
 ) -> tuple[bool | None, tuple[int, ...]]:
-    """Whether the recorded tree, judged again with the same coins, gives the same tokens; and those that it gives."""
+    """Whether the recorded tree, judged again with the same coins, gives the same tokens; and the tokens it gives."""
     assert part.verdict is not None
     if len(part.verdict.forced) or not _alike(draft.tree, part.tree):
         return None, ()

@@ -21,7 +21,7 @@ MOST_APART, LEAST_OF_TOP = 0.01, 0.9
 
 
 class BesideEngine(WhatIf):
-    """Loads the engine with the first fork. Its session is over what vLLM has recorded of one request."""
+    """Loads its engine at the first fork. Its session is over vLLM's recording of one request."""
 
     def __init__(self, config: EngineConfig, progress: Callable[[str], None]) -> None:
         self._config, self._progress = config, progress
@@ -38,7 +38,7 @@ class BesideEngine(WhatIf):
 
 
 class _Borrowed(EngineWhatIf):
-    """Over an engine that has never run the request."""
+    """Forks and views over an engine that has never run the request."""
 
     def __init__(self, engine: Engine, session: Session) -> None:
         super().__init__(engine)

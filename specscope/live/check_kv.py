@@ -1,7 +1,7 @@
 """The cached KV of a request, place by place, beside KV computed afresh from its tokens alone. Looking changes nothing.
 
-Fresh KV is a plain prefill into caches made for it, over the same weights: no block of the engine's is touched. That of
-an EAGLE head is computed from features that the target gives afresh as well.
+Fresh KV is a plain prefill into separate caches, over the same weights: no block of the engine is touched. The KV of
+an EAGLE head is computed from features that the target also computes afresh.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _runner(engine: Engine, length: int) -> ModelRunner:
 
 
 def _prefill(runner: ModelRunner, tokens: Sequence[int]) -> tuple[BlockTable, list[Tensor]]:
-    """Where the tokens' KV was written, and their features."""
+    """Prefill the tokens: the table of their KV, and their features."""
     table = BlockTable()
     runner.cache.reserve(table, len(tokens), 0)
     return table, [part for _, part in runner.compute(table, tokens) if part is not None]

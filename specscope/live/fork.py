@@ -58,7 +58,7 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
 
 
 def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -> Request:
-    """The copy, with its tokens and parameters."""
+    """The copy of the request, with its tokens and parameters."""
     try:
         params = dataclasses.replace(request.params, **changes.params)
     except TypeError:
@@ -90,7 +90,7 @@ def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -
 
 
 def _settings(old: EngineConfig, changes: Changes) -> dict[str, Any]:
-    """What is another value of an engine's config. Raises UserError."""
+    """The config values that the changes replace. Raises UserError."""
     wanted: dict[str, Any] = dict(changes.engine)
     tree = wanted.get("tree") if old.text_part and old.model_part and "drafter" not in wanted else None
     if tree and not isinstance(parse_plan(tree), DynamicPlan):  # beside a text there are dynamic trees alone

@@ -1,4 +1,4 @@
-"""The whole distributions at a node: too large for a trace, so looked at on demand. Looking changes nothing.
+"""The full distributions at a node: too large for a trace, so computed on demand. Looking changes nothing.
 
 Of the step that ran last, and of one that was begun, the very tensors are there. Those of an earlier step are computed
 again, in KV of their own: a scratch table that shares the blocks before the step, so that what was wrong in them still
@@ -54,7 +54,7 @@ class PartTensors:
 
     @property
     def counts(self) -> TokenCounts:
-        """What penalties are made of."""
+        """The token counts that penalties are based on."""
         return Context(self.request, self.tokens, self.prompt_len, self.params).counts
 
     def limits(self, node: int) -> Ints | None:
@@ -70,7 +70,7 @@ class PartTensors:
 
 
 def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
-    """Of the step that ran last. Raises UserError where `part` is no part of it."""
+    """A view of the step that ran last. Raises UserError where `part` is not part of it."""
     last = engine.last
     assert last is not None
     row = next((i for i, other in enumerate(last.record.requests) if other is part), None)
@@ -80,7 +80,7 @@ def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
 
 
 def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
-    """Of the step that the engine is in. Raises UserError before its forward phase."""
+    """A view of the step that the engine is in. Raises UserError before its forward phase."""
     now = engine.current
     if now is None or not now.logits:
         raise UserError("the engine holds no logits yet: they are there after the forward phase")
@@ -91,7 +91,7 @@ def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
 
 
 def view_earlier(engine: Engine, history: RequestHistory, step: int, part: RequestStep, node: int | None) -> NodeView:
-    """Of any step of a request whose whole context is known. Raises UserError where it is not."""
+    """A view of any step of a request whose whole context is known. Raises UserError where it is not."""
     place = history.place_of(part.index)
     assert place is not None
     tokens = history.before(place, part.context_len + part.prefill_tokens + 1)
@@ -138,7 +138,7 @@ def _of_state(engine: Engine, state: StepState, row: int, step: int, part: Reque
 
 
 def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
-    """What is to be seen where a node's token was drawn, or the final one's."""
+    """The view at the place where a node's token, or the final token, was drawn."""
     tree, verdict = seen.draft.tree, seen.verdict
     if not len(seen.logits) or (node is None and verdict is None):
         raise UserError(f"{seen.request} has drawn no token in this step: it fed a part of its prompt")
@@ -222,7 +222,7 @@ def _left(seen: PartTensors, above: int, p: Distribution, before: int | None = N
 
 
 def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
-    """Where the numbers here are not those that were judged."""
+    """Remarks where the numbers here differ from those that were judged."""
     if seen.verdict is None:
         return
     tree, least = seen.draft.tree, ROUNDING.get(engine.run_info.dtype, 0.0)
@@ -236,14 +236,14 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
 
 
 def _row(p: Distribution | Left, like: Tensor) -> Tensor:
-    """[V] its probabilities."""
+    """[V] the probabilities of a distribution."""
     if isinstance(p, OneHot | Chosen):
         return torch.zeros_like(like).index_fill_(0, torch.tensor(p.token, device=like.device), 1)
     return p.probs if isinstance(p, Dense) else p.row
 
 
 def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:
-    """What the request's form, or its least length, takes away before the other rules; [V], [1, V / 32]."""
+    """What the request's form or minimum length removes before the other rules; [V], [1, V / 32]."""
     p = logits.softmax(-1)
     allowed = mask_(torch.zeros(1, len(p)), limits)[0] == 0
     gone = p.masked_fill(allowed.to(p.device), 0)
@@ -255,7 +255,7 @@ def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:
 
 
 def _removed(logits: Tensor, params: SamplingParams) -> Iterator[Removed]:
-    """What each rule takes away, one after another."""
+    """What each rule removes, one after another."""
     if params.greedy:
         yield Removed("temperature 0", len(logits) - 1, float(1 - logits.softmax(-1).max()))
         return

@@ -42,7 +42,7 @@ def session_over(engine: Engine, breakpoints: Breakpoints | None = None) -> Sess
 
 
 def commands_over(engine: Engine) -> Commands:
-    """The same, spoken to in lines, with forks and distributions."""
+    """The console's commands over such a session, with forks and distributions."""
     return Commands(session_over(engine), EngineWhatIf(engine))
 
 
@@ -61,7 +61,7 @@ def live_commands(
 
 
 class EngineWhatIf(WhatIf):
-    """Over one engine."""
+    """Forks, views and checks over one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -80,7 +80,7 @@ class EngineWhatIf(WhatIf):
         return self._view(session, record, part, node)
 
     def look(self, session: Session, step: int, request: str, node: int | None) -> NodeView:
-        """The same for any step on the engine's path, wherever the engine is."""
+        """As `view`, for any step on the engine's path, wherever the engine is."""
         position = session.history.position_of(step)
         record = None if position is None else session.history.steps[position]
         part = (
@@ -132,7 +132,7 @@ class EngineWhatIf(WhatIf):
         return both if note else replace(both, explained=self._explained(both, request, changes))
 
     def _explained(self, both: Forked, request: Request, changes: Changes) -> str:
-        """Which of the changes explain where the two part, in words. A value that was given again changes nothing."""
+        """The changes that explain where the two part, in words. A value set to what it already was changes nothing."""
         config = self.engine.config
         engine = {name: value for name, value in changes.engine.items() if str(getattr(config, name)) != value}
         after = replace(request.params, **changes.params)
@@ -196,7 +196,7 @@ class EngineWhatIf(WhatIf):
         return Changes(**fields), tokens
 
     def _check_coins(self, fields: dict[str, Any], part: RequestStep) -> None:
-        """Under match the children of a node have one coin, the first one's. Raises UserError for another."""
+        """Under `match` siblings share one coin, the first one's. Raises UserError for a coin of another."""
         if fields["engine"].get("rule", self.engine.config.rule) != MATCH:
             return
         for _, node in fields["coins"]:
@@ -220,7 +220,7 @@ class EngineWhatIf(WhatIf):
 
 
 def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:
-    """The steps that make so many tokens."""
+    """The first steps that together emit so many tokens."""
     made, taken = 0, []
     for step in steps:
         if made >= tokens:

@@ -52,7 +52,7 @@ class AttachedCommands(Commands):
         return str(answer["text"])
 
     def _fork(self, text: str) -> str:
-        """In an engine of ours: vLLM stands where it is meanwhile."""
+        """Fork in an engine of ours; vLLM stays where it stands meanwhile."""
         answer = self._ask({"context": True})
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             file.write(str(answer["text"]))

@@ -1,8 +1,8 @@
 """OTLP exports taken apart: the bytes of each span, checked, and what the decoder needs of them.
 
-An export is in protobuf or in OTLP JSON. Either way its spans are decoded one at a time: two bytes can stand for a
-whole message, so that 16 MB of them decoded at once would take gigabytes. What is kept of a span until its turn comes
-is its bytes.
+An export is in protobuf or in OTLP JSON. Either way its spans are decoded one at a time: two bytes can encode a
+whole message, so that 16 MB of them decoded at once would take gigabytes. Until its turn comes, a span is kept
+as bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it came. It can be read: that was tried."""
+    """A span as it arrived. It has been checked to be readable."""
 
     resource: Mapping[str, Any]  # its attributes; one for all spans of a resource
     raw: bytes | msgspec.Raw
@@ -60,7 +60,7 @@ class Received:
         return span.name, span.start_time_unix_nano, span.end_time_unix_nano, attributes
 
     def other(self) -> EngineSpan:
-        """What is kept of it as a span of another service. Raises DamagedError."""
+        """The span as one of another service. Raises DamagedError."""
         span = self.message()
         trace_id, span_id, above = (
             _bytes(identifier).hex() for identifier in (span.trace_id, span.span_id, span.parent_span_id)
@@ -112,7 +112,7 @@ def _json_spans(body: bytes | bytearray) -> Iterator[Received]:
 
 
 class _Bounds:
-    """How much an export may hold. Each method gives what it was given, or raises ValueError."""
+    """How much an export may hold. Each method returns its argument, or raises ValueError."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -133,7 +133,7 @@ class _Bounds:
         return DECODED * size
 
     def check(self, received: Received) -> Received:
-        """A span that can be read, and whose ids are ids."""
+        """Check that a span can be read and that its ids are well-formed."""
         if memoryview(received.raw).nbytes > MAX_SPAN:
             raise ValueError(f"a span is larger than {MAX_SPAN} bytes")
         span = received.message()

@@ -202,7 +202,7 @@ class _Encoded(grpc.ServerInterceptor):  # type: ignore[misc]
     """Hands the service its requests as bytes: the generated code would decode an export whole, before any bound."""
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:  # noqa: ANN401
-        """The handler of a call, without what decodes its request."""
+        """The handler of a call, without the decoder of its request."""
         handler = continuation(handler_call_details)
         if handler is None:  # no method of ours
             return None
@@ -259,7 +259,7 @@ class _HttpThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End what is open, soon."""
+        """End open connections soon."""
         self._run(self._server.close())
         self._run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -268,7 +268,7 @@ class _HttpThread:
 
 
 def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:
-    """The body unpacked. Raises Refusal."""
+    """The decompressed body. Raises Refusal."""
     try:
         if encoding == "gzip":
             body = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)

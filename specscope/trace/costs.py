@@ -65,7 +65,7 @@ class Costs:
         return [curve[0].rows for curve in self.steps]
 
     def step_seconds(self, rows: float, batch: int) -> float:
-        """Seconds of a step apart from drafting: interpolated between measured batches, or extrapolated from the last."""
+        """Seconds of a step apart from drafting, interpolated between measured batches or extrapolated beyond them."""
         sizes = self.batches
         if len(sizes) == 1:
             return at(self.steps[0], rows)

@@ -163,7 +163,7 @@ class RequestHistory:
         return None if place is None else self.engine_steps[place]
 
     def at(self, index: int) -> int:
-        """The position in History.steps of the request's step of that number. Raises UserError where it is not known."""
+        """The position in History.steps of the request's step of that number. Raises UserError if it is not known."""
         return self.engine_steps[self._place(index)]
 
     def step(self, index: int) -> RequestStep:

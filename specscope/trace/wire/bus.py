@@ -155,7 +155,7 @@ class Bus:
     def close(self, last: Callable[[], StepRecord | None] = lambda: None) -> None:
         """Flush and end all subscriptions; raises the first error of a lossless sink.
 
-        `last`: called when everything has been handed over; may give one more record. What is published meanwhile is lost.
+        `last`: called when everything has been handed over; may give one more record. What comes meanwhile is dropped.
         """
         with self._lock:
             ending, self.subscriptions = self.subscriptions, []
