@@ -109,7 +109,7 @@ class ScopeApp(Shell):
         self._wait()
 
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every key, but those of an engine that takes commands where there is none."""
+        """Every key, except those for an engine that takes commands where there is none."""
         for key in KEYS:
             if key.name not in ASKING or self._look().asks:
                 text = f"{key.help} ({label(key, self.settings.keys)})"
@@ -166,7 +166,7 @@ class ScopeApp(Shell):
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
     def _play(self) -> None:
-        """Move a playing replay on, in the time the run took."""
+        """Advance a playing replay at the speed of the run."""
         steps, now = self.viewer.history.steps, time.monotonic()
         if not self.standing.playing or now < self._due:
             return
@@ -248,7 +248,7 @@ class ScopeApp(Shell):
         )
 
     def _names(self) -> Sequence[str]:
-        """The requests, as they are listed."""
+        """The requests, in the order of the list."""
         return next((panel.names for panel in self.screen_stack[0].query(RequestsPanel)), ())
 
     # -- keys ---------------------------------------------------------------------------------------------------

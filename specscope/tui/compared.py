@@ -1,4 +1,4 @@
-"""What the comparison's screens show: plain values that `specscope compare` fills, so that they know no analysis."""
+"""What the comparison's screens show: plain values that `specscope compare` fills, so that screens need no analysis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class ComparedPair:
-    """A request of each side."""
+    """A pair of requests, one from each side."""
 
     number: int  # its place in the comparison
     a: str
@@ -77,7 +77,7 @@ class Beside:
 
     @cached_property
     def rows(self) -> list[PairRow]:
-        """In the order of the output."""
+        """The rows in the order of the output."""
         index = [dict(zip(places, range(len(places)), strict=True)) for places in self.places]
         return [PairRow(place, (index[0].get(place), index[1].get(place))) for place in sorted({*index[0], *index[1]})]
 

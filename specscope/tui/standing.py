@@ -1,4 +1,4 @@
-"""Where the screen stands in a run: what its keys, dialogs and other screens read and change. No widgets."""
+"""The screen's position in a run: what its keys, dialogs and other screens read and change. No widgets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = 2000  # lines of what was said
 
 @dataclass
 class Talk:
-    """What was typed and what was said; outlives the screen."""
+    """The debugger's log, what was typed and what was answered; outlives the screen."""
 
     said: list[tuple[bool, str]] = field(default_factory=list)  # (whether it was typed, a line)
     typed: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Pending:
             self.prompts.pop(0)
 
     def update(self, history: History) -> None:
-        """Let go of what the records show."""
+        """Drop what the records now show."""
         if self.cancels:
             going = {name for name, request in history.requests.items() if request.end is None}
             self.cancels &= going
@@ -59,7 +59,7 @@ class Pending:
             self._came(history.requests[name].info)
 
     def _came(self, info: RequestInfo | None) -> None:
-        """A request came: one of these prompts, or where its text is not known the oldest of them."""
+        """A request arrived: drop the prompt with its text, or the oldest prompt where the text is not known."""
         text_known = info is not None and bool(info.prompt or info.title)
         for index, prompt in enumerate(self.prompts):
             if not text_known or (info is not None and (prompt == info.title or prompt in info.prompt)):
@@ -94,7 +94,7 @@ class Standing:
         return self.viewer.history
 
     def request(self) -> RequestHistory | None:
-        """The current request; says so where there is none."""
+        """The current request; where there is none, None and a notice."""
         request = self.history.requests.get(self.current or "")
         if request is None:
             self.say("there is no current request")

@@ -1,4 +1,4 @@
-"""Questions over many steps: what is rejected, when, and why; each row leads to a step that shows it."""
+"""Questions over many steps: what is rejected, when, and why; each row leads to an example step."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SHARE = 0.1  # of the time that may go into answering
 
 
 class QuestionsPanel(Panel, can_focus=False):
-    """The questions in a line, the one that is shown among them."""
+    """The questions in one line, the current one highlighted."""
 
     def __init__(self, rows: GridPanel, id: str | None = None) -> None:
         super().__init__(id=id)
         self._rows = rows
 
     def key(self, look: Look) -> Hashable:
-        """Which is shown."""
+        """The question that is shown."""
         return self._rows.chosen
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -119,7 +119,7 @@ class AnalysisScreen(Over):
         self._ask(look)
 
     def _ask(self, look: Look) -> None:
-        """Work the answers out, where steps have come or gone since they were: not too often while steps come in."""
+        """Compute the answers if steps have come or gone since the last time; not too often while steps come in."""
         history = look.history
         subject = (id(history), history.rewinds, look.scope)
         asked = (subject, len(history.steps), history.gone)
@@ -141,7 +141,7 @@ class AnalysisScreen(Over):
             self._ask(self.last)
 
     async def _answer(self, history: History, request: str | None, over: str) -> None:
-        """In a thread: keys are heard meanwhile."""
+        """Compute the answers in a thread, so that keys still work."""
         began = time.monotonic()
         try:
             answers = await asyncio.to_thread(_work_out, history, request)

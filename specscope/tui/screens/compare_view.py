@@ -1,4 +1,4 @@
-"""Two captures compared: the verdict, what is configured differently, and the pairs with where they part."""
+"""Two captures compared: the verdict, differences in configuration, and the pairs with the places where they part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORTEST = 16  # cells of a name in a table, where room is short
 
 
 class ComparedPanel(Panel):
-    """What does not change once two captures have been compared."""
+    """A panel that does not change once two captures have been compared."""
 
     def __init__(self, compared: Compared, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -35,7 +35,7 @@ class ComparedPanel(Panel):
 
 
 class VerdictPanel(ComparedPanel):
-    """Same, different, or not to be told, and why."""
+    """The verdict (same, different or undecided), and why."""
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The sentence first, then the acceptance length, what speaks for it, what was left out, and the files."""
@@ -54,10 +54,10 @@ class VerdictPanel(ComparedPanel):
 
 
 class ConfigurationPanel(ComparedPanel):
-    """What is not the same before anything ran."""
+    """The differences in configuration between the two runs."""
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """A line each: what differs, A, B."""
+        """One line per difference: what differs, A, B."""
         rows = self._compared.differences
         title: Line = [
             ("Configuration", "strong"),
@@ -85,7 +85,7 @@ class ChangedPanel(ComparedPanel):
     COLUMNS: ClassVar[tuple[str, ...]] = ("", "A", "B", "B − A", "95 %", "drafts", "")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """A line each; what there is no room for is left out from the right, the name gives way first."""
+        """One line per row. In a narrow panel names shrink first; then columns go, the least important first."""
         rows = self._compared.changed
         title: Line = [("What changed most", "strong"), (f"  {len(rows)}", "dim")]
         if not rows:
@@ -111,7 +111,7 @@ class ChangedPanel(ComparedPanel):
 
 
 class ChangedScreen(Over, inherit_bindings=False):
-    """The same over the whole screen."""
+    """What changed most, over the whole screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,c", "dismiss", "Close", show=False),
@@ -135,7 +135,7 @@ class ChangedScreen(Over, inherit_bindings=False):
 
 
 class PairsPanel(PickPanel):
-    """A line a pair; the band is on the picked one."""
+    """One line per pair; the picked one is highlighted."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("request", "tokens", "τ A", "τ B", "change", "parts at", "cause")
 
@@ -184,7 +184,7 @@ def _change(pair: ComparedPair) -> float | None:
 
 
 def _value(pair: ComparedPair, column: str) -> float | str:
-    """What a pair is sorted by; what there is none of comes last."""
+    """The sort value of a pair; missing values come last."""
     last = float("inf")
     if column == "request":
         return pair.a

@@ -1,4 +1,4 @@
-"""What the app asks the user: a step, a prompt, a line for the debugger, the words of a filter."""
+"""The app's dialogs: for a step, a prompt, a line for the debugger, the words of a filter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specscope.tui.widgets.prompt import DebugPrompt
 
 
 class Ask(ModalScreen[str | None]):
-    """Returns what was typed, or None where it was called off."""
+    """A dialog that returns what was typed, or None if it was cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", show=False)]
 
@@ -61,7 +61,7 @@ class Lists:
         return focused if isinstance(focused, ListPanel) else next(iter(self._app.screen.query(ListPanel)), None)
 
     def action_filter(self) -> None:
-        """Show what has a text, of the list on the screen."""
+        """Filter the list on the screen by a text."""
         panel = self._list()
         if panel is None:
             self._say("there is no list here to filter")
@@ -186,7 +186,7 @@ class Dialogs:
         self._say(f"copied {reference}")
 
     def action_next_engine(self) -> None:
-        """Another of the engines that are listened to."""
+        """Show the next of the engines that send spans here."""
         following = getattr(self.viewer.control, "next_engine", None)
         if following is None:
             self._say("there is one engine: specscope tui --listen shows several")
@@ -220,7 +220,7 @@ class Dialogs:
         )
 
     def _engine(self, what: str) -> Control | None:
-        """The engine, or a word on why there is none."""
+        """The engine; without one, None and a notice why."""
         control = self.viewer.control
         if control is not None and self.viewer.live and control.obeys:
             return control

@@ -1,4 +1,4 @@
-"""The engine over time: where its steps' time goes, batch, queue and KV, up to the position."""
+"""The engine over time: step times by phase, batch, queue and KV, up to the position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 400  # steps that are looked back at
 
 
 class EnginePanel(Panel):
-    """Phases as a table, and a column a step for what changes from step to step."""
+    """Phases as a table, and curves with one column per step."""
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -87,7 +87,7 @@ class EnginePanel(Panel):
         return Sheet(lines, title)
 
     def _intervals(self, look: Look, steps: Sequence[StepRecord], room: int, height: int) -> Sheet:
-        """Of an engine that tells counts only: a curve of each that it tells."""
+        """For an engine that reports only counts: a curve of each count that it reports."""
         curves = _told_values(steps)
         rows = min(max((height - 3) // max(len(curves), 1) - 1, 1), HIGHEST)
         self._span = min(room, WIDEST * len(steps))
@@ -98,7 +98,7 @@ class EnginePanel(Panel):
 
 
 def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
-    """As `_values`, of what intervals tell; nothing that none of them does."""
+    """As `_values`, from intervals; leaves out what none of them reports."""
     aggregates = [step.aggregate for step in steps if step.aggregate is not None]
     curves: list[tuple[str, Sequence[float | None], str]] = [
         ("length", [aggregate.length for aggregate in aggregates], "{:.2f}"),
@@ -113,7 +113,7 @@ def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], st
 
 
 def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
-    """(name, a value a step, how it is written) of all that has a curve."""
+    """(name, one value per step, format) of everything that has a curve."""
     return [
         ("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
         ("running", [float(s.running) for s in steps], "{:.0f}"),
@@ -125,12 +125,12 @@ def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
 
 
 def _left(step: StepRecord) -> LeftOut:
-    """What trace sampling took out of it, as counts."""
+    """What trace sampling took out of a step, as counts."""
     return step.left_out or LeftOut()
 
 
 def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
-    """A line a phase, the drafter's passes among them: median, and its share of the time."""
+    """One line per phase, with the drafter's passes: median time, and share of the total."""
     times: dict[str, list[float]] = {}
     passes: dict[str, list[float]] = {}
     for step in steps:
@@ -157,7 +157,7 @@ def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
 
 
 def _flights(steps: Sequence[StepRecord], width: int) -> list[Line]:
-    """How asynchronous steps went on their way, medians: when each was launched, read and committed."""
+    """Medians over asynchronous steps: when they were launched, read and committed."""
     flights = [(step, step.flight) for step in steps if step.flight is not None]
     if not flights:
         return []
@@ -174,14 +174,14 @@ def _flights(steps: Sequence[StepRecord], width: int) -> list[Line]:
 
 
 def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Milliseconds of each phase on a GPU, medians; empty where there is none. A record tells of the step before."""
+    """Median milliseconds of each phase on a GPU; empty without one. A record holds those of the step before it."""
     timed = [step for step in steps if len(step.device_ns) == len(step.phases)]
     names = [phase.name for phase in timed[0].phases] if timed else []
     return {name: median(step.device_ns[i] for step in timed) / 1e6 for i, name in enumerate(names)}
 
 
 def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, span: int) -> list[Line]:
-    """Columns `rows` high that take `span` cells, the newest value before them, the highest behind."""
+    """Columns `rows` high over `span` cells, with the newest value on the left and the highest on the right."""
     top = max(values)
     rows, wide = rows if top > 0 else 1, spread(len(values), span)
     eighths = [0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values]

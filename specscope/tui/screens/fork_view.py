@@ -27,7 +27,7 @@ NAMES = ("original", "fork")
 
 
 class ForkPanel(Panel):
-    """A line a step of either side; the band is on the picked one."""
+    """One line per step of either side; the picked one is highlighted."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "screen.pick(-1)", "Step above", show=False),
@@ -67,7 +67,7 @@ class ForkPanel(Panel):
 
 
 def _title(forked: Forked, width: int) -> Line:
-    """What of what, and what it did to acceptance."""
+    """What was forked from what, and how acceptance changed."""
     a, b = (figures.tau for figures in forked.figures)
     gained = "" if forked.gained is None else f" ({forked.gained:+.2f})"
     ink: Ink = "text" if not forked.gained else "accepted" if forked.gained > 0 else "rejected"

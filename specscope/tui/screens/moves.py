@@ -1,4 +1,4 @@
-"""The keys that move about in a run: by steps, by rejections, by requests."""
+"""The keys that move through a run: by steps, by rejections, by requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Moves:
         self._standing.goto(self.viewer.position - 1)
 
     def action_jump(self, way: int) -> None:
-        """A twentieth of the run."""
+        """Move by a twentieth of the run."""
         self._standing.goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
 
     def action_first(self) -> None:

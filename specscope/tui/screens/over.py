@@ -1,4 +1,4 @@
-"""Over: a screen of panels over the main one, fed with the same looks; the keys at a screen's foot. Esc closes it."""
+"""Over: a screen of panels over the main one, fed with the same looks, with its keys at the foot. Esc closes it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Over(ModalScreen[None]):
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """What is shown now, once the panels have their sizes."""
+        """Show the current look once the panels have their sizes."""
         self.call_after_refresh(self.show, self.last)
 
     def show(self, look: Look) -> None:

@@ -1,4 +1,4 @@
-"""A pair of requests beside each other: step by step in the order of the output, and both trees of the picked place."""
+"""A pair of requests side by side: step by step in the order of the output, and both trees at the picked place."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlacesPanel(Panel):
         return rows[self.picked].place if rows else 0
 
     def key(self, look: Look) -> Hashable:
-        """What is picked, of which pair."""
+        """The pair, and the picked place."""
         return self.pair.number, self.picked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -110,7 +110,7 @@ class TreePanelOf(Panel):
         self._places, self._side = places, side
 
     def key(self, look: Look) -> Hashable:
-        """What is picked, of which pair."""
+        """The pair, and the picked place."""
         return self._places.pair.number, self._places.picked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:

@@ -29,7 +29,7 @@ LEFT = NUMBER + HITS + 2  # cells before the text
 
 
 class PointsPanel(PickPanel):
-    """A line a breakpoint, its commands below it; the band is on the picked one."""
+    """One line per breakpoint, its commands below it; the picked one is highlighted."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
 
@@ -83,7 +83,7 @@ def _value(point: BreakpointInfo, column: str) -> float | str:
 
 
 def _none(width: int, *, alone: bool) -> list[Line]:
-    """How to set the first one. `alone`: whether what conditions can use stands nowhere else."""
+    """How to set the first breakpoint. `alone`: whether the fields for conditions are shown nowhere else."""
     lines = [*paragraph("No breakpoints yet. Press a and type where to stop:", width, "text"), []]
     for example, what in EXAMPLES:
         lines += [[("  " + cut(example, width - 2), "accent")], [("      " + cut(what, width - 6), "dim")]]
@@ -95,7 +95,7 @@ def _none(width: int, *, alone: bool) -> list[Line]:
 
 
 class FieldsPanel(Panel):
-    """What a condition can use, where there is room for it beside the list."""
+    """The fields that a condition can use, beside the list where there is room."""
 
     def key(self, look: Look) -> Hashable:
         """Always the same."""
@@ -115,7 +115,7 @@ class FieldsPanel(Panel):
 
 
 class PointsScreen(Over):
-    """The breakpoints of the debugger that `:` speaks to."""
+    """The breakpoints of the debugger behind `:`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "dismiss", "Close", show=False),

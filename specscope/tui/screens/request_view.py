@@ -1,4 +1,4 @@
-"""One request from its first step to its last: a line a step, the tree of any of them, the text by origin."""
+"""One request from first step to last: one line per step, the tree of the current one, the text by origin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class OutputCurve:
-    """A column a step: the tokens that came of it. Around the position where there are more steps than cells."""
+    """One column per step: the tokens it emitted. With more steps than cells, only those around the position."""
 
     first: int = 0  # the step of the first column
     count: int = 0  # columns
@@ -44,7 +44,7 @@ class OutputCurve:
 
     @staticmethod
     def over(steps: int, place: int, width: int) -> OutputCurve:
-        """For so many steps, of which that at `place` is looked at."""
+        """The curve for so many steps; the one at `place` is current."""
         count = min(steps, width)
         return OutputCurve(max(0, min(place - width // 2, steps - width)), count, min(width, count * WIDEST))
 
@@ -139,7 +139,7 @@ def _value(step: RequestStep, column: str) -> float | str:
 
 
 def _words(look: Look, step: RequestStep) -> str:
-    """What a filter looks at: the kind of the final token, and the text."""
+    """The text that a filter searches: the kind of the final token, and the step's text."""
     if step.verdict is None:
         return "prefill"
     forced = " forced" if len(step.verdict.forced) else ""

@@ -1,4 +1,4 @@
-"""The node inspector: the judged tree with a node picked in it, and all that is known of that node."""
+"""The node inspector: the judged tree with one node picked, and everything known about that node."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NodesPanel(Panel):
         return self.order[self.picked] if self.order else None
 
     def key(self, look: Look) -> Hashable:
-        """The step, and what is picked in it."""
+        """The step, and the picked node."""
         return look.current, look.at, self.picked, self.asked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:

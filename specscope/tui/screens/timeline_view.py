@@ -39,7 +39,7 @@ class SpansPanel(PickPanel):
         return [*([""] if look.request is not None else []), *timeline.other_traces(look.history)]
 
     def next_trace(self, way: int) -> None:
-        """Another of them."""
+        """Show the next or previous trace."""
         if self.look is None or not (traces := self.traces(self.look)):
             return
         index = traces.index(self.trace) if self.trace in traces else len(traces) - 1
@@ -121,7 +121,7 @@ class SpansPanel(PickPanel):
 
 
 def _note(note: str, width: int) -> list[Line]:
-    """What is missing is no fault; anything else is."""
+    """A note as lines: dim where something is only missing, else as a warning."""
     return paragraph(note, width, "dim" if note in timeline.MISSING else "warn")
 
 

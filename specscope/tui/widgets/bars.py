@@ -76,7 +76,7 @@ def progress_line(share: float, left: float | None, room: int) -> Line:
 
 
 def duration(seconds: float) -> str:
-    """`12 s`, `3 min`: never none."""
+    """`12 s`, `3 min`; at least one unit."""
     return f"{max(math.ceil(seconds), 1)} s" if seconds < 100 else f"{round(seconds / 60)} min"
 
 
@@ -101,7 +101,7 @@ def _right(title: str, room: int) -> Line:
 
 
 class Banner(Panel, can_focus=False):
-    """One clear line when the engine ended badly."""
+    """One clear line when the engine failed."""
 
     def key(self, look: Look) -> Hashable:
         """The error."""

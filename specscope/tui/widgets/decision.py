@@ -35,7 +35,7 @@ P_INKS: dict[str, Ink] = dict.fromkeys(("p", "raw_p", "p_tried"), "target")  # o
 
 
 def tried(verdict: Verdict, node: int) -> bool:
-    """Whether the coin was thrown for it."""
+    """Whether a node was tried, so that its coin was tossed."""
     return int(verdict.outcome[node]) != Outcome.UNTRIED
 
 

@@ -87,7 +87,7 @@ class GridPanel(PickPanel):
         return None if self.grid is None or self.item is None else self.grid.examples[self.item]
 
     def _value(self, row: int, column: str) -> float | str:
-        """What a row is sorted by; what is not known stands as if it were the highest."""
+        """The sort value of a row; an unknown value sorts as the highest."""
         grid = self.grid
         assert grid is not None
         place = self.columns().index(column) if column in self.columns() else 0
@@ -119,7 +119,7 @@ class RowPanel(Panel):
         rows.in_full = self
 
     def key(self, look: Look) -> Hashable:
-        """That of the list."""
+        """The list's key."""
         return self._rows.key(look)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:

@@ -1,4 +1,4 @@
-"""Whose the blocks of the KV cache are. Records tell how many each request holds, not where they lie."""
+"""Which requests hold the blocks of the KV cache. Records say how many each request holds, not where they lie."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def held(record: StepRecord, block_size: int) -> list[tuple[str, int]]:
 
 
 def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
-    """A cell a block, or a cell for several where there are many; then who is who."""
+    """One cell per block, or per several where there are many; then the legend."""
     total = record.blocks_used + record.blocks_free
     mine = held(record, block_size)
     ahead = record.blocks_used - sum(count for _, count in mine)
@@ -53,7 +53,7 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
 
 
 def _joined(cells: list[tuple[str, Ink]]) -> Line:
-    """Cells of one ink as one piece."""
+    """Neighbouring cells of one ink joined into one piece."""
     line: list[tuple[str, Ink]] = []
     for text, ink in cells:
         if line and line[-1][1] == ink:

@@ -145,7 +145,7 @@ class Panel(Lines):
         raise NotImplementedError
 
     def show(self, look: Look) -> None:
-        """Take a new look; draw where the picture changed. Unreadable records give a line, never a crash."""
+        """Take a new look, and redraw if the picture changed. Unreadable records give a line, never a crash."""
         self.look = look
         area = self.area
         if not area.width or not area.height:

@@ -39,7 +39,7 @@ CONTEXT_LINES = 4  # of it at least
 
 
 def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: int) -> list[Line]:
-    """What there is to be said of the place, then the distributions. More lines than `height` where it is low."""
+    """Remarks on the place, then the distributions. May exceed a small `height`."""
     remarks, every = _said(view, vocabulary, width), list(view.columns.items())
     fit_in = [n for n in (len(every), len(every) // 2, 2) if width >= n * (NARROWEST + GAP) - GAP]
     columns = fit_in[0] if fit_in else 1
@@ -101,7 +101,7 @@ def _column(
 
 
 def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width: int, height: int) -> list[Line]:
-    """Why it was kept or not, then the lines for a node, with as much context as there is room for.
+    """Why a node was kept or not, then its facts, with as much context as there is room for.
 
     For the final token `node` is the number of nodes.
     """

@@ -77,7 +77,7 @@ class OutputPanel(Panel):
             self.run_worker(self.app.run_action(f"goto_position({look.request.engine_steps[place]})"))
 
     def place_at(self, look: Look, width: int, line: int, x: int) -> int:
-        """Which of the request's steps wrote what stands there; -1 for the prompt and for no text.
+        """The step of the request that wrote the text at a place; -1 for the prompt and for no text.
 
         The text is wrapped anew with the steps in the place of the inks: it costs nothing until someone clicks.
         """
@@ -174,7 +174,7 @@ class Wrapper(Generic[Mark]):
             self._put(char, mark)
 
     def note(self, text: str, mark: Mark) -> None:
-        """Add text that is not the model's; bytes that wait for their rest are given up."""
+        """Add text that is not the model's; incomplete bytes are discarded."""
         for char in self._decoder.decode(b"", True) + text:
             self._put(char, mark)
         self._decoder.reset()

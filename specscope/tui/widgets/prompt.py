@@ -82,14 +82,14 @@ class DebugPrompt(ModalScreen[None]):
         self._run(line)
 
     def action_earlier(self, way: int) -> None:
-        """A line typed before, or after that."""
+        """Recall an earlier line, or a later one."""
         self._at = min(max(self._at + way, 0), len(self.talk.typed))
         box = self.query_one(Input)
         box.value = self.talk.typed[self._at] if self._at < len(self.talk.typed) else ""
         box.cursor_position = len(box.value)
 
     def action_complete(self) -> None:
-        """The rest of a word where only one fits; else all that fit."""
+        """Complete a word if only one fits; else list all that fit."""
         box = self.query_one(Input)
         completions = self._complete(box.value)
         head, _, _ = box.value.rpartition(" ")

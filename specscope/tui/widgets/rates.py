@@ -198,7 +198,7 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
 
 
 def _summary(look: Look, counts: Acceptance, width: int) -> Line:
-    """All of it on one line, for screens with no room for more."""
+    """Everything on one line, for small screens."""
     if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
         return fit([(0, part) for part in _averages(look.aggregate, width)], width)
     if not counts.drafts:

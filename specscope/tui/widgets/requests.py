@@ -29,7 +29,7 @@ STATE_INKS: dict[str, Ink] = {
 
 
 def _row(look: Look, name: str) -> RequestRow:
-    """A request as it stood at the position looked at; asked to end, where no step has ended it yet."""
+    """A request at the current position; `cancelling` where it was asked to end and no step has ended it yet."""
     row = request_row(look.history.requests[name], look.position, look.vocabulary)
     ended = look.history.requests[name].ended
     cancels = name in look.pending[1] and (ended is None or ended > look.position)

@@ -1,4 +1,4 @@
-"""The time slider: where in the run the screen looks. Live, its right end follows the newest step."""
+"""The time slider: the screen's position in the run. Live, its right end follows the newest step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Slider(Panel):
 
     @dataclass
     class Moved(Message):
-        """Someone wants to see this position."""
+        """The user asked for this position."""
 
         position: int
 

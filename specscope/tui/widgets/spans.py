@@ -69,7 +69,7 @@ def _placed(labels: Sequence[str], cells: Sequence[int], width: int) -> str:
 def row_line(
     row: TimelineRow, timeline: SpanTimeline, layout: Layout, inks: Mapping[str, Ink], *, here: bool, flat: bool
 ) -> Line:
-    """One row. `here`: it is the step that is looked at; `flat`: the rows are not below their parents."""
+    """One row. `here`: it is the current step; `flat`: the rows are not nested below their parents."""
     ours = row.span is None
     ink: Ink = "bar" if ours else inks[row.service]
     indent = 0 if flat else min(row.depth, DEEPEST)
@@ -104,7 +104,7 @@ def inks_of(timeline: SpanTimeline) -> dict[str, Ink]:
 
 
 def row_facts(row: TimelineRow, timeline: SpanTimeline, width: int) -> list[Line]:
-    """All that is known of a row."""
+    """Everything known about a row."""
     seconds, rest = divmod(row.start_ns, 10**9)
     began = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest // 1000:06} UTC"
     start, took = milliseconds(row.start_ns - timeline.start_ns), milliseconds(row.took_ns)

@@ -88,7 +88,7 @@ class TreePanel(Panel):
 
 
 def _waiting(look: Look, width: int) -> list[Line]:
-    """What an engine waits for that has run no step: which keys start it."""
+    """What an engine without any step yet waits for: the keys that start it."""
     if not look.asks or look.steps or look.status not in ("paused", "idle"):
         return [[(look.absence, "dim")]]
     paused = look.status == "paused"
