@@ -95,7 +95,7 @@ class Stop:
     """Where a run stopped, and why."""
 
     reason: StopReason
-    step: int  # of the engine: the one that ran last, -1 before the first; PHASE: the one that was begun
+    step: int  # the engine's step: the one that ran last, -1 before the first; PHASE: the one that was begun
     hits: tuple[BreakpointHit, ...] = ()  # BREAKPOINT: in the order of their events
     phase: str = ""  # PHASE: the one that ran last, "" if none of this step has
     request: str = ""  # FINISHED: which; UNTIL: for which the condition holds; STEP: which was asked for, if one was

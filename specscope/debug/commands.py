@@ -80,7 +80,7 @@ class Commands(PointCommands):
         return self._answer(line, self._note(line) if self.reading else self._obey(line))
 
     def _answer(self, line: str, text: str) -> Answer:
-        return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote what others wrote
+        return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote prompts and outputs
 
     def _obey(self, line: str) -> str:
         line = self._meant(line)

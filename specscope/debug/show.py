@@ -25,7 +25,7 @@ from specscope.trace.request_words import request_row
 from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeliest, node_rows
 
 TAIL = 12  # tokens of the context that are shown
-FED = 12  # rows that fed a head, likewise
+FED = 12  # rows fed to a head that are shown
 MOST = 200  # rows of spans
 NAME = 40  # characters of a span's name
 NOTHING_LEFT = "nothing is left to run"

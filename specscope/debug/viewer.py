@@ -23,7 +23,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 
-NOTICES = 100  # that wait to be shown
+NOTICES = 100  # news that wait to be shown
 
 
 class Control(Protocol):
@@ -287,7 +287,7 @@ class Passive:
     obeys = False
 
     def __init__(self) -> None:
-        self.news: deque[News] = deque(maxlen=NOTICES)  # notices alone: it is asked nothing
+        self.news: deque[News] = deque(maxlen=NOTICES)  # only notices: it is never asked anything
         self.points: tuple[BreakpointInfo, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
         self.node_view: NodeView | None = None

@@ -19,7 +19,7 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import DraftTree, TreeShape
 
-SCRATCH = "\0scratch"  # the drafter's request; nobody's can be called so
+SCRATCH = "\0scratch"  # the drafter's request: no user's request can have this name
 
 
 def run_again(

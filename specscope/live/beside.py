@@ -31,7 +31,7 @@ class BesideEngine(WhatIf):
         """Run the request from its last step on, with the changes and without. Raises UserError."""
         if self._engine is None:
             self._engine = start_engine(self._config, self._progress)
-        session.history.vocabulary = self._engine.vocabulary  # what was recorded names only what vLLM came by
+        session.history.vocabulary = self._engine.vocabulary  # the recording has only the tokens that vLLM met
         borrowed = _Borrowed(self._engine, session)
         borrowed.check_model()
         return borrowed.fork(session, words)

@@ -34,7 +34,7 @@ from specscope.user_cache import LARGEST, place, store
 USUAL = {"starting": 4.0, "loading": 6.0, "measuring": 12.0, "converting": 20.0, "compiling": 10.0, "capturing": 20.0}
 COMING = ("starting", "loading")  # the stages of every start
 READ = 3e8  # bytes of weights that are read in a second
-ONCE = "once"  # in the text of a stage that does not come back
+ONCE = "once"  # marks, in its text, a stage that does not come back
 LATE = 0.99  # shown while a stage takes longer than it should
 
 

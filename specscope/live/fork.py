@@ -109,7 +109,7 @@ def beside(engine: Engine, changes: Changes) -> Engine:
             f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model, tree and rule"
         )
     settings = _settings(engine.config, changes)
-    # Costs are at hand; and what a fork finds computed shall not depend on what others left
+    # Costs are at hand; and a fork's cache hits must not depend on what others left
     config = dataclasses.replace(engine.config, costs=None, prefix_cache=False, async_scheduling=False, **settings)
     loaded, cache = engine.runner.loaded, engine.runner.cache
     blocks = drafter_blocks(config, cache.pool.blocks)

@@ -134,7 +134,7 @@ class DebugServer:
             gate.close()
             with suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
-            reader.join()  # it would close the gate for the next client
+            reader.join()  # later it would close the gate for the next client
             client.close()
             self._free.release()
 

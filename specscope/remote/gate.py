@@ -23,7 +23,7 @@ class Gate:
         """`engine`: its name, for what is said of it."""
         self.engine = engine
         self.lock = threading.Condition()
-        self.controlled = False  # whether it waits at each step until it is moved; else it runs by itself
+        self.controlled = False  # whether it waits at each step for the debugger; else it runs by itself
         self.interrupted = False  # whether the debugger is asked to wait no longer
         self.expired: float | None = None  # after how many seconds the worker last went on by itself
         self._closed = True  # whether no debugger is there

@@ -34,14 +34,14 @@ class Limits:
     """The limits on clients."""
 
     body_bytes: int = 4 * 2**20
-    bodies: int = 16  # of the largest, so many bytes may be under way in all
+    bodies: int = 16  # how many bodies of the largest size may be under way in all
     connections: int = 1024
     header_seconds: float = 10.0  # from a request's first byte, or the connection, to the end of its headers
     body_seconds: float = 30.0  # from there to the end of the body
     silent_seconds: float = 10.0  # without a byte of the body
     send_seconds: float = 30.0  # in which a reader takes something of what waits for it
     idle_seconds: int = 5  # until the next request of a connection
-    end_seconds: int = 1  # for clients to take what they are told last
+    end_seconds: int = 1  # for clients to read the last answers
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, as starlette's HTTPException is one

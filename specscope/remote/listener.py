@@ -114,7 +114,7 @@ class _Listener:
         self._waiting = 0  # spans in them
         self._bytes = 0  # of them
         self._dropped = 0  # exports
-        self._refused: deque[str] = deque(maxlen=1000)  # why exports were refused that nobody was told of yet
+        self._refused: deque[str] = deque(maxlen=1000)  # why exports were refused, not reported yet
         self._changed = threading.Condition()  # guards the four
         self._runs: dict[str, _RunDecoder] = {}
         self._odd = Faults()  # of what belongs to no run

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
 LARGEST_DATA = 2**30  # of texts to train on
-MOST_NAMES = 1000  # that are tried for a capture that may replace none
+MOST_NAMES = 1000  # names tried for a capture that may replace no file
 PRIVATE = 0o600  # the mode of what holds prompts
 LARGEST_OBJECT = 2**24  # of a model's config.json, its list of shards, or another file of one JSON object
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
-HEAD = 4096  # bytes by which a file is known
+HEAD = 4096  # bytes of a file by which its kind is known
 
-TRAINING = {"data", "training.pt", "training.jsonl"}  # what a folder holds that `train` has written to
+TRAINING = {"data", "training.pt", "training.jsonl"}  # the files that `train` writes to its folder
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Made:
     """A kind of file that specscope writes, as it is known by its head, in lower case."""
 
     begins: tuple[bytes, ...]
-    holds: bytes  # what other programs' files of such a beginning do not
+    holds: bytes  # what other programs' files with the same start do not have
 
     def is_of(self, head: bytes) -> bool:
         """Whether a file that begins so is of this kind."""

@@ -36,7 +36,7 @@ def is_head(folder: Path) -> bool:
     """
     try:
         config = read_object(folder / "config.json")
-    except UserError:  # the loader says what is wrong with it
+    except UserError:  # the loader reports what is wrong with it
         return False
     return "draft_vocab_size" in config or bool(other_kind(folder, config))
 

@@ -141,7 +141,7 @@ def start_of(path: str | os.PathLike[str]) -> bytes:
         with open(path, "rb") as raw, open_plain(raw, str(path)) as file:
             return file.read(LOOK)
     except BROKEN:
-        return b""  # said where it is read
+        return b""  # reported where it is read
 
 
 def _key_paths(start: bytes) -> Iterator[str]:

@@ -41,7 +41,7 @@ READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
 
-COUNTED = 4000  # engine steps up to which a run is counted while somebody waits
+COUNTED = 4000  # most engine steps of a run that are counted while the user waits
 
 
 class ScopeApp(Shell):

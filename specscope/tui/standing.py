@@ -11,7 +11,7 @@ from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import RequestInfo
 from specscope.tui.text import clean
 
-KEPT = 2000  # lines of what was said
+KEPT = 2000  # most lines kept
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Standing:
     picked: bool = False  # whether it was picked by hand
     pooled: bool = True  # figures over all requests, or over the current one
     playing: bool = False  # a replay that moves by itself
-    hit: BreakpointHit | None = None  # that stopped the run last
+    hit: BreakpointHit | None = None  # the breakpoint hit that stopped the run last
     talk: Talk = field(default_factory=Talk)
     pending: Pending = field(default_factory=Pending)
 

@@ -18,7 +18,7 @@ class Faults:
     total: int = 0
     _counts: dict[str, int] = field(default_factory=dict)
     _first: dict[str, str] = field(default_factory=dict)  # the message of the first of each kind
-    _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` tells of it
+    _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` reports it again
 
     def add(self, what: str, why: str) -> None:
         """Count one: `what` was left out, `why` names the attribute. Texts that differ only in numbers are one kind."""

@@ -21,10 +21,10 @@ from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInf
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.engine_spans import OtherSpans
 
-KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each history of it; a capture keeps them all
-KEPT_BYTES = 512 * 2**20  # and of them, roughly
+KEPT = 20_000  # most steps kept of a running engine, on its timeline and in each history of it; a capture keeps all
+KEPT_BYTES = 512 * 2**20  # most bytes of those steps, roughly
 SPEED_NS = 3_000_000_000  # tokens per second are measured over this much of the run
-RECENT_BYTES = 64 * 2**20  # of an engine that nobody looks at
+RECENT_BYTES = 64 * 2**20  # most bytes kept of an engine that nobody watches
 
 
 def weight(record: StepRecord) -> int:
@@ -230,10 +230,10 @@ class History:
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # records or spans known to be missing
-    rewinds: int = 0  # times that steps were taken back
-    limit: int | None = None  # steps that are kept; with more, the oldest quarter goes
+    rewinds: int = 0  # how many times steps were taken back
+    limit: int | None = None  # most steps kept; beyond that the oldest quarter is dropped
     limit_bytes: int = KEPT_BYTES  # with a limit, and of them, roughly
-    gone: int = 0  # steps that went so
+    gone: int = 0  # steps that were dropped so
     others: OtherSpans = field(default_factory=OtherSpans, compare=False, repr=False)  # of vLLM itself, of SGLang, ...
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
@@ -359,7 +359,7 @@ class History:
         for part in record.requests:
             self.requests[part.request].take_back()
         while self.requests and next(reversed(self.requests.values())).first == len(self.steps):
-            self.requests.popitem()  # they stand in the order in which they were seen
+            self.requests.popitem()  # they are in the order in which they were seen
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` steps on the path, as if the others had never been. They stay known."""

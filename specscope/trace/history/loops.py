@@ -18,8 +18,8 @@ from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import Bools
 
 LONGEST = 32  # tokens of a cycle
-TIMES = 3  # that it comes in a row
-TOLD = 0.1  # share of the output in loops from which it is said beside an acceptance length
+TIMES = 3  # repeats in a row
+TOLD = 0.1  # share of the output in loops from which it is mentioned beside an acceptance length
 
 
 def in_loops(tokens: NDArray[np.integer], text: NDArray[np.integer] | None = None) -> Bools:

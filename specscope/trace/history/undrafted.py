@@ -51,7 +51,7 @@ def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) ->
         return Undrafted.NO_DRAFTER if run is not None and drafter in ("", "none") else Undrafted.OFF
     if part.form is not None and part.form.pruned:
         return Undrafted.FORM
-    if part.sizing:  # of our own: an adaptive tree; of vLLM: the drafts that were no valid ones
+    if part.sizing:  # ours: an adaptive tree; vLLM's: drafts that were not valid
         return Undrafted.FORM if not ours else Undrafted.COST if part.notes is None else Undrafted.NOT_KEPT
     if record.budget == 0 or (part.method is not None and part.method.unverified):
         return Undrafted.BUDGET

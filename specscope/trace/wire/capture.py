@@ -116,12 +116,12 @@ class CaptureWriter:
         self._encoder = Encoder(run, vocabulary)
         self._resource = resource_attributes(run)
         self._spans: list[Span] = []
-        self._steps = 0  # whose spans these are
+        self._steps = 0  # the number of steps that these spans belong to
         self._size = 0  # bytes of whole lines
         self._written = time.monotonic()
         self._on_full = on_full
         self.dropped = self._told = 0  # steps that the disk did not take; as they were told last
-        self.is_gone = False  # at the end: the file was deleted or replaced while it was written
+        self.is_gone = False  # set at the end: the file was deleted or replaced while it was written
         try:
             self.path, self._file = open_capture(asked, existing)
         except OSError as error:

@@ -177,7 +177,7 @@ def read(
     if len(field_values) < plan.size:
         return kind(**field_values)
     record = object.__new__(kind)
-    vars(record).update(field_values)  # as __init__ of a frozen dataclass does, field by field and slowly
+    vars(record).update(field_values)  # what __init__ of a frozen dataclass does slowly, field by field
     return record
 
 

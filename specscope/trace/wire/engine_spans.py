@@ -108,8 +108,8 @@ class OtherSpans:
 
     def __init__(self) -> None:
         self.faults = Faults()  # of spans that could not be read
-        self.dropped = 0  # spans that went, or never came this far
-        self.changes = 0  # times that something came
+        self.dropped = 0  # spans that were dropped here or in transit
+        self.changes = 0  # additions and losses so far
         self._traces: dict[str, dict[str, EngineSpan]] = {}
         self._by_request: dict[str, str] = {}  # the trace of each gen_ai.request.id
         self._count = self._bytes = 0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
 
-EXPORT_TIMEOUT = 5  # seconds that one export may take; `close` waits so long for an endpoint that is not there
+EXPORT_TIMEOUT = 5  # seconds that one export may take, and that `close` waits for an endpoint that is not there
 
 # FinishReason as vLLM's finished_reason label has it.
 VLLM_REASON = {
@@ -53,8 +53,8 @@ class Totals:
     recent: Acceptance = field(default_factory=Acceptance)  # since then
     prompt_tokens: int = 0
     preemptions: int = 0
-    queried: int = 0  # tokens that were looked for in the prefix cache, after a preemption again
-    found: int = 0  # and found
+    queried: int = 0  # tokens looked up in the prefix cache, again after a preemption
+    found: int = 0  # of those, tokens that were found
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
     running: int = 0
     waiting: int = 0

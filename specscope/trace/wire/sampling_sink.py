@@ -26,7 +26,7 @@ from specscope.trace.record.trace_sampling import LeftOut, Reason, Sampled, Trac
 from specscope.trace.request_words import RequestFacts
 from specscope.trace.wire.spans import own_trace
 
-MARGIN = 1.3  # over what records weigh roughly: so that what is held never takes more than it counts for
+MARGIN = 1.3  # factor on the rough weights of records, so that the memory used never exceeds the count
 REMEMBERED = 20_000  # decisions that are kept for parts that come late, or on another branch
 
 
@@ -75,7 +75,7 @@ class _Step:
     ends: dict[str, RequestEnd] = field(default_factory=dict)
     undecided: set[str] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)
-    is_left_behind: bool = False  # the run went back over it and took another branch
+    is_left_behind: bool = False  # the run went back past it and took another branch
 
     @staticmethod
     def of(record: StepRecord) -> _Step:
@@ -138,7 +138,7 @@ class _Decided:
     """What became of a request."""
 
     sampled: Sampled | None
-    branch: int | None = None  # on which it ended
+    branch: int | None = None  # the branch on which it ended
 
 
 class SamplingSink:
@@ -153,10 +153,10 @@ class SamplingSink:
         self._waiting: deque[_Step] = deque()
         self._undecided: dict[str, _Request] = {}  # the oldest first
         self._decided: dict[str, _Decided] = {}  # the last used at the end
-        self._path: list[int] = []  # steps that went on, on the branch of the last of them
+        self._path: list[int] = []  # steps that were handed on, on the branch of the last of them
         self._skipped = 0  # steps since then that did not
         self._turned = self._rewound = (
-            False  # what the first of them said: that a branch begins; that the run went back
+            False  # what the first of them recorded: that a branch begins; that the run went back
         )
 
     @property

@@ -52,7 +52,7 @@ Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]
 Likeliest = Annotated[list[Piece], Meta(max_length=2 * DIMENSIONS["t"].most * (MAX_NODES + 1))]
 
-# The order of a span's attributes, as in captures of before: these first, and then the others as they are declared.
+# The order of a span's attributes, as in older captures: these first, then the others as they are declared.
 # Of a prefill, and of a decode step; SUMMARY: what a decode step says at level `steps` besides, FINAL: what follows
 IN_PREFILL = (
     *("specscope.request.id", "specscope.request.step", "specscope.context_len", "specscope.prefill_tokens"),
@@ -117,7 +117,7 @@ class DecodeStep(OfStep, frozen=True, kw_only=True):
     nameless: ClassVar[bool] = False
     drafted: Count = field(name="specscope.drafted")
     accepted: Count = field(name="specscope.accepted")
-    dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # of notes, where there are some
+    dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # where there are notes
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list

@@ -69,7 +69,7 @@ class Encoder:
     _ended: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.run.privacy:  # what has no words can tell none
+        if self.run.privacy:  # without text there is nothing to write
             self.vocabulary = Vocabulary()
 
     def encode(self, record: StepRecord) -> list[Span]:
@@ -250,4 +250,4 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
     values = written(run, by_hand={"privacy": private})
     speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}
-    return attributes | values | speculation  # which stood last when there was no other
+    return attributes | values | speculation  # last, to keep the order of older captures

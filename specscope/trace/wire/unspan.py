@@ -37,7 +37,7 @@ Attributes = Mapping[str, Any]
 STEPS_BEHIND = 64  # a step that is still incomplete when this many later ones are known has lost a span
 HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first counts as lost
 INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
-PIECES = 2**19  # tokens that the vocabulary tells of; more than any model has
+PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
 UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
@@ -113,7 +113,7 @@ class Decoder:
         if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
             kind = aggregate_span.AggregateStep
         if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
-            return []  # not ours, or told by another span as well
+            return []  # not ours, or also covered by another span
         if self.privacy >= Privacy.NO_TOKENS:
             kind = schema.NAMELESS.get(kind, kind)
         step = attributes.get("specscope.step")

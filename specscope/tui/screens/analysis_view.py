@@ -26,7 +26,7 @@ from specscope.tui.widgets.lines import Panel, Sheet
 
 NAMES = ("tokens", "rejections", "calibration", "acceptance", "target's choice", "tree nodes")
 LEAST = 3.0  # seconds between two answers while steps come in
-SHARE = 0.1  # of the time that may go into answering
+SHARE = 0.1  # share of the time that may go into answering
 
 
 class QuestionsPanel(Panel, can_focus=False):

@@ -11,7 +11,7 @@ ROWS = 3  # at most
 
 def held(record: StepRecord, block_size: int) -> list[tuple[str, int]]:
     """Blocks of each request of the step's batch, by what it has computed when the step is over."""
-    blocks, gone = [], {end.info.id for end in record.finished}  # what has ended holds none any more
+    blocks, gone = [], {end.info.id for end in record.finished}  # requests that have ended hold none
     for part in record.requests:
         if part.request in gone:
             continue
@@ -32,7 +32,7 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
     owners = [*((name, count, OWNERS[i % len(OWNERS)]) for i, (name, count) in enumerate(mine))]
     if ahead > 0:  # room for drafts, and requests outside the batch
         owners.append(("drafts and others", ahead, "dim"))
-    room = -(-total // per)  # what requests say of themselves may be more than there is
+    room = -(-total // per)  # requests may claim more blocks than there are
     for _, count, ink in owners:
         cells += [("■", ink)] * min(-(-count // per), room - len(cells))
     cached = min(-(-record.blocks_cached // per), room - len(cells))  # free, but a prefix may be found there

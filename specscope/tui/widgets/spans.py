@@ -24,7 +24,7 @@ class Layout:
     """How wide each column is."""
 
     name: int
-    service: int  # 0: there is no room for it
+    service: int  # 0 where there is no room for it
     time: int
     bars: int
 
