@@ -174,20 +174,20 @@ class Commands(PointCommands):
         return count
 
     def do_continue(self, text: str) -> str:
-        """To the next breakpoint, or the end."""
+        """Run to the next breakpoint, or the end."""
         return self.stopped(self.session.cont())
 
     def do_run(self, text: str) -> str:
-        """From before the first step to the first breakpoint."""
+        """Run from before the first step to the first breakpoint."""
         self.session.goto(-1)
         return self.do_continue("")
 
     def do_next(self, text: str) -> str:
-        """Engine steps forward."""
+        """Go forward by engine steps."""
         return self.stopped(self.session.next(self._count(text)))
 
     def do_step(self, text: str) -> str:
-        """Phases forward."""
+        """Go forward by phases."""
         count = self._count(text)
         if self.session.engine is None:
             return self.do_next(text)
@@ -199,27 +199,27 @@ class Commands(PointCommands):
         return self.stopped(stop)
 
     def do_pause(self, text: str) -> str:
-        """At the next step."""
+        """Stop at the next step."""
         return self.stopped(self.session.pause())
 
     def do_finish(self, text: str) -> str:
-        """To the end of a request."""
+        """Run to the end of a request."""
         return self.stopped(self.session.finish(text))
 
     def do_until(self, text: str) -> str:
-        """Until a condition holds."""
+        """Run until a condition holds."""
         return self.stopped(self.session.until(text))
 
     def do_reverse_continue(self, text: str) -> str:
-        """Back to the previous breakpoint."""
+        """Go back to the previous breakpoint."""
         return self.stopped(self.session.reverse_continue())
 
     def do_reverse_next(self, text: str) -> str:
-        """Engine steps back."""
+        """Go back by engine steps."""
         return self.stopped(self.session.reverse_next(self._count(text)))
 
     def do_reverse_step(self, text: str) -> str:
-        """A phase back."""
+        """Go back by a phase."""
         return self.stopped(self.session.reverse_step())
 
     def do_goto(self, text: str) -> str:
@@ -249,7 +249,7 @@ class Commands(PointCommands):
     # Looking
 
     def do_info(self, text: str) -> str:
-        """Tables."""
+        """Print one of the tables."""
         kinds = {
             "breakpoints": show.breakpoints,
             "requests": show.requests,
@@ -266,7 +266,7 @@ class Commands(PointCommands):
         return kinds[matches[0]](self.session)
 
     def do_print(self, text: str) -> str:
-        """An expression at a node or over the step: `EXPR`, `EXPR @ NODE`, `EXPR @ root`."""
+        """Print an expression at a node or over the step: `EXPR`, `EXPR @ NODE`, `EXPR @ root`."""
         expression, _, place = (word.strip() for word in text.partition("@"))
         record, part = self.session.record, self.session.part
         if record is None or part is None:
@@ -370,7 +370,7 @@ class Commands(PointCommands):
         return show.where(self.session)
 
     def do_fork(self, text: str) -> str:
-        """What if."""
+        """Run a fork: what if something were different."""
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -380,7 +380,7 @@ class Commands(PointCommands):
         return self.forked.describe(self.session.history.vocabulary)
 
     def do_force(self, text: str) -> str:
-        """Another decision than the one at which the engine stands."""
+        """Change the decision at which the engine stands."""
         if not text:
             raise UserError("write force accept=NODE, reject=NODE or token=ID: help force")
         self._need_tokens()

@@ -81,7 +81,7 @@ class Control(Protocol):
 
     @property
     def points(self) -> tuple[BreakpointInfo, ...]:
-        """Its breakpoints."""
+        """The engine's breakpoints."""
 
     @property
     def node_view(self) -> NodeView | None:

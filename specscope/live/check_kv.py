@@ -95,7 +95,7 @@ def _feed_head(drafter: Eagle, tokens: Sequence[int], features: Sequence[Tensor]
 def _compare(
     model: str, cache: KVCache, held: BlockTable, fresh: KVCache, table: BlockTable, tokens: Sequence[int]
 ) -> KVCompared:
-    """Each place of a table against the same place of one in a fresh cache."""
+    """Compare each place of a table with the same place of a table in a fresh cache."""
     tolerance = TOLERANCE.get(cache.dtype, max(TOLERANCE.values()))
     there = min(len(tokens), held.capacity)
     slots = held.slots(0, there)

@@ -65,7 +65,7 @@ class LoadClock:
         self._stage = stage
 
     def done(self) -> None:
-        """It has loaded."""
+        """The engine has loaded."""
         self._end()
         with suppress(OSError):
             store(self._file, {name: took for name, took in self._took.items() if ONCE not in name.split()})

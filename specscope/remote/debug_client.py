@@ -66,7 +66,7 @@ class AttachedCommands(Commands):
             self.session = console
 
     def _ask(self, message: object) -> dict[str, object]:
-        """Its answer, however long that takes. Raises UserError where it is a refusal."""
+        """Send a message and wait for the answer, however long that takes. Raises UserError for a refusal."""
         self._send(message)
         interrupted = False
         while b"\n" not in self._buffer:

@@ -59,7 +59,7 @@ class DebugGate(Protocol):
         """The client has disconnected."""
 
     def interrupt(self) -> None:
-        """It asks the command that runs to end."""
+        """The client asks the running command to end."""
 
 
 class Debugged(Protocol):

@@ -61,7 +61,7 @@ class HeldSession(Session):
 
     @position.setter
     def position(self, position: int) -> None:
-        """It follows from the history."""
+        """Ignored: the position follows from the history."""
 
     def _advance(self) -> StepRecord | None:
         return self.gate.next()

@@ -50,7 +50,7 @@ class Received:
         return memoryview(self.raw).nbytes + self.besides
 
     def message(self) -> Any:  # noqa: ANN401
-        """Its message: a Span of opentelemetry.proto, or otlp_json.WholeSpan, which has the same fields."""
+        """The decoded message: a Span of opentelemetry.proto, or otlp_json.WholeSpan, which has the same fields."""
         return otlp_json.read_span(self.raw) if self.is_json else Span.FromString(self.raw)
 
     def read(self) -> tuple[str, int, int, dict[str, Any]]:

@@ -28,7 +28,7 @@ def open_plain(file: BinaryIO, name: str) -> BinaryIO:
 
 
 def _zstd(file: BinaryIO, name: str) -> BinaryIO:
-    """By Python's own module (3.14), the zstandard package, or pyarrow, which `specscope[export]` has."""
+    """A zstd reader: Python's own module (3.14), the zstandard package, or pyarrow, which `specscope[export]` has."""
     for module in ("compression.zstd", "zstandard", "pyarrow"):
         try:
             library: Any = importlib.import_module(module)

@@ -249,7 +249,7 @@ def about_run(run: RunInfo) -> dict[str, str]:
 
 
 def write_costs(path: str, costs: Costs) -> None:
-    """As JSON that read_costs reads. Raises UserError."""
+    """Write costs as the JSON that read_costs reads. Raises UserError."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
 
 

@@ -22,7 +22,7 @@ def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
 
 
 def plan_dict(plan: TreePlan, about: str = "") -> dict[str, Any]:
-    """The same as plain values."""
+    """What `describe` says, as plain values."""
     values: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
     values["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
     if isinstance(plan, StaticPlan):

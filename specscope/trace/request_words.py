@@ -73,7 +73,7 @@ class RequestFacts:
 
     @property
     def asked(self) -> RequestInfo | None:
-        """What is known of it from its admission, or from its end."""
+        """The RequestInfo, from its admission or its end; None where neither is known."""
         return self.info or (None if self.end is None else self.end.info)
 
     def since(self, moment_ns: int) -> float:

@@ -72,7 +72,7 @@ class StepFacts(Mapping[str, object]):
 
     @property
     def verdict(self) -> Verdict | None:
-        """Of the part; None for a prefill chunk."""
+        """The part's verdict; None for a prefill chunk."""
         return self.step.verdict
 
     @property
@@ -89,7 +89,7 @@ class StepFacts(Mapping[str, object]):
 
     @property
     def parent(self) -> int:
-        """Of the node; ROOT for a step as a whole."""
+        """The node's parent; ROOT for a step as a whole."""
         return ROOT if self.node is None else int(self.step.tree.parent[self.node])
 
     def sibling(self, node: int) -> int:

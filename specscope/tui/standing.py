@@ -68,7 +68,7 @@ class Pending:
 
     @property
     def shown(self) -> tuple[tuple[str, ...], frozenset[str]]:
-        """As a value, for panels to compare."""
+        """The pending prompts and cancels as a value, for panels to compare."""
         return tuple(self.prompts), frozenset(self.cancels)
 
 

@@ -167,7 +167,7 @@ class RequestHistory:
         return self.engine_steps[self._place(index)]
 
     def step(self, index: int) -> RequestStep:
-        """Its own step of that number. Raises UserError where it is not known."""
+        """The request's step of that number. Raises UserError where it is not known."""
         return self.steps[self._place(index)]
 
     def _place(self, index: int) -> int:

@@ -67,7 +67,7 @@ class Loops:
 
 
 def loop_share(outputs: Sequence[NDArray[np.integer]]) -> float:
-    """Of all tokens of some whole outputs, the share in loops; 0 of nothing."""
+    """The share of all tokens of some whole outputs that lie in loops; 0 without tokens."""
     texts = np.repeat(np.arange(len(outputs)), [len(output) for output in outputs])
     return float(in_loops(np.concatenate(outputs), texts).mean()) if len(texts) else 0.0
 

@@ -16,7 +16,7 @@ from specscope.trace.record.tree import Doubles, DraftTree
 
 @dataclass(frozen=True)
 class Ratios:
-    """Over the n nodes of a tree; 0 at nodes that were not tried."""
+    """The ratios of the n nodes of a tree; 0 at nodes that were not tried."""
 
     parent: Doubles  # [n] what was left of the parent's ratio when the node came up
     own: Doubles  # [n] the node's own then

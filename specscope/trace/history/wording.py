@@ -59,7 +59,7 @@ def acceptance(step: RequestStep, *, short: bool = False) -> str:
 
 
 def accepted_text(step: RequestStep) -> str:
-    """The same as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
+    """`acceptance` as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
     judged = step.verdict is not None and len(step.tree)
     return f"accepted {acceptance(step)}" if judged else acceptance(step)
 

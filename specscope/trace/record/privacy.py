@@ -30,7 +30,7 @@ class Privacy(IntEnum):
 
     @staticmethod
     def of(*, no_text: bool, no_tokens: bool) -> Privacy:
-        """By flags, of which the second implies the first."""
+        """The level of two flags, of which the second implies the first."""
         return Privacy.NO_TOKENS if no_tokens else Privacy.NO_TEXT if no_text else Privacy.EVERYTHING
 
     @property

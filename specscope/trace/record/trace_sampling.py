@@ -81,6 +81,6 @@ class TraceSampling:
 
     @property
     def text(self) -> str:
-        """As the flags say it; "" where everything is kept."""
+        """The sampling as flags write it; "" where everything is kept."""
         parts = [] if self.ratio is None else [f"ratio {self.ratio:g}"]
         return ", ".join(parts if self.keep is None else [*parts, f"keep {self.keep.text}"])

@@ -244,7 +244,7 @@ def read_capture(path: str | os.PathLike[str], progress: Callable[[float], None]
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """No search for cycles: records have none, and with millions of them the search takes a third of the time."""
+    """Without the collector: records have no cycles, and its search takes a third of the time with millions of them."""
     was_on = gc.isenabled()
     gc.disable()
     try:

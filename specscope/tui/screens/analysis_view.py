@@ -164,7 +164,7 @@ class AnalysisScreen(Over):
         self.action_question((self._rows.chosen + way) % len(NAMES))
 
     def action_pick(self, way: int) -> None:
-        """Another row."""
+        """Pick another row."""
         self._rows.pick(way)
 
     def action_go(self) -> None:

@@ -30,7 +30,7 @@ class ComparedPanel(Panel):
         self._compared = compared
 
     def key(self, look: Look) -> Hashable:
-        """It does not change."""
+        """Constant: the panel does not change."""
         return None
 
 
@@ -144,7 +144,7 @@ class PairsPanel(PickPanel):
         self._compared = compared
 
     def key(self, look: Look) -> Hashable:
-        """What is picked, and the order."""
+        """The picked pair, and the order."""
         return self.picked, self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -277,7 +277,7 @@ class CompareScreen(Over, inherit_bindings=False):
         return self.query_one(PairsPanel)
 
     def action_pick(self, way: int) -> None:
-        """Another pair."""
+        """Pick another pair."""
         self._pairs.pick(way)
 
     def action_next(self, way: int) -> bool:

@@ -48,7 +48,7 @@ class EnginePanel(Panel):
         return look.position, look.steps == 0
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """As many steps as the width has columns; wider and higher columns where there is room."""
+        """Draw as many steps as the width has columns, wider and higher where there is room."""
         room = max(min(width - NAME - NUMBER - MOST - 4, LONGEST), 1)
         first = max(look.position + 1 - room, 0)
         self._columns = [

@@ -152,7 +152,7 @@ class ForkScreen(Over):
         self.query_one(ForkPanel).focus()
 
     def action_pick(self, way: int) -> None:
-        """Another step."""
+        """Pick another step."""
         table = self.query_one(ForkPanel)
         last = max(len(self._forked.original), len(self._forked.fork)) - 1
         table.picked = min(max(table.picked + way, 0), last)

@@ -196,7 +196,7 @@ class PartingScreen(Over, inherit_bindings=False):
         return self.query_one(PlacesPanel)
 
     def action_pick(self, way: int) -> None:
-        """Another place."""
+        """Pick another place."""
         places = self._places
         places.picked = min(max(places.picked + way, 0), max(len(places.beside.rows) - 1, 0))
         self.show(self.last)

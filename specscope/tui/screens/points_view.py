@@ -149,11 +149,11 @@ class PointsScreen(Over):
         self.query_one(PointsPanel).focus()
 
     def action_pick(self, way: int) -> None:
-        """Another breakpoint."""
+        """Pick another breakpoint."""
         self.query_one(PointsPanel).pick(way)
 
     def action_switch(self) -> None:
-        """On or off."""
+        """Enable or disable the picked breakpoint."""
         if point := self._point():
             self._tell(f"{'disable' if point.enabled else 'enable'} {point.number}")
 

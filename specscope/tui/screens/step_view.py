@@ -201,7 +201,7 @@ class StepScreen(Over):
         self.query_one(NodesPanel).focus()
 
     def action_pick(self, way: int) -> None:
-        """Another node."""
+        """Pick another node."""
         panel = self.query_one(NodesPanel)
         panel.picked = min(max(panel.picked + way, 0), max(len(panel.order) - 1, 0))
         self.show(self.last)

@@ -143,7 +143,7 @@ class SpanPanel(Panel):
         return self._spans.key(look), self._spans.item
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Its facts and attributes."""
+        """The row's facts and attributes."""
         row: TimelineRow | None = self._spans.item
         if row is None:
             return Sheet([], [("Span", "strong")])
@@ -188,12 +188,12 @@ class SpansScreen(Over):
         self.show(self.last)
 
     def action_trace(self, way: int) -> None:
-        """Another trace: the current request's, or one of other services alone."""
+        """Show another trace: the current request's, or one of other services alone."""
         self.query_one(SpansPanel).next_trace(way)
         self.show(self.last)
 
     def action_go(self) -> None:
-        """To the picked step; of any other row show or hide the attributes."""
+        """Go to the picked step; for any other row show or hide the attributes."""
         row: TimelineRow | None = self.query_one(SpansPanel).item
         if row is not None and row.position is not None:
             self.run_worker(self._go(row.position))

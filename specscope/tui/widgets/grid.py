@@ -37,7 +37,7 @@ class GridPanel(PickPanel):
         return self.grids[self.chosen] if self.grids else None
 
     def columns(self) -> tuple[str, ...]:
-        """Of the question that is shown."""
+        """The columns of the question that is shown."""
         return () if self.grid is None else self.grid.columns
 
     def choose(self, question: int) -> None:

@@ -23,7 +23,7 @@ REQUEST = 16  # cells of a request's id
 
 
 class IntervalsPanel(Panel):
-    """As many intervals as there are rows, the one that is looked at among them; below, what is not told."""
+    """As many intervals as there are rows, the current one among them; below, what the source does not report."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "app.backward", "Interval before", show=False),

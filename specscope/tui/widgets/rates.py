@@ -39,7 +39,7 @@ class RatesPanel(Panel):
         return look.position, look.scope, look.pooled
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """As much as the height allows; bars come first."""
+        """Draw as much as the height allows; bars come first."""
         counts = look.counts
         if height == 1:
             return Sheet([_summary(look, counts, width)])
@@ -141,7 +141,7 @@ def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
 
 
 def _averages(aggregate: Aggregate, width: int) -> list[Line]:
-    """What is told as an average, under its own name."""
+    """The averages that the source reports, each under its own name."""
     return [
         [(left(clean(name), max(width - 9, 4)), "dim"), (right(f"{value:,.2f}", 9), "strong")]
         for name, value in aggregate.averages.items()
@@ -166,7 +166,7 @@ def _rates(counts: Acceptance) -> list[str]:
 
 
 def _conditional(counts: Acceptance) -> list[str]:
-    """The same of the drafts that came to a trial there."""
+    """As `_rates`, of the drafts that came to a trial at each depth."""
     return [_rate(*pair) for pair in zip(counts.conditional, counts.tried_at, strict=True)]
 
 

@@ -38,7 +38,7 @@ class Layout:
 
 
 def milliseconds(nanoseconds: int) -> str:
-    """As a number, with the digits that matter."""
+    """Nanoseconds as a number of milliseconds, with the digits that matter."""
     value = nanoseconds / 1e6
     return f"{value:,.0f}" if abs(value) >= 99_999 else f"{value:,.2f}" if abs(value) < 100 else f"{value:,.1f}"
 
@@ -82,7 +82,7 @@ def row_line(
 
 
 def _bar(row: TimelineRow, timeline: SpanTimeline, width: int, ink: Ink) -> Line:
-    """As long as it took, to an eighth of a cell, from the cell of its start; of a lane a line, with a mark a step."""
+    """A row's bar, to an eighth of a cell, from the cell of its start; for a lane a line, with a mark for each step."""
 
     def cell(at_ns: int) -> int:
         return min((at_ns - timeline.start_ns) * width // timeline.span_ns, width - 1)

@@ -31,7 +31,7 @@ class JudgedNodes:
 
     @staticmethod
     def of(step: RequestStep, verdict: Verdict) -> JudgedNodes:
-        """Of a step and its verdict."""
+        """The judged nodes of a step and its verdict."""
         return JudgedNodes(step, verdict, raw_ps(step), draft_ps(step))
 
 
