@@ -52,7 +52,7 @@ def translated(text: str) -> tuple[str, str]:
 
 
 def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
-    """SGLang's tree: its draft tokens count the root, and its nodes are the best of a search as in EAGLE-2, deterministic."""
+    """SGLang's tree: EAGLE-2's, the best of a search and deterministic. Its number of draft tokens counts the root."""
     about = f"SGLang's {steps} steps, top {top}, {tokens} draft tokens, of which the root is one"
     if top == 1:  # then it takes steps + 1 draft tokens, whatever is given
         return f"top:{steps}", about

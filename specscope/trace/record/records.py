@@ -280,9 +280,7 @@ class RequestStep(ArrayEq):
     def parts_at_near_draw(self, other: DraftTree, dtype: str) -> bool:
         """Whether the first node at which another tree differs is one of `near_draws`: rounding may be why."""
         pairs = zip(self.tree.token.tolist(), other.token.tolist(), strict=False)
-        return next(
-            (node for node, (token, other_token) in enumerate(pairs) if token != other_token), None
-        ) in self.near_draws(dtype)
+        return next((node for node, (left, right) in enumerate(pairs) if left != right), None) in self.near_draws(dtype)
 
     @property
     def tokens_shown(self) -> list[int]:

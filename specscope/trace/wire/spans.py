@@ -148,17 +148,15 @@ class Encoder:
     def _decode_step(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
         """A decode step's attributes at this level."""
         only = () if self.level is SpanLevel.TREES else SUMMARY
-        attributes = self._written(part.tree, only=only) | self._written(verdict, only=only)
+        values = self._written(part.tree, only=only) | self._written(verdict, only=only)
         if not len(part.tree):
-            attributes.pop("specscope.verdict.path", None)
+            values.pop("specscope.verdict.path", None)
         if part.notes is not None:
-            attributes |= {"specscope.draft.dropped": len(part.notes.dropped_token)} | self._written(
-                part.notes, only=only
-            )
+            values |= {"specscope.draft.dropped": len(part.notes.dropped_token)} | self._written(part.notes, only=only)
         named = {} if only or part.parents is None else {"parents": self._named(part, part.parents)}
-        attributes |= self._written(part, by_hand=named, only=only)
-        attributes |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
-        return first((*SUMMARY, *FINAL), attributes) | ({} if only else self._texts(part, part.tree, verdict))
+        values |= self._written(part, by_hand=named, only=only)
+        values |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
+        return first((*SUMMARY, *FINAL), values) | ({} if only else self._texts(part, part.tree, verdict))
 
     def _named(self, part: RequestStep, parents: ParentNotes) -> dict[str, Any]:
         """The bytes of the likeliest tokens, reversibly."""
@@ -181,19 +179,14 @@ class Encoder:
             span_id = self._span("step", record.step, phase.name)
             yield Span(phase.name, trace, span_id, root, phase.start_ns, phase.end_ns, self._of(record))
         draft = self._span("step", record.step, "draft")
-        for draft_pass in record.passes:
-            span_id, name = (
-                self._span("step", record.step, "pass", draft_pass.name),
-                {"specscope.pass": draft_pass.name},
-            )
-            yield Span(PASS, trace, span_id, draft, draft_pass.start_ns, draft_pass.end_ns, name | self._of(record))
+        for timing in record.passes:
+            span_id, name = self._span("step", record.step, "pass", timing.name), {"specscope.pass": timing.name}
+            yield Span(PASS, trace, span_id, draft, timing.start_ns, timing.end_ns, name | self._of(record))
         lists = {
             "specscope.phase.names": [phase.name for phase in record.phases],
             "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
-            "specscope.pass.names": [draft_pass.name for draft_pass in record.passes],
-            "specscope.pass.times": [
-                t for draft_pass in record.passes for t in (draft_pass.start_ns, draft_pass.end_ns)
-            ],
+            "specscope.pass.names": [timing.name for timing in record.passes],
+            "specscope.pass.times": [t for timing in record.passes for t in (timing.start_ns, timing.end_ns)],
             "specscope.requests": [part.request for part in record.requests],
             "specscope.admitted": [info.id for info in record.admitted],
             "specscope.preempted": list(record.preempted),
