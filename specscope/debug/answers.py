@@ -1,4 +1,4 @@
-"""What an engine and its debugger tell: why a run stopped, and what a screen hears, each a type of its own.
+"""What an engine and its debugger report: why a run stopped, and the news for a screen, each a type of its own.
 
 The words of a stop are in show.py."""
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True)
 class Answer:
-    """What a line printed: a typed one, or a command of a breakpoint."""
+    """The output of a line: one that was typed, or a command of a breakpoint."""
 
     line: str
     text: str
@@ -19,7 +19,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A running engine came to a breakpoint, whose commands answered this."""
+    """A running engine came to a breakpoint; the answers are its commands' output."""
 
     stop: Stop
     answers: tuple[Answer, ...] = ()
@@ -57,7 +57,7 @@ class PromptRefused:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that was not asked for."""
+    """An unsolicited message."""
 
     text: str
 
@@ -95,7 +95,7 @@ class Stop:
     """Where a run stopped, and why."""
 
     reason: StopReason
-    step: int  # of the engine: the one that ran last, -1 before the first; PHASE: the one that was begun
+    step: int  # the engine's step: the one that ran last, -1 before the first; PHASE: the one that was begun
     hits: tuple[BreakpointHit, ...] = ()  # BREAKPOINT: in the order of their events
     phase: str = ""  # PHASE: the one that ran last, "" if none of this step has
     request: str = ""  # FINISHED: which; UNTIL: for which the condition holds; STEP: which was asked for, if one was

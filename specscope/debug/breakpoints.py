@@ -1,4 +1,4 @@
-"""Breakpoints and watches: where a run is to stop, checked against each step's record."""
+"""Breakpoints and watches: where a run stops, checked against each step's record."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Breakpoint:
         return True
 
     def describe(self) -> str:
-        """As it was typed."""
+        """The breakpoint as it was typed."""
         if self.watch:
             return f"watch {self.condition}"
         text = f"{'tbreak' if self.temporary else 'break'} {self.kind.value}"
@@ -108,13 +108,13 @@ class Breakpoints:
         return self.points[number]
 
     def delete(self, numbers: Iterable[int] | None = None) -> None:
-        """Take some away, or all. Raises UserError and takes none where one is unknown."""
+        """Delete some, or all. Raises UserError and deletes none where one is unknown."""
         gone = list(self.points) if numbers is None else [self.get(number).number for number in numbers]
         for number in gone:
             self.points.pop(number, None)
 
     def shown(self) -> tuple[BreakpointInfo, ...]:
-        """All of them, to be shown."""
+        """All breakpoints, as a screen shows them."""
         return tuple(
             BreakpointInfo(p.number, p.describe(), p.hits, p.enabled, p.ignore, p.commands)
             for p in self.points.values()
@@ -126,7 +126,7 @@ class Breakpoints:
         return frozenset(point.kind for point in self.points.values() if point.enabled)
 
     def check(self, record: StepRecord, history: History, *, back: bool = False) -> Stop | None:
-        """The stop at a step, where any breakpoint stops there. Temporary ones that did are gone afterwards.
+        """The stop at a step, if any breakpoint stops there. Temporary breakpoints that stopped are removed.
 
         Going back counts no hits and lets none pass.
         """
@@ -152,5 +152,5 @@ def step_condition(text: str) -> Expression:
 
 
 def step_evidence(record: StepRecord, history: History) -> list[StepFacts]:
-    """What such a condition is asked of: each request of a step."""
+    """What such a condition is evaluated on: each request of a step."""
     return [StepFacts(record, part.request, part, history) for part in record.requests]

@@ -1,4 +1,4 @@
-"""The debugger's commands by name: what they are called, what follows the name, and their help."""
+"""The debugger's commands: their names, arguments and help."""
 
 from __future__ import annotations
 
@@ -146,11 +146,11 @@ COMMANDS = (
 def find(name: str) -> ConsoleCommand:
     """A command by its name, its short name or a unique prefix. Raises UserError."""
     exact = [c for c in COMMANDS if name == c.name or name in c.short]
-    found = exact or [c for c in COMMANDS if c.name.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"{short(name)} is ambiguous: {', '.join(c.name for c in found)}")
+    matches = exact or [c for c in COMMANDS if c.name.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"{short(name)} is ambiguous: {', '.join(c.name for c in matches)}")
     raise UserError(f"unknown command {short(name)}: help lists all commands")
 
 
@@ -169,8 +169,8 @@ def help_all() -> str:
 
 def help_of(command: ConsoleCommand) -> str:
     """One command, and all that may follow its name."""
-    told = [command.head, *textwrap.wrap(command.help, WIDTH, initial_indent="  ", subsequent_indent="  ")]
-    return "\n".join([*told, *(beside(f"  {usage}", what) for usage, what in command.takes)])
+    lines = [command.head, *textwrap.wrap(command.help, WIDTH, initial_indent="  ", subsequent_indent="  ")]
+    return "\n".join([*lines, *(beside(f"  {usage}", what) for usage, what in command.takes)])
 
 
 def beside(head: str, text: str) -> str:

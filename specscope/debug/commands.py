@@ -1,4 +1,4 @@
-"""The debugger as it is typed: gdb's and pdb's names, unique prefixes, help for each.
+"""The debugger's command line: gdb's and pdb's names, unique prefixes, help for each.
 
 `Commands.run(line)` returns the text to show. The console, the screen's prompt and scripts all use it.
 """
@@ -38,7 +38,7 @@ class WhatIf:
         raise UserError("a fork needs a live engine: specscope debug PROMPT, or specscope run")
 
     def look(self, session: Session, step: int, request: str, node: int | None) -> NodeView:
-        """The same for any step on the engine's path. Raises UserError."""
+        """As `view`, for any step on the engine's path. Raises UserError."""
         return self.view(session, node)
 
     def force(self, session: Session, words: Sequence[str]) -> None:
@@ -74,13 +74,13 @@ class Commands(PointCommands):
         return self.answer(line).text
 
     def answer(self, line: str) -> Answer:
-        """The same, with the stop that the line ended in."""
+        """As `run`, with the stop that the line ended in."""
         self._stop = None
         line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
         return self._answer(line, self._note(line) if self.reading else self._obey(line))
 
     def _answer(self, line: str, text: str) -> Answer:
-        return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote what others wrote
+        return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote prompts and outputs
 
     def _obey(self, line: str) -> str:
         line = self._meant(line)
@@ -93,7 +93,7 @@ class Commands(PointCommands):
         return done
 
     def _meant(self, line: str) -> str:
-        """The line without comments; an empty one repeats the last where that repeats."""
+        """The line without comments; an empty line repeats the last one, if that may be repeated."""
         line = line.strip()
         return "" if line.startswith("#") else line or self._last
 
@@ -103,7 +103,7 @@ class Commands(PointCommands):
         return not meant or find(meant.split()[0]).passive
 
     def complete(self, line: str) -> list[str]:
-        """What may follow: commands, events, names of the evidence."""
+        """Completions: commands, events, names of the evidence."""
         head, _, last = line.rpartition(" ")
         if not head:
             return sorted(c.name for c in COMMANDS if c.name.startswith(line))
@@ -157,7 +157,7 @@ class Commands(PointCommands):
             self._pending, self._draining = [], False
 
     def _told(self, line: str) -> str:
-        """What a breakpoint's command prints; a refused one says why, and the next is run."""
+        """The output of a breakpoint's command; a refused command says why, and the next one runs."""
         try:
             return self._obey(line)
         except UserError as error:
@@ -174,20 +174,20 @@ class Commands(PointCommands):
         return count
 
     def do_continue(self, text: str) -> str:
-        """To the next breakpoint, or the end."""
+        """Run to the next breakpoint, or the end."""
         return self.stopped(self.session.cont())
 
     def do_run(self, text: str) -> str:
-        """From before the first step to the first breakpoint."""
+        """Run from before the first step to the first breakpoint."""
         self.session.goto(-1)
         return self.do_continue("")
 
     def do_next(self, text: str) -> str:
-        """Engine steps forward."""
+        """Go forward by engine steps."""
         return self.stopped(self.session.next(self._count(text)))
 
     def do_step(self, text: str) -> str:
-        """Phases forward."""
+        """Go forward by phases."""
         count = self._count(text)
         if self.session.engine is None:
             return self.do_next(text)
@@ -199,27 +199,27 @@ class Commands(PointCommands):
         return self.stopped(stop)
 
     def do_pause(self, text: str) -> str:
-        """At the next step."""
+        """Stop at the next step."""
         return self.stopped(self.session.pause())
 
     def do_finish(self, text: str) -> str:
-        """To the end of a request."""
+        """Run to the end of a request."""
         return self.stopped(self.session.finish(text))
 
     def do_until(self, text: str) -> str:
-        """Until a condition holds."""
+        """Run until a condition holds."""
         return self.stopped(self.session.until(text))
 
     def do_reverse_continue(self, text: str) -> str:
-        """Back to the previous breakpoint."""
+        """Go back to the previous breakpoint."""
         return self.stopped(self.session.reverse_continue())
 
     def do_reverse_next(self, text: str) -> str:
-        """Engine steps back."""
+        """Go back by engine steps."""
         return self.stopped(self.session.reverse_next(self._count(text)))
 
     def do_reverse_step(self, text: str) -> str:
-        """A phase back."""
+        """Go back by a phase."""
         return self.stopped(self.session.reverse_step())
 
     def do_goto(self, text: str) -> str:
@@ -233,9 +233,9 @@ class Commands(PointCommands):
         if text not in history.requests and "@" not in text:
             raise UserError("give a step or a request: goto 17, goto r3, goto r3@17, goto start or goto end")
         request, place = history.find(text)
-        said = self.stopped(self.session.goto_request(request.id, place.index))
+        stop = self.stopped(self.session.goto_request(request.id, place.index))
         if place.node is None or self.session.part is None:
-            return said
+            return stop
         self.session.node = self._node_number(str(place.node))
         return show.where(self.session)
 
@@ -249,7 +249,7 @@ class Commands(PointCommands):
     # Looking
 
     def do_info(self, text: str) -> str:
-        """Tables."""
+        """Print one of the tables."""
         kinds = {
             "breakpoints": show.breakpoints,
             "requests": show.requests,
@@ -260,18 +260,18 @@ class Commands(PointCommands):
             "spans": spans,
             "names": show.names,
         }
-        found = [name for name in kinds if text and name.startswith(text)]
-        if len(found) != 1:
+        matches = [name for name in kinds if text and name.startswith(text)]
+        if len(matches) != 1:
             raise UserError(f"give one of: info {', '.join(kinds)}")
-        return kinds[found[0]](self.session)
+        return kinds[matches[0]](self.session)
 
     def do_print(self, text: str) -> str:
-        """An expression at a node or over the step: `EXPR`, `EXPR @ NODE`, `EXPR @ root`."""
-        expression, _, at = (word.strip() for word in text.partition("@"))
+        """Print an expression at a node or over the step: `EXPR`, `EXPR @ NODE`, `EXPR @ root`."""
+        expression, _, place = (word.strip() for word in text.partition("@"))
         record, part = self.session.record, self.session.part
         if record is None or part is None:
             raise UserError("nothing has run yet")
-        node = self.session.node if not at else None if at == "root" else self._node_number(at)
+        node = self.session.node if not place else None if place == "root" else self._node_number(place)
         kind = EventKind.REJECT if node is not None else EventKind.STEP
         if node is None and expression in NODE and expression not in types_of(kind):
             raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE, or use down")
@@ -370,7 +370,7 @@ class Commands(PointCommands):
         return show.where(self.session)
 
     def do_fork(self, text: str) -> str:
-        """What if."""
+        """Run a fork: what if something were different."""
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -380,7 +380,7 @@ class Commands(PointCommands):
         return self.forked.describe(self.session.history.vocabulary)
 
     def do_force(self, text: str) -> str:
-        """Another decision than the one at which the engine stands."""
+        """Change the decision at which the engine stands."""
         if not text:
             raise UserError("write force accept=NODE, reject=NODE or token=ID: help force")
         self._need_tokens()
@@ -388,7 +388,7 @@ class Commands(PointCommands):
         return show.where(self.session)
 
     def _need_tokens(self) -> None:
-        """What an engine tells besides its records names tokens."""
+        """Refuse a command whose answer names tokens, where token ids are left out."""
         run = self.session.history.run
         if run is not None and not run.tells_tokens:
             raise UserError(f"this shows tokens, which are left out here ({run.privacy.flag})")

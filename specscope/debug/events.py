@@ -33,7 +33,7 @@ BARE_EVENTS = (EventKind.PREEMPT, EventKind.FINISH, EventKind.ERROR)
 
 
 def types_of(kind: EventKind) -> dict[str, type]:
-    """What a condition on such an event can use, with the types of the values: an Expression is checked against it."""
+    """The fields that a condition on an event can use, with their types: an Expression is checked against them."""
     fields = NODE if kind in NODE_EVENTS else ANY if kind in BARE_EVENTS else STEP
     return {name: field.type for name, field in fields.items()}
 

@@ -17,7 +17,7 @@ TEXT = 300  # characters of each side's output that are shown
 
 @dataclass(frozen=True)
 class Forked:
-    """Two runs, to be compared. Filled by live/local.py."""
+    """The original and the fork, side by side. Filled by live/local.py."""
 
     request: str
     index: int  # the request's step from which both run
@@ -32,13 +32,13 @@ class Forked:
 
     @cached_property
     def outputs(self) -> tuple[list[int], list[int]]:
-        """The tokens of both."""
+        """The output tokens of both."""
         first, second = ([t for step in side for t in step.output()] for side in (self.original, self.fork))
         return first[: self.tokens], second[: self.tokens]
 
     @cached_property
     def figures(self) -> tuple[Acceptance, Acceptance]:
-        """The acceptance of both."""
+        """The acceptance figures of both."""
         return measure(self.original), measure(self.fork)
 
     @cached_property
@@ -55,10 +55,10 @@ class Forked:
     def parting(self, side: Sequence[RequestStep]) -> int:
         """The step of a side, from 0, in which its first different token came; the number of steps if none did."""
         made = 0
-        for at, step in enumerate(side):
+        for place, step in enumerate(side):
             made += step.emitted
             if self.differ and made > self.same:
-                return at
+                return place
         return len(side)
 
     @property
@@ -83,9 +83,9 @@ class Forked:
             lines.append("a verdict, coin or token was forced: this fork is not lossless")
         lines += [self.note] if self.note else []
         for name, side in (("original", self.original), ("fork", self.fork)):
-            at = self.parting(side) if self.differ else 0
-            if at < len(side):
-                lines += [f"{name}, step {side[at].index}:", draw_tree(side[at], vocabulary)]
+            place = self.parting(side) if self.differ else 0
+            if place < len(side):
+                lines += [f"{name}, step {side[place].index}:", draw_tree(side[place], vocabulary)]
         return "\n".join(lines)
 
     def difference(self, vocabulary: Vocabulary) -> str:
@@ -97,7 +97,7 @@ class Forked:
 
     @property
     def _why(self) -> str:
-        """A change that was asked for explains it; rounding is said only where none can matter."""
+        """Why the outputs differ: a requested change explains it; rounding is named only where no change can matter."""
         if self.explained:
             return f": {self.explained} explains it"
         return ", at a near tie: rounding alone may explain it" if self.near_tie else ""
@@ -105,6 +105,6 @@ class Forked:
     @property
     def near_tie(self) -> bool:
         """Whether the first difference is in a step with a decision, or at a draw, that rounding could change."""
-        parted = [side[at] for side in (self.original, self.fork) if (at := self.parting(side)) < len(side)]
+        parted = [side[place] for side in (self.original, self.fork) if (place := self.parting(side)) < len(side)]
         decided = any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)
         return decided or (len(parted) == 2 and parted[0].parts_at_near_draw(parted[1].tree, self.dtype))

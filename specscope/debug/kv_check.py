@@ -42,19 +42,19 @@ class KVCheck:
 
 
 def kv_check_text(check: KVCheck, vocabulary: Vocabulary) -> str:
-    """What agrees; the first places that do not."""
+    """The check as text: what agrees, and the first places that do not."""
     lines = []
-    for one in check.compared:
-        count = plural(one.places, "place")
-        if not one.places:
-            lines.append(f"{one.model}: nothing of {printable(check.request)} is cached")
-        elif not one.differ:
-            lines.append(f"{one.model}: {one.places} of {count} agree (largest difference {one.largest:.1e})")
+    for cache in check.compared:
+        count = plural(cache.places, "place")
+        if not cache.places:
+            lines.append(f"{cache.model}: nothing of {printable(check.request)} is cached")
+        elif not cache.differ:
+            lines.append(f"{cache.model}: {cache.places} of {count} agree (largest difference {cache.largest:.1e})")
         else:
-            worst = f" (largest difference {one.largest:.2g}, tolerance {one.tolerance:g})" if one.largest else ""
-            lines.append(f"{one.model}: {len(one.differ)} of {count} DIFFER from KV computed afresh{worst}")
-            lines += [_place(place, vocabulary) for place in one.differ[:SHOWN]]
-            more = len(one.differ) - SHOWN
+            worst = f" (largest difference {cache.largest:.2g}, tolerance {cache.tolerance:g})" if cache.largest else ""
+            lines.append(f"{cache.model}: {len(cache.differ)} of {count} DIFFER from KV computed afresh{worst}")
+            lines += [_place(place, vocabulary) for place in cache.differ[:SHOWN]]
+            more = len(cache.differ) - SHOWN
             lines += [f"  and {plural(more, 'more place')}"] if more > 0 else []
     return "\n".join([*lines, *([check.without] if check.without else [])])
 

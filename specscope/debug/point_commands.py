@@ -1,4 +1,4 @@
-"""The commands about breakpoints: what `Commands` does for break, watch, ignore, delete and their kin."""
+"""The breakpoint commands of `Commands`: break, watch, ignore, delete and so on."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class PointCommands:
         return f"breakpoint {point.number}: {point.describe()}"
 
     def _numbers(self, text: str) -> list[int]:
-        found: list[int] = []
+        numbers: list[int] = []
         for word in text.replace(",", " ").split():
             number = whole(word)
             if number is None:
                 raise UserError(f"{short(word)} is not the number of a breakpoint")
-            found.append(number)
-        return found
+            numbers.append(number)
+        return numbers
 
     def do_enable(self, text: str, *, yes: bool = True) -> str:
         """Those of the numbers, or all."""
@@ -92,13 +92,13 @@ class PointCommands:
         numbers = self._numbers(number)
         if len(numbers) != 1 or not (rest or (self.many_lines and not self._draining)):
             raise UserError("write commands N LINE; LINE, with the number of one breakpoint")
-        (at,) = numbers
-        point = self.session.breakpoints.get(at)
+        (point_number,) = numbers
+        point = self.session.breakpoints.get(point_number)
         if rest:
             lines = [line.strip() for line in rest.split(";") if line.strip()]
             for line in lines:
                 find(line.split()[0])
             point.commands = tuple(lines)
         else:
-            self._for, self._lines = at, []
+            self._for, self._lines = point_number, []
         return ""

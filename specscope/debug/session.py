@@ -78,8 +78,8 @@ class Session:
     def part(self) -> RequestStep | None:
         """The current request's part in the step that ran last, or its last before that."""
         request = self.current_request
-        found = None if request is None else self.history.part(request.id, self.position)
-        return None if found is None else found[1]
+        part = None if request is None else self.history.part(request.id, self.position)
+        return None if part is None else part[1]
 
     @property
     def node(self) -> int | None:
@@ -100,7 +100,7 @@ class Session:
     # Forward
 
     def _advance(self) -> StepRecord | None:
-        """One step, of the engine or of the capture; None at the end."""
+        """Advance by one step, of the engine or of the capture; None at the end."""
         if self.stepper is not None:
             return self.stepper.advance()
         if self._cursor >= len(self.history.steps) - 1:
@@ -139,15 +139,15 @@ class Session:
 
     def finish(self, request: str = "") -> Stop:
         """Go on to the end of a request."""
-        found = self.history.requests.get(request) if request else self.current_request
-        if found is None:
+        chosen = self.history.requests.get(request) if request else self.current_request
+        if chosen is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
-        if self._ended(found):
-            raise UserError(f"{found.id} has already ended")
+        if self._ended(chosen):
+            raise UserError(f"{chosen.id} has already ended")
 
         def ended(record: StepRecord) -> Stop | None:
-            ends = any(end.info.id == found.id for end in record.finished)
-            return Stop(StopReason.FINISHED, record.step, request=found.id) if ends else None
+            ends = any(end.info.id == chosen.id for end in record.finished)
+            return Stop(StopReason.FINISHED, record.step, request=chosen.id) if ends else None
 
         return self._run(ended)
 
@@ -170,7 +170,7 @@ class Session:
     # Back
 
     def goto(self, position: int) -> Stop:
-        """Be where the step at `position` had just run; -1 for before the first. The engine is rewound, or run on."""
+        """Go to just after the step at `position`; -1 for before the first. The engine is rewound, or run on."""
         self._node = None
         if not position >= -1:
             raise UserError("there is nothing before the first step")
@@ -186,13 +186,13 @@ class Session:
         return self._stop(StopReason.STEP if position >= 0 else StopReason.START)
 
     def goto_step(self, number: int) -> Stop:
-        """Be where the step of that number had just run: on another branch of a recording, or run on to it."""
+        """Go to just after the step of that number, on another branch of a recording if need be; or run on to it."""
         history = self.history
         if history.position_of(number) is None and self.engine is None and (other := history.knows(number)):
             history.show(other.branch)
-        at = history.position_of(number)
-        if at is not None:
-            return self.goto(at)
+        position = history.position_of(number)
+        if position is not None:
+            return self.goto(position)
         first, last = (history.steps[0].step, history.steps[-1].step) if history.steps else (0, -1)
         if self.engine is None or number < last:
             known = f"{first} to {last}" if history.steps else "none"
@@ -202,7 +202,7 @@ class Session:
         return self._stop(StopReason.END if record is None else StopReason.STEP)
 
     def goto_request(self, name: str, index: int | None) -> Stop:
-        """Make a request the current one, and be where its step of that number had just run, or run on to it."""
+        """Make a request the current one and go to just after its step of that number, or run on to it."""
         request = self.history.requests[name]
         if index is None:
             stop = self._stop(StopReason.STEP)
@@ -214,7 +214,7 @@ class Session:
         return stop if stop.hits else replace(stop, request=name)
 
     def _runs(self, request: RequestHistory) -> bool:
-        """Whether steps of a request may still come."""
+        """Whether a request may still have steps to come."""
         return self.engine is not None and request.end is None
 
     def _reached(self, record: StepRecord, name: str, index: int) -> Stop | None:
@@ -222,7 +222,7 @@ class Session:
         return Stop(StopReason.STEP, record.step) if there else None
 
     def show_branch(self, number: int) -> Stop:
-        """Be at the end of a branch of a recording."""
+        """Go to the end of a branch of a recording."""
         if number not in self.history.branches:
             known = ", ".join(map(str, self.history.branches))
             raise UserError(f"there is no branch {number}; there are: {known}")
@@ -254,12 +254,12 @@ class Session:
 
     def reverse_continue(self) -> Stop:
         """Back to the last breakpoint that would have stopped before here, or to the start."""
-        at = self.position
-        while at > 0:
-            at -= 1
-            stop = self.breakpoints.check(self.history.steps[at], self.history, back=True)
+        position = self.position
+        while position > 0:
+            position -= 1
+            stop = self.breakpoints.check(self.history.steps[position], self.history, back=True)
             if stop is not None:
-                self.goto(at)
+                self.goto(position)
                 return stop
         self.goto(-1 if self.position <= 0 else 0)
         return self._stop(StopReason.START)

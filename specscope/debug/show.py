@@ -25,7 +25,7 @@ from specscope.trace.request_words import request_row
 from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeliest, node_rows
 
 TAIL = 12  # tokens of the context that are shown
-FED = 12  # rows that fed a head, likewise
+FED = 12  # rows fed to a head that are shown
 MOST = 200  # rows of spans
 NAME = 40  # characters of a span's name
 NOTHING_LEFT = "nothing is left to run"
@@ -126,7 +126,7 @@ def tree(session: Session) -> str:
 
 
 def breakpoints(session: Session) -> str:
-    """A line each."""
+    """A line for each breakpoint."""
     lines = []
     for point in session.breakpoints.points.values():
         notes = [f"hit {plural(point.hits, 'time')}"] if point.hits else []
@@ -138,7 +138,7 @@ def breakpoints(session: Session) -> str:
 
 
 def requests(session: Session) -> str:
-    """A line each, as of the step that ran last: what came later is not told."""
+    """A line for each request, as of the step that ran last: what came later is not shown."""
     lines = []
     for request in session.history.requests.values():
         row = request_row(request, session.position, session.history.vocabulary)
@@ -168,11 +168,13 @@ def step(session: Session) -> str:
     return text + (f"\n{near}" if ties else "")
 
 
-def left_out_text(told: LeftOut) -> str:
-    """What trace sampling took out of a step: its times are of these requests, too."""
-    fed = f"{plural(told.prefill_tokens, 'prompt token')}, " if told.prefill_tokens else ""
-    counts = f"{fed}{plural(told.drafted, 'node')}, {told.accepted:,} accepted, {plural(told.emitted, 'token')}"
-    return f"and {plural(told.requests, 'request')} left out by sampling: {counts}"
+def left_out_text(left_out: LeftOut) -> str:
+    """What trace sampling took out of a step: the step's times include these requests."""
+    fed = f"{plural(left_out.prefill_tokens, 'prompt token')}, " if left_out.prefill_tokens else ""
+    counts = (
+        f"{fed}{plural(left_out.drafted, 'node')}, {left_out.accepted:,} accepted, {plural(left_out.emitted, 'token')}"
+    )
+    return f"and {plural(left_out.requests, 'request')} left out by sampling: {counts}"
 
 
 def branches(session: Session) -> str:
@@ -185,7 +187,7 @@ def branches(session: Session) -> str:
 
 
 def kv(session: Session) -> str:
-    """Blocks of the cache, and what the step wrote and moved; of a live engine whose the blocks are."""
+    """Blocks of the cache, and what the step wrote and moved; for a live engine, which request holds which blocks."""
     record, run = session.record, session.history.run
     if record is None:
         return "nothing has run yet"
@@ -194,27 +196,29 @@ def kv(session: Session) -> str:
     lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free{cached}"]
     lines += [_kv_step(part, 0 if run is None else run.block_size) for part in record.requests]
     lines += [f"{printable(name)} lost its blocks and will be computed again" for name in record.preempted]
-    lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]
+    lines += [
+        f"{request.id}: {request.computed} tokens computed, blocks {request.table.blocks}" for request in live.values()
+    ]
     return "\n".join(lines)
 
 
 def _kv_step(part: RequestStep, block_size: int) -> str:
-    """What one request's step fed, into which slots, and the moves that were made; a capture of before has no slots."""
+    """What one request's step fed, into which slots, and the moves that were made; older captures have no slots."""
     start, nodes = part.context_len, len(part.tree)
     end = start + part.prefill_tokens + (part.verdict is not None) + nodes
-    said = f"{printable(part.request)}@{part.index}: {end - start} rows fed after a context of {start}"
+    text = f"{printable(part.request)}@{part.index}: {end - start} rows fed after a context of {start}"
     slots = np.zeros(0, np.int64)
     if block_size and len(part.blocks) > (end - 1) // block_size - start // block_size:
         positions = np.arange(start, end)  # no more than the blocks hold
         slots = part.blocks[positions // block_size - start // block_size] * block_size + positions % block_size
         runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
-        said += ", slots " + ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+        text += ", slots " + ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
     if part.verdict is not None and nodes:
-        said += f"; {part.verdict.accepted} of {plural(nodes, 'node')} kept"
+        text += f"; {part.verdict.accepted} of {plural(nodes, 'node')} kept"
     first = part.position + 1 - start
     moved = [(slots[first + node], slots[first + i]) for i, node in enumerate(part.moved.tolist()) if len(slots)]
     pairs = [f"{a} to {b}" for a, b in moved if a != b]
-    return said + (f"; moved slot {', '.join(pairs)}" if pairs else "")
+    return text + (f"; moved slot {', '.join(pairs)}" if pairs else "")
 
 
 def drafter(session: Session) -> str:
@@ -233,18 +237,18 @@ def drafter(session: Session) -> str:
         cached = plural(part.notes.cached, "token")
         lines.append(f"{printable(part.request)}@{part.index}: {cached} in its cache; rows fed in each pass: {rows}")
         lines += _features(part.notes, run.aux_layers, session)
-    if part is not None and part.method is not None and (said := about_method(part.method)):
-        lines.append(f"{printable(part.request)}@{part.index}: {', '.join(said)}")
+    if part is not None and part.method is not None and (method_lines := about_method(part.method)):
+        lines.append(f"{printable(part.request)}@{part.index}: {', '.join(method_lines)}")
     return "\n".join(lines)
 
 
 def _vocabulary(run: RunInfo) -> str:
     """How many tokens the drafter knows, and among which."""
     known = draft_tokens(run)
-    said = f"it knows {plural(run.draft_vocab, 'token')}"
+    text = f"it knows {plural(run.draft_vocab, 'token')}"
     if known is None or not len(known):
-        return said
-    return f"{said} of the target, a reduced vocabulary: ids {int(known.min()):,} to {int(known.max()):,} among them"
+        return text
+    return f"{text} of the target, a reduced vocabulary: ids {int(known.min()):,} to {int(known.max()):,} among them"
 
 
 def _features(notes: DraftNotes, layers: Sequence[str], session: Session) -> list[str]:
@@ -278,7 +282,7 @@ def spans(session: Session) -> str:
         shown = [timeline.of_request(history, request)]
     else:
         shown = [timeline.of_trace(history, trace) for trace in timeline.other_traces(history)]
-    lines = [line for one in shown for line in _table(one)]
+    lines = [line for span_timeline in shown for line in _table(span_timeline)]
     more = len(lines) - MOST
     lines = [*lines[:MOST], *([f"… and {more:,} more lines: the screen shows all (w)"] if more > 0 else [])]
     return "\n".join(lines) or f"{timeline.NOTHING} {timeline.NO_OTHERS}"
@@ -334,10 +338,10 @@ def place_text(stop: Stop, session: Session) -> str:
 
 def stop_text(stop: Stop, history: History) -> str:
     """Why and where an engine in another process stopped, by its history here."""
-    at = history.position_of(stop.step)
-    if at is None:
+    position = history.position_of(stop.step)
+    if position is None:
         return why_text(stop)
-    session = Session(history, position=at)
+    session = Session(history, position=position)
     if stop.hits:
         session.request, session.node = stop.hits[0].request, None
         session.node = stop.hits[0].node

@@ -19,7 +19,7 @@ class Steppable(Protocol):
 
     @property
     def current(self) -> Any:  # noqa: ANN401
-        """What there is of a step that was begun, None between steps."""
+        """The state of a step that was begun; None between steps."""
 
     @property
     def busy(self) -> bool:
@@ -32,10 +32,10 @@ class Steppable(Protocol):
         """Run the next phase of a step; the record after the last."""
 
     def rewind(self, step: int) -> None:
-        """Be as before that step."""
+        """Go back to the state before that step."""
 
     def keep_timeline(self) -> Any:  # noqa: ANN401
-        """Keep what going back takes."""
+        """Keep the history that going back needs."""
 
 
 class Stepper:

@@ -23,7 +23,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 
-NOTICES = 100  # that wait to be shown
+NOTICES = 100  # news that wait to be shown
 
 
 class Control(Protocol):
@@ -81,7 +81,7 @@ class Control(Protocol):
 
     @property
     def points(self) -> tuple[BreakpointInfo, ...]:
-        """Its breakpoints."""
+        """The engine's breakpoints."""
 
     @property
     def node_view(self) -> NodeView | None:
@@ -108,7 +108,7 @@ class Reader(Protocol):
 
     @property
     def seconds_left(self) -> float | None:
-        """That the rest takes, where that can be told."""
+        """Seconds that the rest takes; None where that is not known."""
 
 
 READ_SECONDS = 0.08  # of reading between two looks at the keyboard
@@ -161,8 +161,8 @@ class Viewer:
         part = self.history.part(request, self.position)
         if part is None or self.control is None or not (self.live and self.control.obeys):
             return False
-        at = self.history.requests[request].engine_steps[part[0]]
-        self.control.look(self.history.steps[at].step, request, node)
+        position = self.history.requests[request].engine_steps[part[0]]
+        self.control.look(self.history.steps[position].step, request, node)
         return True
 
     @property
@@ -200,7 +200,7 @@ class Viewer:
         return viewer
 
     def _warn(self) -> None:
-        """Tell what is wrong with the capture."""
+        """Show what is wrong with the capture."""
         if self.reader is not None and self.reader.warnings:
             self.news.append(Notice("\n".join(self.reader.warnings)))
 
@@ -228,7 +228,7 @@ class Viewer:
         return self.control is not None and self.control.status == "paused"
 
     def poll(self) -> bool:
-        """Take in what is new; True where the screen should change."""
+        """Take in what is new; True if the screen should change."""
         gone = self.history.gone
         changed = self.control.poll(self.history) if self.control else False
         while self.control is not None and self.control.news:
@@ -287,7 +287,7 @@ class Passive:
     obeys = False
 
     def __init__(self) -> None:
-        self.news: deque[News] = deque(maxlen=NOTICES)  # notices alone: it is asked nothing
+        self.news: deque[News] = deque(maxlen=NOTICES)  # only notices: it is never asked anything
         self.points: tuple[BreakpointInfo, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
         self.node_view: NodeView | None = None

@@ -1,6 +1,6 @@
-"""The whole distributions of target and drafter at one place: as values, in words, and as the console prints them.
+"""The full distributions of target and drafter at one place: as values, in words, and as the console prints them.
 
-Who has the tensors (our own engine, vLLM's sampler) hands them over as arrays. No torch.
+The owner of the tensors (our own engine, or vLLM's sampler) hands them over as arrays. No torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DistributionView:
 
     @staticmethod
     def of(probs: Probs, token: int, *, outside: bool = False) -> DistributionView:
-        """Of [V] probabilities, about a token."""
+        """The view of [V] probabilities, about one token."""
         best = np.argsort(-probs, kind="stable")[:TOP].tolist()
         exact = probs[probs > 0].astype(np.float64)
         return DistributionView(
@@ -98,7 +98,7 @@ class NodeView:
 
     @property
     def columns(self) -> Mapping[str, DistributionView | str]:
-        """The distributions by name, target's first; why there is none instead of one that is not there."""
+        """The distributions by name, the target's first; where one is missing, the reason as text."""
         tried = self.p_tried is not None  # else its first trial, or none: the rule used both as sampled
         return {
             "target, raw": self.raw,
@@ -130,13 +130,13 @@ class NodeView:
 
     @property
     def source(self) -> str:
-        """Which numbers these are."""
+        """Where these numbers come from, in words."""
         return "computed again, in separate KV blocks" if self.computed else "the tensors that the step used"
 
 
 @dataclass(frozen=True)
 class ViewedPlace:
-    """Which place a view is of, and the [V] rows there."""
+    """The place of a view, and the [V] rows there."""
 
     request: str
     step: int
@@ -152,7 +152,7 @@ class ViewedPlace:
     q_tried: Probs | None = None
 
     def view(self, *, removed: tuple[Removed, ...], computed: bool, notes: tuple[str, ...]) -> NodeView:
-        """As far as people look at it."""
+        """The part of the rows that people look at, as a NodeView."""
         raw, draft, token = self.raw, self.draft, self.token
 
         def column(probs: Probs | None) -> DistributionView | None:
@@ -183,7 +183,7 @@ def _kl(p: Probs, q: Probs) -> float:
 
 
 def contradiction(node: int, judged: float, here: float) -> str:
-    """A node's p that is not the one that was judged."""
+    """A remark where a node's p is not the one that was judged."""
     return f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
 
 
@@ -196,8 +196,8 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     lines += [removed.text(vocabulary) for removed in view.removed]
     what = "the final token" if view.node is None else "the drafted token"
     for name, column in columns.items():
-        said = column if isinstance(column, str) else f"{what} {column.place}; H {column.entropy:.2f} nats"
-        lines.append(f"{name}: {said}")
+        text = column if isinstance(column, str) else f"{what} {column.place}; H {column.entropy:.2f} nats"
+        lines.append(f"{name}: {text}")
     lines.append(" · ".join(f"{row.label} {row.text}" for row in view.distances))
     lines += [view.choice, view.source, *(f"CONTRADICTION: {note}" for note in view.notes)]
     return "\n".join(line for line in lines if line)
@@ -205,7 +205,7 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
 
 def _cells(name: str, column: DistributionView, token: int, vocabulary: Vocabulary) -> Iterator[str]:
     """A column's lines, all of one width."""
-    texts = [(f"{'▸' if one.token == token else ' '}{vocabulary.show(one.token)}", one.prob) for one in column.top]
+    texts = [(f"{'▸' if top.token == token else ' '}{vocabulary.show(top.token)}", top.prob) for top in column.top]
     width = max([len(name) - 8, *(len(text) for text, _ in texts[:SHOWN])])
     yield f"{name:<{width + 8}}"
     for row in range(SHOWN):

@@ -1,4 +1,4 @@
-"""An earlier step of a request, computed again beside everything: in KV of its own, for a request of its own."""
+"""An earlier step of a request, computed again in isolation: in separate KV, for a separate request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import DraftTree, TreeShape
 
-SCRATCH = "\0scratch"  # the drafter's request; nobody's can be called so
+SCRATCH = "\0scratch"  # the drafter's request: no user's request can have this name
 
 
 def run_again(
@@ -68,7 +68,7 @@ def target_again(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Te
 
 
 def drafter_again(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
-    """What a drafter that is a model makes of the same context; None for any other, or of an empty tree.
+    """The draft of a drafter that is a model over the same context; None for other drafters, or an empty tree.
 
     Where a budget counted the draws, as many are made as the tree has.
     """

@@ -1,4 +1,4 @@
-"""Recorded steps run once more by our own engine: from their tokens alone, in fresh KV, with the same coins."""
+"""Recorded steps run again by our own engine: from their tokens alone, in fresh KV, with the same coins."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def steps_again(
 
 def _again(engine: Engine, part: RequestStep, context: Context, step: int) -> StepAgain:
     logits = target_again(engine, part, context.tokens)
-    found = _drafted(engine, context, part.tree)
-    sampled = found is not None and part.tree.is_sampled
-    same = None if found is None or (part.sizing and not sampled) else _alike(found.tree, part.tree)
-    if found is not None and not same and part.parts_at_near_draw(found.tree, engine.run_info.dtype):
+    redraft = _drafted(engine, context, part.tree)
+    sampled = redraft is not None and part.tree.is_sampled
+    same = None if redraft is None or (part.sizing and not sampled) else _alike(redraft.tree, part.tree)
+    if redraft is not None and not same and part.parts_at_near_draw(redraft.tree, engine.run_info.dtype):
         same = None
-    judged = found if sampled and found is not None else Draft(part.tree)  # of drawn nodes the verdict asks for q
+    judged = redraft if sampled and redraft is not None else Draft(part.tree)  # of drawn nodes the verdict asks for q
     tokens, committed = _tokens(engine, part, context, logits, judged)
     return StepAgain(
         request=part.request,
         index=part.index,
         step=step,
         tree=same,
-        drafted=() if found is None else tuple(found.tree.token.tolist()),
+        drafted=() if redraft is None else tuple(redraft.tree.token.tolist()),
         p=tuple(_p(engine, part, context, logits)),
         tokens=tokens,
         committed=committed,
@@ -94,7 +94,7 @@ def _drafted(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
 
 
 def _p(engine: Engine, part: RequestStep, context: Context, logits: Tensor) -> Iterator[tuple[int, float, float]]:
-    """Of each node p as it was recorded, and now."""
+    """Each node's p as it was recorded, and its p now."""
     assert part.verdict is not None
     paths = _paths(part.tree)
     allowed = context.rows(logits, lambda: paths).allowed
@@ -108,7 +108,7 @@ def _p(engine: Engine, part: RequestStep, context: Context, logits: Tensor) -> I
 def _tokens(
     engine: Engine, part: RequestStep, context: Context, logits: Tensor, draft: Draft
 ) -> tuple[bool | None, tuple[int, ...]]:
-    """Whether the recorded tree, judged again with the same coins, gives the same tokens; and those that it gives."""
+    """Whether the recorded tree, judged again with the same coins, gives the same tokens; and the tokens it gives."""
     assert part.verdict is not None
     if len(part.verdict.forced) or not _alike(draft.tree, part.tree):
         return None, ()
@@ -135,5 +135,5 @@ def _paths(tree: DraftTree) -> list[list[int]]:
     return [[], *(tree.token[tree.path_to(node)].tolist() for node in range(len(tree)))]
 
 
-def _alike(one: DraftTree, other: DraftTree) -> bool:
-    return np.array_equal(one.token, other.token) and np.array_equal(one.parent, other.parent)
+def _alike(tree: DraftTree, other: DraftTree) -> bool:
+    return np.array_equal(tree.token, other.token) and np.array_equal(tree.parent, other.parent)

@@ -21,7 +21,7 @@ MOST_APART, LEAST_OF_TOP = 0.01, 0.9
 
 
 class BesideEngine(WhatIf):
-    """Loads the engine with the first fork. Its session is over what vLLM has recorded of one request."""
+    """Loads its engine at the first fork. Its session is over vLLM's recording of one request."""
 
     def __init__(self, config: EngineConfig, progress: Callable[[str], None]) -> None:
         self._config, self._progress = config, progress
@@ -31,14 +31,14 @@ class BesideEngine(WhatIf):
         """Run the request from its last step on, with the changes and without. Raises UserError."""
         if self._engine is None:
             self._engine = start_engine(self._config, self._progress)
-        session.history.vocabulary = self._engine.vocabulary  # what was recorded names only what vLLM came by
-        own = _Borrowed(self._engine, session)
-        own.check_model()
-        return own.fork(session, words)
+        session.history.vocabulary = self._engine.vocabulary  # the recording has only the tokens that vLLM met
+        borrowed = _Borrowed(self._engine, session)
+        borrowed.check_model()
+        return borrowed.fork(session, words)
 
 
 class _Borrowed(EngineWhatIf):
-    """Over an engine that has never run the request."""
+    """Forks and views over an engine that has never run the request."""
 
     def __init__(self, engine: Engine, session: Session) -> None:
         super().__init__(engine)
@@ -52,11 +52,11 @@ class _Borrowed(EngineWhatIf):
         raw, notes = self.view(self._session, 0).raw, part.parents
         if notes is None or not notes.top.size:
             return
-        token, told = int(notes.top[0, 0]), float(notes.top_p[0, 0])
+        token, theirs = int(notes.top[0, 0]), float(notes.top_p[0, 0])
         ours = next((other.prob for other in raw.top if other.token == token), 0.0)
-        if abs(ours - told) > MOST_APART * (1 + told) or ours < LEAST_OF_TOP * raw.top[0].prob:
+        if abs(ours - theirs) > MOST_APART * (1 + theirs) or ours < LEAST_OF_TOP * raw.top[0].prob:
             raise UserError(
-                f"our engine gives vLLM's likeliest token p {ours:.4f}, and vLLM gave {told:.4f}: the models are not "
+                f"our engine gives vLLM's likeliest token p {ours:.4f}, and vLLM gave {theirs:.4f}: the models are not "
                 "the same. Give vLLM's with --target"
             )
 

@@ -1,7 +1,7 @@
 """The cached KV of a request, place by place, beside KV computed afresh from its tokens alone. Looking changes nothing.
 
-Fresh KV is a plain prefill into caches made for it, over the same weights: no block of the engine's is touched. That of
-an EAGLE head is computed from features that the target gives afresh as well.
+Fresh KV is a plain prefill into separate caches, over the same weights: no block of the engine is touched. The KV of
+an EAGLE head is computed from features that the target also computes afresh.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def check_kv(engine: Engine, name: str) -> KVCheck:
     try:
         table, features = _prefill(fresh, tokens[: max(request.computed, pairs)])
         held = tokens[: request.computed]
-        found = [_compare("target", engine.runner.cache, request.table, fresh.cache, table, held)]
+        compared = [_compare("target", engine.runner.cache, request.table, fresh.cache, table, held)]
     finally:
         fresh.close()
     if not isinstance(drafter, DraftModel | Eagle):
-        return KVCheck(name, tuple(found), f"the drafter ({engine.drafter.name}) keeps no KV")
+        return KVCheck(name, tuple(compared), f"the drafter ({engine.drafter.name}) keeps no KV")
     if state is None:
-        return KVCheck(name, tuple(found), f"the drafter ({drafter.name}) holds nothing of {name}")
+        return KVCheck(name, tuple(compared), f"the drafter ({drafter.name}) holds nothing of {name}")
     if isinstance(drafter, Eagle):
         held = tokens[1 : state.computed + 1]  # its place t is the feature of position t with the token at t + 1
         cache, table = _feed_head(drafter, held, features)
@@ -60,8 +60,8 @@ def check_kv(engine: Engine, name: str) -> KVCheck:
         held = tokens[: state.computed]
         beside = ModelRunner(drafter.runner.loaded, _blocks(len(held)), backend=drafter.cache.backend)
         cache, (table, _) = beside.cache, _prefill(beside, held)
-    found.append(_compare(f"drafter {drafter.name}", drafter.cache, state.table, cache, table, held))
-    return KVCheck(name, tuple(found))
+    compared.append(_compare(f"drafter {drafter.name}", drafter.cache, state.table, cache, table, held))
+    return KVCheck(name, tuple(compared))
 
 
 def _blocks(length: int) -> int:
@@ -74,7 +74,7 @@ def _runner(engine: Engine, length: int) -> ModelRunner:
 
 
 def _prefill(runner: ModelRunner, tokens: Sequence[int]) -> tuple[BlockTable, list[Tensor]]:
-    """Where the tokens' KV was written, and their features."""
+    """Prefill the tokens: the table of their KV, and their features."""
     table = BlockTable()
     runner.cache.reserve(table, len(tokens), 0)
     return table, [part for _, part in runner.compute(table, tokens) if part is not None]
@@ -95,17 +95,17 @@ def _feed_head(drafter: Eagle, tokens: Sequence[int], features: Sequence[Tensor]
 def _compare(
     model: str, cache: KVCache, held: BlockTable, fresh: KVCache, table: BlockTable, tokens: Sequence[int]
 ) -> KVCompared:
-    """Each place of a table against the same place of one in a fresh cache."""
+    """Compare each place of a table with the same place of a table in a fresh cache."""
     tolerance = TOLERANCE.get(cache.dtype, max(TOLERANCE.values()))
     there = min(len(tokens), held.capacity)
     slots = held.slots(0, there)
     apart = _apart(cache, slots, fresh, table.slots(0, there))
     worst = apart.max(axis=0) if there else np.zeros(0)
     differ = [
-        KVPlace(at, int(tokens[at]), int(slots[at]), int(apart[:, at].argmax()), float(worst[at]))
-        for at in np.flatnonzero(~(worst <= tolerance)).tolist()
+        KVPlace(place, int(tokens[place]), int(slots[place]), int(apart[:, place].argmax()), float(worst[place]))
+        for place in np.flatnonzero(~(worst <= tolerance)).tolist()
     ]
-    differ += [KVPlace(at, int(tokens[at]), None, 0, float("inf")) for at in range(there, len(tokens))]
+    differ += [KVPlace(place, int(tokens[place]), None, 0, float("inf")) for place in range(there, len(tokens))]
     return KVCompared(model, len(tokens), float(worst.max(initial=0)), tolerance, tuple(differ))
 
 
@@ -113,13 +113,13 @@ def _compare(
 def _apart(cache: KVCache, held: Slots, fresh: KVCache, table: Slots) -> NDArray[np.float32]:
     """[layers, places] how far keys or values are apart, whichever is more, relative to the fresh one's norm."""
     mine, true = (torch.from_numpy(slots).to(cache.device) for slots in (held, table))
-    found = []
+    by_layer = []
     for parts in zip(cache.key, fresh.key, cache.value, fresh.value, strict=True):
         key, true_key, value, true_value = (
             part[:, slots].float() for part, slots in zip(parts, (mine, true, mine, true), strict=True)
         )
-        found.append(torch.maximum(_distance(key, true_key), _distance(value, true_value)))
-    apart: NDArray[np.float32] = torch.stack(found).cpu().numpy()
+        by_layer.append(torch.maximum(_distance(key, true_key), _distance(value, true_value)))
+    apart: NDArray[np.float32] = torch.stack(by_layer).cpu().numpy()
     return apart
 
 

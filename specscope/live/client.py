@@ -34,12 +34,12 @@ from specscope.user_cache import LARGEST, place, store
 USUAL = {"starting": 4.0, "loading": 6.0, "measuring": 12.0, "converting": 20.0, "compiling": 10.0, "capturing": 20.0}
 COMING = ("starting", "loading")  # the stages of every start
 READ = 3e8  # bytes of weights that are read in a second
-ONCE = "once"  # in the text of a stage that does not come back
+ONCE = "once"  # marks, in its text, a stage that does not come back
 LATE = 0.99  # shown while a stage takes longer than it should
 
 
 class LoadClock:
-    """Given each stage as it begins. What the stages took is kept for the next start of the same engine."""
+    """Is told each stage as it begins. The stages' durations are kept for the next start of the same engine."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -65,7 +65,7 @@ class LoadClock:
         self._stage = stage
 
     def done(self) -> None:
-        """It has loaded."""
+        """The engine has loaded."""
         self._end()
         with suppress(OSError):
             store(self._file, {name: took for name, took in self._took.items() if ONCE not in name.split()})
@@ -92,7 +92,7 @@ class LoadClock:
         return self._stage, round(share, 2), math.ceil(left) or None
 
     def _expected(self, name: str) -> float:
-        """Seconds of a stage."""
+        """The expected seconds of a stage."""
         kind = name.split()[0]
         return self._last.get(name, USUAL.get(kind, 1.0) + (self._weights / READ if kind == "loading" else 0.0))
 
@@ -249,7 +249,7 @@ class Worker:
         self._send("cancel", request)
 
     def watch(self, wanted: bool) -> None:
-        """Ask for records, or for none."""
+        """Start or stop receiving records."""
         self._send("watch", wanted)
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of the engine's process."""
+        """The id of the engine's process."""
         return self._process.pid
 
     @property

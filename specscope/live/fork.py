@@ -58,7 +58,7 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
 
 
 def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -> Request:
-    """The copy, with its tokens and parameters."""
+    """The copy of the request, with its tokens and parameters."""
     try:
         params = dataclasses.replace(request.params, **changes.params)
     except TypeError:
@@ -90,7 +90,7 @@ def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -
 
 
 def _settings(old: EngineConfig, changes: Changes) -> dict[str, Any]:
-    """What is another value of an engine's config. Raises UserError."""
+    """The config values that the changes replace. Raises UserError."""
     wanted: dict[str, Any] = dict(changes.engine)
     tree = wanted.get("tree") if old.text_part and old.model_part and "drafter" not in wanted else None
     if tree and not isinstance(parse_plan(tree), DynamicPlan):  # beside a text there are dynamic trees alone
@@ -109,7 +109,7 @@ def beside(engine: Engine, changes: Changes) -> Engine:
             f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model, tree and rule"
         )
     settings = _settings(engine.config, changes)
-    # Costs are at hand; and what a fork finds computed shall not depend on what others left
+    # Costs are at hand; and a fork's cache hits must not depend on what others left
     config = dataclasses.replace(engine.config, costs=None, prefix_cache=False, async_scheduling=False, **settings)
     loaded, cache = engine.runner.loaded, engine.runner.cache
     blocks = drafter_blocks(config, cache.pool.blocks)

@@ -1,4 +1,4 @@
-"""The whole distributions at a node: too large for a trace, so looked at on demand. Looking changes nothing.
+"""The full distributions at a node: too large for a trace, so computed on demand. Looking changes nothing.
 
 Of the step that ran last, and of one that was begun, the very tensors are there. Those of an earlier step are computed
 again, in KV of their own: a scratch table that shares the blocks before the step, so that what was wrong in them still
@@ -54,7 +54,7 @@ class PartTensors:
 
     @property
     def counts(self) -> TokenCounts:
-        """What penalties are made of."""
+        """The token counts that penalties are based on."""
         return Context(self.request, self.tokens, self.prompt_len, self.params).counts
 
     def limits(self, node: int) -> Ints | None:
@@ -70,28 +70,28 @@ class PartTensors:
 
 
 def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
-    """Of the step that ran last. Raises UserError where `part` is no part of it."""
+    """A view of the step that ran last. Raises UserError where `part` is not part of it."""
     last = engine.last
     assert last is not None
-    at = next((i for i, one in enumerate(last.record.requests) if one is part), None)
-    if at is None:
+    row = next((i for i, other in enumerate(last.record.requests) if other is part), None)
+    if row is None:
         raise UserError(f"{part.request} was not in step {last.record.step}: use goto to reach one of its steps")
-    return _view(engine, _of_state(engine, last.state, at, last.record.step, part), node)
+    return _view(engine, _of_state(engine, last.state, row, last.record.step, part), node)
 
 
 def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
-    """Of the step that the engine is in. Raises UserError before its forward phase."""
+    """A view of the step that the engine is in. Raises UserError before its forward phase."""
     now = engine.current
     if now is None or not now.logits:
         raise UserError("the engine holds no logits yet: they are there after the forward phase")
-    at = next((i for i, part in enumerate(now.plan.parts) if part.request.id == request), None)
-    if at is None or not now.plan.parts[at].decodes:
+    row = next((i for i, part in enumerate(now.plan.parts) if part.request.id == request), None)
+    if row is None or not now.plan.parts[row].decodes:
         raise UserError(f"{request} draws no token in this step")
-    return _view(engine, _of_state(engine, now, at, engine.steps, None), node)
+    return _view(engine, _of_state(engine, now, row, engine.steps, None), node)
 
 
 def view_earlier(engine: Engine, history: RequestHistory, step: int, part: RequestStep, node: int | None) -> NodeView:
-    """Of any step of a request whose whole context is known. Raises UserError where it is not."""
+    """A view of any step of a request whose whole context is known. Raises UserError where it is not."""
     place = history.place_of(part.index)
     assert place is not None
     tokens = history.before(place, part.context_len + part.prefill_tokens + 1)
@@ -101,7 +101,7 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
             f"the context of {part.request} is only partly known: its step {part.index} cannot be computed again"
         )
     logits, draft, notes = run_again(engine, part, tokens, len(info.prompt_tokens), info.params)
-    found = PartTensors(
+    tensors = PartTensors(
         request=part.request,
         step=step,
         index=part.index,
@@ -115,11 +115,11 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
         notes=notes,
         allowed=engine.forms.allowed(info.params),
     )
-    return _view(engine, found, node)
+    return _view(engine, tensors, node)
 
 
-def _of_state(engine: Engine, state: StepState, at: int, step: int, part: RequestStep | None) -> PartTensors:
-    scheduled = state.plan.parts[at]
+def _of_state(engine: Engine, state: StepState, row: int, step: int, part: RequestStep | None) -> PartTensors:
+    scheduled = state.plan.parts[row]
     request = scheduled.request
     before = len(request.tokens) if part is None else part.context_len + part.prefill_tokens + 1
     return PartTensors(
@@ -129,8 +129,8 @@ def _of_state(engine: Engine, state: StepState, at: int, step: int, part: Reques
         tokens=request.tokens[:before],
         prompt_len=len(request.prompt_tokens),
         params=request.params,
-        draft=state.drafts[at],
-        logits=state.logits[at],
+        draft=state.drafts[row],
+        logits=state.logits[row],
         verdict=None if part is None else part.verdict,
         computed=False,
         allowed=engine.forms.allowed(request.params),
@@ -138,7 +138,7 @@ def _of_state(engine: Engine, state: StepState, at: int, step: int, part: Reques
 
 
 def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
-    """What is to be seen where a node's token was drawn, or the final one's."""
+    """The view at the place where a node's token, or the final token, was drawn."""
     tree, verdict = seen.draft.tree, seen.verdict
     if not len(seen.logits) or (node is None and verdict is None):
         raise UserError(f"{seen.request} has drawn no token in this step: it fed a part of its prompt")
@@ -152,12 +152,12 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     path = seen.path(above)
     logits = seen.logits[above + 1].float()
     raw = logits.softmax(-1)
-    found = _target(engine, seen, above)
-    p: Distribution | Left = found if node is not None else _left(seen, above, found)[0]
+    target = _target(engine, seen, above)
+    p: Distribution | Left = target if node is not None else _left(seen, above, target)[0]
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
-    p_tried, q_tried = (None, None) if node is None else _tried(seen, node, found)
+    p_tried, q_tried = (None, None) if node is None else _tried(seen, node, target)
     moved = shaped(logits[None], seen.params, seen.counts, [path])
     limits = seen.limits(above)
     refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
@@ -222,7 +222,7 @@ def _left(seen: PartTensors, above: int, p: Distribution, before: int | None = N
 
 
 def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
-    """Where the numbers here are not those that were judged."""
+    """Remarks where the numbers here differ from those that were judged."""
     if seen.verdict is None:
         return
     tree, least = seen.draft.tree, ROUNDING.get(engine.run_info.dtype, 0.0)
@@ -236,39 +236,39 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
 
 
 def _row(p: Distribution | Left, like: Tensor) -> Tensor:
-    """[V] its probabilities."""
+    """[V] the probabilities of a distribution."""
     if isinstance(p, OneHot | Chosen):
         return torch.zeros_like(like).index_fill_(0, torch.tensor(p.token, device=like.device), 1)
     return p.probs if isinstance(p, Dense) else p.row
 
 
 def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:
-    """What the request's form, or its least length, takes away before the other rules; [V], [1, V / 32]."""
+    """What the request's form or minimum length removes before the other rules; [V], [1, V / 32]."""
     p = logits.softmax(-1)
-    kept = mask_(torch.zeros(1, len(p)), limits)[0] == 0
-    gone = p.masked_fill(kept.to(p.device), 0)
+    allowed = mask_(torch.zeros(1, len(p)), limits)[0] == 0
+    gone = p.masked_fill(allowed.to(p.device), 0)
     best = gone.topk(min(SHOWN, len(gone)))
     likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     form = params.structured_outputs
     name = f"min_tokens {params.min_tokens}" if form is None else f"structured output ({form.kind})"
-    return Removed(name, int((~kept).sum()), float(gone.sum()), tuple(TopToken(t, m) for t, m in likeliest if m > 0))
+    return Removed(name, int((~allowed).sum()), float(gone.sum()), tuple(TopToken(t, m) for t, m in likeliest if m > 0))
 
 
 def _removed(logits: Tensor, params: SamplingParams) -> Iterator[Removed]:
-    """What each rule takes away, one after another."""
+    """What each rule removes, one after another."""
     if params.greedy:
         yield Removed("temperature 0", len(logits) - 1, float(1 - logits.softmax(-1).max()))
         return
     rows = scaled(logits[None], params.temperature)
     whole = rows.softmax(-1)[0]
     left = torch.ones_like(whole, dtype=torch.bool)
-    for name, one in (
+    for name, rules in (
         (f"min-p {params.min_p}", {"min_p": params.min_p}),
         (f"top-k {params.top_k}", {"min_p": params.min_p, "top_k": params.top_k}),
         (f"top-p {params.top_p}", {"min_p": params.min_p, "top_k": params.top_k, "top_p": params.top_p}),
     ):
-        kept = probabilities(rows, SamplingParams(temperature=params.temperature, **one))[0] > 0  # type: ignore[arg-type]
-        gone = left & ~kept
+        passing = probabilities(rows, SamplingParams(temperature=params.temperature, **rules))[0] > 0  # type: ignore[arg-type]
+        gone = left & ~passing
         if bool(gone.any()):
             yield Removed(name, int(gone.sum()), float(whole[gone].sum()))
-        left = left & kept
+        left = left & passing

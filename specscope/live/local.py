@@ -42,7 +42,7 @@ def session_over(engine: Engine, breakpoints: Breakpoints | None = None) -> Sess
 
 
 def commands_over(engine: Engine) -> Commands:
-    """The same, spoken to in lines, with forks and distributions."""
+    """The console's commands over such a session, with forks and distributions."""
     return Commands(session_over(engine), EngineWhatIf(engine))
 
 
@@ -61,7 +61,7 @@ def live_commands(
 
 
 class EngineWhatIf(WhatIf):
-    """Over one engine."""
+    """Forks, views and checks over one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -75,15 +75,17 @@ class EngineWhatIf(WhatIf):
             return view_begun(self.engine, part.request, node)
         if record is None or part is None:
             raise UserError("nothing has run yet")
-        if not any(one is part for one in record.requests):
+        if not any(other is part for other in record.requests):
             raise UserError(f"{part.request} was not in step {record.step}: use goto to reach one of its steps")
         return self._view(session, record, part, node)
 
     def look(self, session: Session, step: int, request: str, node: int | None) -> NodeView:
-        """The same for any step on the engine's path, wherever the engine is."""
-        at = session.history.position_of(step)
-        record = None if at is None else session.history.steps[at]
-        part = next((one for one in record.requests if one.request == request), None) if record is not None else None
+        """As `view`, for any step on the engine's path, wherever the engine is."""
+        position = session.history.position_of(step)
+        record = None if position is None else session.history.steps[position]
+        part = (
+            next((other for other in record.requests if other.request == request), None) if record is not None else None
+        )
         if record is None or part is None:
             raise UserError(f"{request} in step {step} is not part of what the engine has run")
         return self._view(session, record, part, node)
@@ -130,7 +132,7 @@ class EngineWhatIf(WhatIf):
         return both if note else replace(both, explained=self._explained(both, request, changes))
 
     def _explained(self, both: Forked, request: Request, changes: Changes) -> str:
-        """Which of the changes explain where the two part, in words. A value that was given again changes nothing."""
+        """The changes that explain where the two part, in words. A value set to what it already was changes nothing."""
         config = self.engine.config
         engine = {name: value for name, value in changes.engine.items() if str(getattr(config, name)) != value}
         after = replace(request.params, **changes.params)
@@ -142,10 +144,10 @@ class EngineWhatIf(WhatIf):
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline
         known = timeline.arrivals() if timeline is not None else ()
-        found = self.engine.requests.get(name) or next((r for r in known if r.id == name), None)
-        if found is None:
+        request = self.engine.requests.get(name) or next((r for r in known if r.id == name), None)
+        if request is None:
             raise UserError(f"{name} was added before debugging started, so it cannot be forked")
-        return found
+        return request
 
     def _run(self, request: Request, part: RequestStep, changes: Changes, tokens: int) -> tuple[RequestStep, ...]:
         """The steps of a fork. Raises UserError where it cannot go on."""
@@ -165,21 +167,21 @@ class EngineWhatIf(WhatIf):
     def _parse(self, words: Sequence[str], part: RequestStep) -> tuple[Changes, int]:
         """NAME=VALUE words as changes, and how many tokens to run."""
         position = part.context_len + part.prefill_tokens
-        found: dict[str, Any] = {"params": {}, "engine": {}, "outcomes": {}, "coins": {}, "tokens": {}}
+        fields: dict[str, Any] = {"params": {}, "engine": {}, "outcomes": {}, "coins": {}, "tokens": {}}
         tokens, drop, tail = 64, 0, None
         for word in words:
             name, sign, value = word.partition("=")
             if not sign or not value:
                 raise UserError(f"{short(word)}: {USAGE}")
             if name in ("drafter", "tree", "draft_model", "rule"):
-                found["engine"][name] = value
+                fields["engine"][name] = value
             elif name in ("accept", "reject"):
-                found["outcomes"][position, self._node(value, part)] = name == "accept"
+                fields["outcomes"][position, self._node(value, part)] = name == "accept"
             elif name == "coin":
                 node, _, coin = value.partition(":")
-                found["coins"][position, self._node(node, part)] = _number(name, coin, 0, 1)
+                fields["coins"][position, self._node(node, part)] = _number(name, coin, 0, 1)
             elif name == "token":
-                found["tokens"][position] = int(_number(name, value, 0, self.engine.runner.loaded.vocab_size - 1))
+                fields["tokens"][position] = int(_number(name, value, 0, self.engine.runner.loaded.vocab_size - 1))
             elif name == "tokens":
                 tokens = int(_number(name, value, 1, 100_000))
             elif name == "drop":
@@ -187,17 +189,17 @@ class EngineWhatIf(WhatIf):
             elif name == "tail":
                 tail = list(self.engine.tokenizer(value, add_special_tokens=False)["input_ids"])
             else:
-                found["params"][name] = self._parameter(name, value)
-        self._check_coins(found, part)
+                fields["params"][name] = self._parameter(name, value)
+        self._check_coins(fields, part)
         if drop or tail:
-            found["tail"] = (drop, tail or [])
-        return Changes(**found), tokens
+            fields["tail"] = (drop, tail or [])
+        return Changes(**fields), tokens
 
-    def _check_coins(self, found: dict[str, Any], part: RequestStep) -> None:
-        """Under match the children of a node have one coin, the first one's. Raises UserError for another."""
-        if found["engine"].get("rule", self.engine.config.rule) != MATCH:
+    def _check_coins(self, fields: dict[str, Any], part: RequestStep) -> None:
+        """Under `match` siblings share one coin, the first one's. Raises UserError for a coin of another."""
+        if fields["engine"].get("rule", self.engine.config.rule) != MATCH:
             return
-        for _, node in found["coins"]:
+        for _, node in fields["coins"]:
             first = part.tree.children(int(part.tree.parent[node]))[0]
             if node != first:
                 raise UserError(f"under match siblings share the coin of node {first}: write coin={first}:COIN")
@@ -218,21 +220,21 @@ class EngineWhatIf(WhatIf):
 
 
 def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:
-    """The steps that make so many tokens."""
-    made, kept = 0, []
+    """The first steps that together emit so many tokens."""
+    made, taken = 0, []
     for step in steps:
         if made >= tokens:
             break
-        kept.append(step)
+        taken.append(step)
         made += step.emitted
-    return tuple(kept)
+    return tuple(taken)
 
 
-def _number(name: str, text: str, least: float, most: float) -> float:
+def _number(name: str, text: str, smallest: float, largest: float) -> float:
     try:
         number = float(text)
     except ValueError:
         raise UserError(f"{name}={text[:40]}: give a number") from None
-    if not (math.isfinite(number) and least <= number <= most):
-        raise UserError(f"{name}={text[:40]}: give a number between {least:g} and {most:g}")
+    if not (math.isfinite(number) and smallest <= number <= largest):
+        raise UserError(f"{name}={text[:40]}: give a number between {smallest:g} and {largest:g}")
     return number

@@ -54,7 +54,7 @@ def redirect_output(pipe: Connection) -> None:
 
 @dataclass(frozen=True)
 class Loading:
-    """How far it has loaded."""
+    """How far the engine has loaded."""
 
     stage: str
 
@@ -69,7 +69,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Status:
-    """What the engine does now."""
+    """What the engine is doing."""
 
     name: str  # running, paused or idle
 
@@ -90,7 +90,7 @@ class BreakpointList:
 
 @dataclass(frozen=True)
 class Command:
-    """What the parent asks."""
+    """A command of the parent."""
 
     verb: str  # submit, cancel, pause, resume, step, debug, look, watch, stop
     value: Any = None

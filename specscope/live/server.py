@@ -84,7 +84,7 @@ class _Server:
             self.engine.close()
 
     def advance(self) -> None:
-        """One step; at a breakpoint the engine pauses, and says why."""
+        """Run one step; at a breakpoint the engine pauses and says why."""
         stop = self.stepper.step()
         if stop is not None:
             self.paused, self.single = True, 0
@@ -95,7 +95,7 @@ class _Server:
             self._send_points()
 
     def _tell(self, news: News) -> None:
-        """News that may be about a step, behind that step's record."""
+        """Send news that may be about a step, after that step's record."""
         self.engine.bus.flush()
         self.send(news)
 
@@ -147,7 +147,7 @@ class _Server:
 
     @contextmanager
     def _answering(self, refused: Callable[[str], News]) -> Iterator[None]:
-        """What cannot be answered is refused: a question must not end the run."""
+        """Refuse a question that cannot be answered: it must not end the run."""
         try:
             yield
         except UserError as error:
@@ -176,7 +176,7 @@ class _Server:
         self.ending = True
 
     def _watch(self, wanted: bool) -> None:
-        """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
+        """Start or stop sending records: an engine that nobody watches runs as if alone."""
         self.engine.bus.close()
         self.engine.verifier.notes = wanted and self.engine.run_info.evidence == "full"
         if wanted:

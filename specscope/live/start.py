@@ -46,14 +46,14 @@ def share_cores() -> None:
 
 
 def spare_processors() -> int:
-    """Those that torch takes no thread for: it starts one for each core."""
+    """The processors beyond torch's threads, of which it starts one per core."""
     import psutil
 
     return (os.cpu_count() or 1) - (psutil.cpu_count(logical=False) or os.cpu_count() or 1)
 
 
 def on_passing_thread(work: Callable[[], T]) -> T:
-    """What `work` gives, done on a thread that ends with it. Raises what it raises.
+    """The result of `work`, run on a thread that ends with it. Raises what it raises.
 
     GNU's OpenMP keeps a pool of threads for each thread that computed, and where all pools have more threads than there
     are processors, it lets them sleep soon. So an engine that another thread will step is built on a thread that ends.
@@ -63,9 +63,9 @@ def on_passing_thread(work: Callable[[], T]) -> T:
 
 
 def check_places(config: EngineConfig) -> None:
-    """Raises UserError where a model, a head, a device or a file of costs is not one, before torch is imported.
+    """Check models, heads, device and costs file before torch is imported. Raises UserError.
 
-    That takes seconds.
+    Importing torch takes seconds.
     """
     check_device(config.device)
     check_model(config.target)

@@ -111,7 +111,7 @@ class Attached(Passive):
                 self.error = "the listener's process ended"
 
     def _emptied(self, message: RunUpdate | OtherUpdate) -> RunUpdate | OtherUpdate:
-        """What is left of a message for which there is no room; what goes is counted."""
+        """A message stripped down because there is no room for it; what is dropped is counted."""
         if isinstance(message, OtherUpdate):
             with self._lock:
                 self._lost_others += len(message.spans)
@@ -205,7 +205,7 @@ class Attached(Passive):
 
     @property
     def progress(self) -> tuple[str, float | None, float | None]:
-        """Where it listens, and what it has heard where no engine is among it."""
+        """Where it listens, and what has arrived while no engine was among it."""
         others = f"; {plural(len(self.others), 'span')} of other services: press w" if len(self.others) else ""
         return f"listening on {self.where}{self._open_to}{others}", None, None
 

@@ -52,7 +52,7 @@ class AttachedCommands(Commands):
         return str(answer["text"])
 
     def _fork(self, text: str) -> str:
-        """In an engine of ours: vLLM stands where it is meanwhile."""
+        """Fork in an engine of ours; vLLM stays where it stands meanwhile."""
         answer = self._ask({"context": True})
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             file.write(str(answer["text"]))
@@ -66,14 +66,14 @@ class AttachedCommands(Commands):
             self.session = console
 
     def _ask(self, message: object) -> dict[str, object]:
-        """Its answer, however long that takes. Raises UserError where it is a refusal."""
+        """Send a message and wait for the answer, however long that takes. Raises UserError for a refusal."""
         self._send(message)
-        told = False
+        interrupted = False
         while b"\n" not in self._buffer:
             if select.select([self._socket], [], [], LOOK_SECONDS)[0]:
                 self._read()
-            elif self.session.interrupted() and not told:
-                told = True
+            elif self.session.interrupted() and not interrupted:
+                interrupted = True
                 self._send({"interrupt": True})
         answer = self._receive()
         if answer.get("refused"):

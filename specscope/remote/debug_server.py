@@ -53,13 +53,13 @@ class DebugGate(Protocol):
         """Held while a command runs."""
 
     def open(self) -> None:
-        """A client has come."""
+        """A client has connected."""
 
     def close(self) -> None:
-        """It has gone."""
+        """The client has disconnected."""
 
     def interrupt(self) -> None:
-        """It asks the command that runs to end."""
+        """The client asks the running command to end."""
 
 
 class Debugged(Protocol):
@@ -67,10 +67,10 @@ class Debugged(Protocol):
 
     @property
     def gate(self) -> DebugGate:
-        """Its gate."""
+        """The gate at which the engine waits."""
 
     def catch_up(self) -> None:
-        """Take what was told while nobody looked."""
+        """Take in what was published while no debugger was attached."""
 
 
 class DebugServer:
@@ -94,7 +94,7 @@ class DebugServer:
         threading.Thread(target=self._accept, name="specscope-debug", daemon=True).start()
 
     def close(self) -> None:
-        """No client more; the one that is there sees the end of the process."""
+        """Accept no more clients; the current one sees the end of the process."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
@@ -112,7 +112,7 @@ class DebugServer:
                 client.close()
 
     def _serve(self, client: socket.socket) -> None:
-        """One client, to its end: however that comes, the engine goes on."""
+        """Serve one client until it leaves: however it leaves, the engine goes on."""
         gate, lines = self._debugger.gate, SimpleQueue[DebugMessage | UserError | None]()
         gate.open()
         reader = threading.Thread(target=self._read, args=(client, lines), name="specscope-reader", daemon=True)
@@ -134,12 +134,12 @@ class DebugServer:
             gate.close()
             with suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
-            reader.join()  # it would close the gate for the next client
+            reader.join()  # later it would close the gate for the next client
             client.close()
             self._free.release()
 
     def _read(self, client: socket.socket, lines: SimpleQueue[DebugMessage | UserError | None]) -> None:
-        """Listens while a command runs as well: for Ctrl-C, and for the end of the client."""
+        """Read the client's messages, also while a command runs: it may press Ctrl-C, or disconnect."""
         try:
             with client.makefile("rb") as stream:
                 while raw := stream.readline(LONGEST):
@@ -156,7 +156,7 @@ class DebugServer:
 
 
 def _message(raw: bytes) -> DebugMessage | UserError:
-    """What a line says, or why it cannot be read."""
+    """The message in a line, or why it cannot be read."""
     if len(raw) == LONGEST and not raw.endswith(b"\n"):
         return UserError(f"a line has at most {LONGEST:,} bytes")
     try:
@@ -209,7 +209,7 @@ def check_socket(path: str, flag: str) -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A socket that none but this user can open. One that a process left behind is taken away."""
+    """A socket that only this user can open. One that an earlier process left behind is removed."""
     made = socket.socket(socket.AF_UNIX)
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as probe:

@@ -23,7 +23,7 @@ class Gate:
         """`engine`: its name, for what is said of it."""
         self.engine = engine
         self.lock = threading.Condition()
-        self.controlled = False  # whether it waits at each step until it is moved; else it runs by itself
+        self.controlled = False  # whether it waits at each step for the debugger; else it runs by itself
         self.interrupted = False  # whether the debugger is asked to wait no longer
         self.expired: float | None = None  # after how many seconds the worker last went on by itself
         self._closed = True  # whether no debugger is there
@@ -31,7 +31,7 @@ class Gate:
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 
     def stand(self, record: StepRecord, seconds: float | None) -> None:
-        """Wait at a step until the debugger moves on, or is gone, or for so many seconds. On the worker's thread."""
+        """Wait at a step until the debugger moves on or leaves, or the time limit ends. On the worker's thread."""
         until = None if seconds is None else time.monotonic() + seconds
         self._standing = record
         self.lock.notify_all()
@@ -69,7 +69,7 @@ class Gate:
         return self._standing is not None
 
     def ask(self, task: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Let the worker's thread do something where it stands: tensors are used on that thread alone."""
+        """Run something on the worker's thread while it stands: tensors are used on that thread only."""
         if not self.stands:
             raise UserError(f"{self.engine} is running: pause stops it at its next step")
         future: Future[Any] = Future()
@@ -91,18 +91,18 @@ class Gate:
         return self._standing
 
     def interrupt(self) -> None:
-        """Wait no longer for a step. The engine stands at the next one that it runs."""
+        """Stop waiting for a step. The engine stands at the next one that it runs."""
         with self.lock:
             self.interrupted = True
             self.lock.notify_all()
 
     def open(self) -> None:
-        """A debugger is there. The engine runs on until it is moved."""
+        """A debugger attaches. The engine runs on until the debugger moves it."""
         with self.lock:
             self._closed, self.interrupted, self.expired = False, False, None
 
     def close(self) -> None:
-        """It is gone, and the engine runs on."""
+        """The debugger detaches, and the engine runs on."""
         with self.lock:
             self._closed, self.controlled = True, False
             self.lock.notify_all()

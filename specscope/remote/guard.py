@@ -1,4 +1,4 @@
-"""Who may use a server of this machine: no page of another site. And how its address is written.
+"""Who may use a server on this machine: no page of another site. And how its address is written.
 
 A page that a browser has open can send requests here. Its Origin says whose it is, and a name that was rebound to this
 machine's address (DNS rebinding) stands in its Host. On an address that other machines reach every name may be right:
@@ -16,7 +16,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")
 
 
 def another_site(listens: str, host: str, origins: Iterable[str]) -> str:
-    """Why a request of these headers is not answered at an address; empty where it is."""
+    """Why a request with these headers is refused at an address; empty where it is not."""
     host = host.lower()
     name = _HOST.fullmatch(host)
     if is_loopback(listens) and not (name and is_loopback(name[1] or name[2])):

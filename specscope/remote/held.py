@@ -23,7 +23,7 @@ from specscope.trace.record.records import RequestStep, StepRecord
 
 
 class HeldEngine(Protocol):
-    """What is asked of an engine that stands, by the debugger's thread with the gate's lock."""
+    """What the debugger's thread, holding the gate's lock, can ask of an engine that stands."""
 
     gate: Gate
     history: History
@@ -47,7 +47,7 @@ class HeldLimit(Protocol):
 
 
 class HeldSession(Session):
-    """Moves the engine through the gate. The worker appends to the history; what stands there last is where it is."""
+    """Moves the engine through the gate. The worker appends to the history, whose last step is the position."""
 
     def __init__(self, gate: Gate, history: History) -> None:
         super().__init__(history)
@@ -61,7 +61,7 @@ class HeldSession(Session):
 
     @position.setter
     def position(self, position: int) -> None:
-        """It follows from the history."""
+        """Ignored: the position follows from the history."""
 
     def _advance(self) -> StepRecord | None:
         return self.gate.next()
@@ -71,7 +71,7 @@ class HeldSession(Session):
         return replace(stop, reason=StopReason.INTERRUPTED) if stop.reason is StopReason.END else stop
 
     def next(self, count: int = 1) -> Stop:
-        """Run engine steps. The engine also stands where it is told how a step ended: that is no step more."""
+        """Run engine steps. The engine also stands when it learns how a step ended: that does not count as a step."""
         taken = counting(1)
 
         def done(record: StepRecord) -> Stop | None:
@@ -80,21 +80,21 @@ class HeldSession(Session):
         return self._run(done)
 
     def pause(self) -> Stop:
-        """Stop at the next step, where it does not stand already."""
+        """Stop at the next step, unless it stands already."""
         return self._stop(StopReason.STEP) if self.gate.stands else self.next()
 
     # What it cannot do
 
     def step(self) -> Stop:
-        """It stands in its sampler alone."""
+        """Refused: the engine stands only in its sampler."""
         raise UserError(f"{self.gate.engine} stops in its sampler only, not between phases: next runs one engine step")
 
     def goto(self, position: int) -> Stop:
-        """Not back."""
+        """Refused: the engine cannot go back."""
         raise self._no_way_back()
 
     def goto_step(self, number: int) -> Stop:
-        """On to a later step."""
+        """Run on to a later step."""
         if number <= self.history.last_step:
             raise self._no_way_back()
         return self._run(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
@@ -103,19 +103,19 @@ class HeldSession(Session):
         return request.end is None
 
     def reverse_next(self, count: int = 1) -> Stop:
-        """Not back."""
+        """Refused: the engine cannot go back."""
         raise self._no_way_back()
 
     def reverse_step(self) -> Stop:
-        """Not back."""
+        """Refused: the engine cannot go back."""
         raise self._no_way_back()
 
     def reverse_continue(self) -> Stop:
-        """Not back."""
+        """Refused: the engine cannot go back."""
         raise self._no_way_back()
 
     def show_branch(self, number: int) -> Stop:
-        """It has one."""
+        """Refused: the engine has one branch."""
         raise UserError(f"{self.gate.engine}'s run has one branch: it cannot go back")
 
     def _no_way_back(self) -> UserError:
@@ -132,28 +132,28 @@ class _HeldWhatIf(WhatIf):
         self.debugger = debugger
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
-        """It has one KV cache for each request, and one place in it."""
+        """Refused: the engine has one KV cache for each request, and one place in it."""
         name = self.debugger.gate.engine
         raise UserError(
             f"{name} cannot run a request twice: specscope debug --attach SOCKET forks it in an engine of its own"
         )
 
     def check_kv(self, session: Session) -> KVCheck:
-        """Its cache is not ours to read."""
+        """Refused: the engine's cache is not ours to read."""
         name = self.debugger.gate.engine
         raise UserError(
             f"{name}'s KV cache cannot be checked from here: specscope audit checks what it computed from it"
         )
 
     def view(self, session: Session, node: int | None) -> NodeView:
-        """The tensors of the sampler's call, while it stands."""
+        """The distributions from the tensors of the sampler's call, while the engine stands."""
         part = session.part
         if part is None or node is None:
             raise UserError("give a drafted node, such as node 0")
         return self.debugger.view(part, node)
 
     def force(self, session: Session, words: Sequence[str]) -> None:
-        """Another outcome; the session stays at the node where it was."""
+        """Force another outcome; the session stays at its node."""
         part, node = session.part, session.node
         if part is None:
             raise UserError("nothing has run yet")
@@ -169,7 +169,7 @@ class HeldCommands(Commands):
         self.debugger = debugger
 
     def answer(self, line: str) -> Answer:
-        """With what became of the engine since the last line, and how long it waits now."""
+        """As `Commands.answer`, with what the engine did since the last line and how long it still waits."""
         gate = self.debugger.gate
         gate.interrupted, expired, gate.expired = False, gate.expired, None
         answer = super().answer(line)
@@ -182,5 +182,5 @@ class HeldCommands(Commands):
         return Answer(answer.line, "\n".join(text), answer.stop)
 
     def do_step(self, text: str) -> str:
-        """It has no phases to stop between."""
+        """Refused: the engine has no phases to stop between."""
         return self.stopped(self.session.step())

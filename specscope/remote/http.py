@@ -1,7 +1,7 @@
-"""The HTTP server under `serve` and under the OTLP port: it listens, guards, and lets no client take more than it may.
+"""The HTTP server under `serve` and under the OTLP port: it listens, guards, and holds clients to their limits.
 
-uvicorn's, with the bounds that it lacks: on connections, on the time for headers, bodies and readers, and on the bytes
-of all bodies under way. What a refusal looks like its application says.
+uvicorn, with the bounds that it lacks: on connections, on the time for headers, bodies and readers, and on the bytes
+of all bodies under way. The application decides what a refusal looks like.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ DISCARDED = 64 * 2**20  # bytes of a refused body that are read
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may take."""
+    """The limits on clients."""
 
     body_bytes: int = 4 * 2**20
-    bodies: int = 16  # of the largest, so many bytes may be under way in all
+    bodies: int = 16  # how many bodies of the largest size may be under way in all
     connections: int = 1024
     header_seconds: float = 10.0  # from a request's first byte, or the connection, to the end of its headers
     body_seconds: float = 30.0  # from there to the end of the body
     silent_seconds: float = 10.0  # without a byte of the body
     send_seconds: float = 30.0  # in which a reader takes something of what waits for it
     idle_seconds: int = 5  # until the next request of a connection
-    end_seconds: int = 1  # for clients to take what they are told last
+    end_seconds: int = 1  # for clients to read the last answers
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, as starlette's HTTPException is one
@@ -76,7 +76,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Bodies:
-    """Takes in bodies of some kinds: each within a size and a time, and all of them within a size.
+    """Receives bodies of some content types: each within a size and a time, and all of them within a size.
 
     A page of another site may send forms and text without asking; of any other kind its browser asks first.
     """
@@ -87,7 +87,7 @@ class Bodies:
 
     @asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytearray]:
-        """A whole body, whose room is another's after this block. Raises Refusal."""
+        """A whole body, whose space is freed after this block. Raises Refusal."""
         if media_type(request.headers) not in self._kinds:
             raise Refusal(415, f"the content type must be {' or '.join(self._kinds)}")
         body = bytearray()
@@ -98,17 +98,17 @@ class Bodies:
             self._left += len(body)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        most, clock = self._limits.body_bytes, asyncio.get_running_loop().time
+        limit, clock = self._limits.body_bytes, asyncio.get_running_loop().time
         stated = request.headers.get("content-length", "")
-        if stated.isdigit() and int(stated) > most:
-            raise too_large(most)
+        if stated.isdigit() and int(stated) > limit:
+            raise too_large(limit)
         end = clock() + self._limits.body_seconds
         try:
             async with asyncio.timeout(0) as patience:
                 patience.reschedule(min(end, clock() + self._limits.silent_seconds))
                 async for piece in request.stream():
-                    if len(body) + len(piece) > most:
-                        raise too_large(most)
+                    if len(body) + len(piece) > limit:
+                        raise too_large(limit)
                     if len(piece) > self._left:
                         raise Refusal(503, "too much is being received: try again later", {"retry-after": "1"})
                     body += piece
@@ -118,15 +118,15 @@ class Bodies:
             raise Refusal(408, "the body did not arrive in time", CLOSE) from None
 
 
-def too_large(most: int) -> Refusal:
-    """Of a body that is."""
-    return Refusal(413, f"the body is larger than {most} bytes, the limit")
+def too_large(limit: int) -> Refusal:
+    """The refusal of a body that is too large."""
+    return Refusal(413, f"the body is larger than {limit} bytes, the limit")
 
 
 class Door:
-    """Before the application: turns away other sites.
+    """Middleware before the application that turns away other sites.
 
-    Of any refused body what is left is read first, within bounds: a client that still sends would not hear the answer.
+    The rest of a refused body is read first, within bounds: a client that is still sending would not hear the answer.
     """
 
     def __init__(self, application: Application) -> None:
@@ -180,7 +180,7 @@ class BoundedProtocol(H11Protocol):
         self._reader_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come."""
+        """A client has connected."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
             self._refuse(Refusal(503, "too many connections are open: try again later", {"retry-after": "1"}))
@@ -188,7 +188,7 @@ class BoundedProtocol(H11Protocol):
             self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Something of a request, or several."""
+        """A piece of a request, or several requests."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:  # the headers are not whole yet
             self._expect_headers()
@@ -206,13 +206,13 @@ class BoundedProtocol(H11Protocol):
             self._refuse(Refusal(408, f"the headers did not arrive within {self._limits.header_seconds:g} s"))
 
     def pause_writing(self) -> None:
-        """What was sent waits for the reader."""
+        """The reader is behind: output waits."""
         super().pause_writing()
         if self._reader_due is None:
             self._reader_due = self.loop.call_later(self._limits.send_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The reader has taken some of it."""
+        """The reader has caught up a little."""
         super().resume_writing()
         self._reader_is_well()
 
@@ -222,19 +222,19 @@ class BoundedProtocol(H11Protocol):
             self._reader_due = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing more was asked: the connection closes, and is not left open by a reader that takes nothing."""
+        """No further request came: close the connection, even where the reader takes nothing."""
         super().timeout_keep_alive_handler()
         self.loop.call_later(self._limits.send_seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         if self._headers_due is not None:
             self._headers_due.cancel()
         self._reader_is_well()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP."""
+        """Answer what is not HTTP."""
         self._refuse(Refusal(400, msg))
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -276,22 +276,22 @@ class HttpServer:
 
     @property
     def connections(self) -> set[Any]:
-        """Those that are open."""
+        """The open connections."""
         return self._server.server_state.connections
 
     async def start(self) -> None:
-        """Clients can come once this returns."""
+        """Start serving: clients can connect once this returns."""
         serving = self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
 
     def stop_listening(self) -> None:
-        """No client more."""
+        """Accept no more clients."""
         for listener in self._server.servers:
             listener.close()
 
     async def close(self) -> None:
-        """Let answers end that have begun, for a short while."""
+        """Let answers that have begun finish, for a short while."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving

@@ -34,7 +34,7 @@ LOOK = 0.2  # seconds after which a listener looks whether its screen is still t
 
 @dataclass(frozen=True)
 class Listening:
-    """The ports are open. Sent once, first; or why they are not."""
+    """The ports are open, or why they are not. Sent once, first."""
 
     grpc_port: int = 0
     http_port: int | None = None
@@ -43,7 +43,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class RunUpdate:
-    """What has come of one engine since the last time."""
+    """What has arrived from one engine since the last update."""
 
     run: str
     info: RunInfo | None  # the first time
@@ -71,7 +71,7 @@ class Unreadable:
 
 
 class _RunDecoder:
-    """What a listener keeps of one engine."""
+    """A listener's state of one engine."""
 
     def __init__(self, info: RunInfo) -> None:
         self.info: RunInfo | None = info
@@ -82,7 +82,7 @@ class _RunDecoder:
         self._summaries = False  # whether it was told that evidence is missing
 
     def feed(self, name: str, spans: Sequence[Received], dropped: int) -> RunUpdate | None:
-        """Spans of this run; what there is to tell."""
+        """Take spans of this run; gives the update for the screen, if there is one."""
         records: list[StepRecord] = []
         for span in spans:
             records += self.decoder.feed(*span.read())
@@ -97,7 +97,7 @@ class _RunDecoder:
         return heard
 
     def news(self) -> list[str]:
-        """What to tell of spans that were left out."""
+        """The news about spans that were left out."""
         lines = self.decoder.faults.news()
         if self.decoder.summaries and not self._summaries:
             self._summaries = True
@@ -114,13 +114,13 @@ class _Listener:
         self._waiting = 0  # spans in them
         self._bytes = 0  # of them
         self._dropped = 0  # exports
-        self._refused: deque[str] = deque(maxlen=1000)  # why exports were refused that nobody was told of yet
+        self._refused: deque[str] = deque(maxlen=1000)  # why exports were refused, not reported yet
         self._changed = threading.Condition()  # guards the four
         self._runs: dict[str, _RunDecoder] = {}
         self._odd = Faults()  # of what belongs to no run
 
     def take(self, spans: list[Received]) -> None:
-        """On the receiver's threads: keep them, and let it answer."""
+        """Queue spans, so that the receiver can answer. Called on its threads."""
         size = sum(span.size for span in spans)
         with self._changed:
             self._exports.append((spans, size))
@@ -132,7 +132,7 @@ class _Listener:
             self._changed.notify()
 
     def refuse(self, why: str) -> None:
-        """On the receiver's threads: an export was not taken."""
+        """Note that an export was refused. Called on the receiver's threads."""
         self._refused.append(why)
 
     def _pop(self) -> list[Received]:
@@ -147,7 +147,7 @@ class _Listener:
             return self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else []
 
     def run(self) -> None:
-        """Until the screen closes the pipe."""
+        """Decode and send until the screen closes the pipe."""
         while not self._pipe.poll():
             by_run: dict[str | None, list[Received]] = {}  # None: of other services
             for span in self._next():
@@ -187,17 +187,17 @@ class _Listener:
 
     def _tell_others(self, spans: Sequence[Received]) -> None:
         """Spans of other services go to the screen as they are: what belongs together is worked out there."""
-        kept: list[EngineSpan] = []
+        readable: list[EngineSpan] = []
         bad: list[str] = []
         for span in spans:
             try:
-                kept.append(span.other())
+                readable.append(span.other())
             except DamagedError as error:
                 bad.append(str(error))
-        self._pipe.send(OtherUpdate(tuple(kept), tuple(bad), sum(span.weight for span in kept)))
+        self._pipe.send(OtherUpdate(tuple(readable), tuple(bad), sum(span.weight for span in readable)))
 
     def _wonder(self, what: str, why: str) -> None:
-        """What belongs to no run."""
+        """Report spans that belong to no run."""
         self._odd.add(what, why)
         for text in self._odd.news():
             self._pipe.send(Unreadable(text))

@@ -1,8 +1,8 @@
 """OTLP exports taken apart: the bytes of each span, checked, and what the decoder needs of them.
 
-An export is in protobuf or in OTLP JSON. Either way its spans are decoded one at a time: two bytes can stand for a
-whole message, so that 16 MB of them decoded at once would take gigabytes. What is kept of a span until its turn comes
-is its bytes.
+An export is in protobuf or in OTLP JSON. Either way its spans are decoded one at a time: two bytes can encode a
+whole message, so that 16 MB of them decoded at once would take gigabytes. Until its turn comes, a span is kept
+as bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it came. It can be read: that was tried."""
+    """A span as it arrived. It has been checked to be readable."""
 
     resource: Mapping[str, Any]  # its attributes; one for all spans of a resource
     raw: bytes | msgspec.Raw
@@ -50,7 +50,7 @@ class Received:
         return memoryview(self.raw).nbytes + self.besides
 
     def message(self) -> Any:  # noqa: ANN401
-        """Its message: a Span of opentelemetry.proto, or otlp_json.WholeSpan, which has the same fields."""
+        """The decoded message: a Span of opentelemetry.proto, or otlp_json.WholeSpan, which has the same fields."""
         return otlp_json.read_span(self.raw) if self.is_json else Span.FromString(self.raw)
 
     def read(self) -> tuple[str, int, int, dict[str, Any]]:
@@ -60,11 +60,13 @@ class Received:
         return span.name, span.start_time_unix_nano, span.end_time_unix_nano, attributes
 
     def other(self) -> EngineSpan:
-        """What is kept of it as a span of another service. Raises DamagedError."""
+        """The span as one of another service. Raises DamagedError."""
         span = self.message()
-        trace_id, own, above = (_bytes(one).hex() for one in (span.trace_id, span.span_id, span.parent_span_id))
+        trace_id, span_id, above = (
+            _bytes(identifier).hex() for identifier in (span.trace_id, span.span_id, span.parent_span_id)
+        )
         name, start, end, attributes = self.read()
-        return engine_span((trace_id, own, above), name, self.resource, self.scope, (start, end), attributes)
+        return engine_span((trace_id, span_id, above), name, self.resource, self.scope, (start, end), attributes)
 
 
 def parse(body: bytes | bytearray, kind: str = PROTOBUF) -> list[Received]:
@@ -110,7 +112,7 @@ def _json_spans(body: bytes | bytearray) -> Iterator[Received]:
 
 
 class _Bounds:
-    """How much an export may hold. Each method gives what it was given, or raises ValueError."""
+    """How much an export may hold. Each method returns its argument, or raises ValueError."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -130,11 +132,11 @@ class _Bounds:
             raise ValueError(f"a resource or a scope is larger than {MAX_RESOURCE} bytes")
         return DECODED * size
 
-    def check(self, one: Received) -> Received:
-        """A span that can be read, and whose ids are ids."""
-        if memoryview(one.raw).nbytes > MAX_SPAN:
+    def check(self, received: Received) -> Received:
+        """Check that a span can be read and that its ids are well-formed."""
+        if memoryview(received.raw).nbytes > MAX_SPAN:
             raise ValueError(f"a span is larger than {MAX_SPAN} bytes")
-        span = one.message()
+        span = received.message()
         self._extras += len(span.events) + len(span.links)
         if self._extras > MAX_EXTRAS or len(span.attributes) > MAX_EXTRAS:
             raise ValueError(f"more than {MAX_EXTRAS} events, links or attributes")
@@ -145,7 +147,7 @@ class _Bounds:
         for link in span.links:
             _check_id(link.trace_id, 16, "a link's trace id")
             _check_id(link.span_id, 8, "a link's span id")
-        return one
+        return received
 
 
 def _check_id(value: bytes | str, size: int, what: str) -> None:

@@ -108,7 +108,7 @@ class Receiver:
     def __enter__(self) -> Receiver:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
     def deliver(self, spans: list[Received]) -> None:
@@ -174,8 +174,8 @@ class Receiver:
         if request.url.path.rstrip("/") != PATH:
             return self._refusal(Refusal(404, f"there is nothing at this path; traces go to {PATH}"))
         if request.method != "POST":  # somebody looks at the endpoint with a browser
-            said = f"specscope receives OTLP traces here: POST {PATH}\n"
-            return PlainTextResponse(said, 405, {"allow": "POST"})
+            hint = f"specscope receives OTLP traces here: POST {PATH}\n"
+            return PlainTextResponse(hint, 405, {"allow": "POST"})
         kind, encoding = media_type(request.headers), request.headers.get("content-encoding", "identity")
         try:
             async with bodies.of(request) as body:
@@ -202,11 +202,11 @@ class _Encoded(grpc.ServerInterceptor):  # type: ignore[misc]
     """Hands the service its requests as bytes: the generated code would decode an export whole, before any bound."""
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:  # noqa: ANN401
-        """The handler of a call, without what decodes its request."""
-        found = continuation(handler_call_details)
-        if found is None:  # no method of ours
+        """The handler of a call, without the decoder of its request."""
+        handler = continuation(handler_call_details)
+        if handler is None:  # no method of ours
             return None
-        return grpc.unary_unary_rpc_method_handler(found.unary_unary, None, found.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(handler.unary_unary, None, handler.response_serializer)
 
 
 class _Service(TraceServiceServicer):
@@ -259,7 +259,7 @@ class _HttpThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End what is open, soon."""
+        """End open connections soon."""
         self._run(self._server.close())
         self._run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -268,7 +268,7 @@ class _HttpThread:
 
 
 def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:
-    """The body unpacked. Raises Refusal."""
+    """The decompressed body. Raises Refusal."""
     try:
         if encoding == "gzip":
             body = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)

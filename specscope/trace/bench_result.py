@@ -1,6 +1,6 @@
 """Results of serving benches, `vllm bench serve --save-result` and `specscope bench serve --json`, as intervals.
 
-A result holds sums over its requests: what it tells of speculation is an Aggregate, and a run of it counts only.
+A result holds sums over its requests. Its speculation figures become an Aggregate, and the run holds counts only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Result(Struct):
 
     @property
     def speculates(self) -> bool:
-        """Whether it tells anything of speculation."""
+        """Whether the result has any speculation figures."""
         return self.spec_decode_num_drafts is not None or self.spec_decode_acceptance_length is not None
 
 
@@ -53,19 +53,22 @@ class _Document(Struct):
 
 
 def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, list[StepRecord]]:
-    """A run of counts, and an interval for each result. Raises UserError where none tells of speculation."""
+    """A run of counts, and an interval for each result. Raises UserError where no result has speculation figures."""
     try:
         results = [result for _, document in documents(lines, name) for result in _results(document)]
     except ValueError as error:
         raise UserError(f"{name} is a result of a serving bench that cannot be read: {plain_error(error)}") from None
-    told = [result for result in results if result.speculates]
-    if not told:
+    speculating = [result for result in results if result.speculates]
+    if not speculating:
         raise UserError(
             f"{name} is a result of a serving bench without figures of speculation (spec_decode_...): was it on in the "
             "server?"
         )
-    records = [_interval(number, result, len({one.label for one in told}) > 1) for number, result in enumerate(told)]
-    return counts_run(SOURCE, told[0].model_id), records
+    records = [
+        _interval(number, result, len({entry.label for entry in speculating}) > 1)
+        for number, result in enumerate(speculating)
+    ]
+    return counts_run(SOURCE, speculating[0].model_id), records
 
 
 def _results(document: bytes) -> Iterator[_Result]:
@@ -82,7 +85,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
         at_depth = ()
     length = result.spec_decode_acceptance_length
     end = _end(result.date)
-    told = Aggregate(
+    aggregate = Aggregate(
         source=SOURCE,
         engine=(result.label or "") if several else "",
         drafts=drafts,
@@ -93,11 +96,11 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
         proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
         averages={} if length is None else {LENGTHS[0]: length},
     )
-    return interval_record(number, max(end - int(result.duration * 1e9), 0), end, told)
+    return interval_record(number, max(end - int(result.duration * 1e9), 0), end, aggregate)
 
 
 def _end(date: str) -> int:
-    """When it was written, in nanoseconds: local time, as both write it."""
+    """When the result was written, in nanoseconds. Both benches write local time."""
     try:
         return int(datetime.strptime(date, "%Y%m%d-%H%M%S").timestamp() * 1e9)
     except (ValueError, OverflowError, OSError):

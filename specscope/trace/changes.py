@@ -29,16 +29,16 @@ class Changes:
 
     def describe(self) -> str:
         """One line."""
-        said = [f"{name}={value}" for name, value in {**self.params, **self.engine}.items()]
-        said += [f"node {node} {'accepted' if yes else 'rejected'}" for (_, node), yes in self.outcomes.items()]
-        said += [f"coin of node {node} {coin}" for (_, node), coin in self.coins.items()]
-        said += [f"token {token}" for token in self.tokens.values()]
+        parts = [f"{name}={value}" for name, value in {**self.params, **self.engine}.items()]
+        parts += [f"node {node} {'accepted' if yes else 'rejected'}" for (_, node), yes in self.outcomes.items()]
+        parts += [f"coin of node {node} {coin}" for (_, node), coin in self.coins.items()]
+        parts += [f"token {token}" for token in self.tokens.values()]
         if self.tail is not None:
-            said.append(f"last {plural(self.tail[0], 'token')} replaced by {len(self.tail[1])}")
-        return ", ".join(said) or "nothing changed"
+            parts.append(f"last {plural(self.tail[0], 'token')} replaced by {len(self.tail[1])}")
+        return ", ".join(parts) or "nothing changed"
 
     def explaining(self, before: SamplingParams, after: SamplingParams, *, lossless: bool, ended: bool) -> str:
-        """In words, the changes that can make another token come out; "" where none can.
+        """The changes that can produce a different token, in words; "" where none can.
 
         `before` and `after`: the request's parameters. `lossless`: both runs are, whatever their drafts and their rule;
         a greedy output is then the target's own choice. `ended`: whether one output ended where they part.

@@ -82,7 +82,7 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def required_types(kind: type) -> dict[str, Any]:
-    """The same of fields that are given: without None."""
+    """The declared types without None, for fields that must be given."""
     return {name: _required(hint) for name, hint in field_types(kind).items()}
 
 
@@ -93,7 +93,7 @@ def _required(hint: Any) -> Any:  # noqa: ANN401
 
 
 def base_of(kind: Any) -> Any:  # noqa: ANN401
-    """The type itself, without what is declared of it."""
+    """The type itself, without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
@@ -109,7 +109,7 @@ def _title(kind: Any, name: str) -> str:  # noqa: ANN401
 
 
 def _metas(kind: Any) -> list[Meta]:  # noqa: ANN401
-    """What is declared of a type, the outermost first."""
+    """The annotations of a type, outermost first."""
     return (
         [meta for meta in reversed(get_args(kind)[1:]) if isinstance(meta, Meta)]
         if get_origin(kind) is Annotated
@@ -118,7 +118,7 @@ def _metas(kind: Any) -> list[Meta]:  # noqa: ANN401
 
 
 def _wanted(value: object, kind: Any) -> str:  # noqa: ANN401
-    """What would have been right: the type where that is wrong, the range otherwise."""
+    """What was expected: the type if the type is wrong, otherwise the range."""
     base = base_of(kind)
     if base in _NUMBERS and not _is_a(value, base):
         return _NUMBERS[base]
@@ -133,7 +133,7 @@ def _is_a(value: object, base: type) -> bool:
 
 
 def checked_url(text: str, says: str) -> SplitResult:
-    """A URL of http or https, in parts. Raises UserError: what it `says`; {} is what was given, without a password."""
+    """An http or https URL, in parts. Raises UserError with the text `says`, whose {} is the URL without a password."""
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -146,12 +146,12 @@ def checked_url(text: str, says: str) -> SplitResult:
 
 
 def without_login(url: str) -> str:
-    """The URL without the user and password that it may have."""
+    """The URL without its user and password, if any."""
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
 def short(value: object) -> str:
-    """A value in a message: never long, and on one line."""
+    """A value as a message shows it: short, on one line."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
         return "a number of over 38 digits"
     return _SHORT.repr(value)

@@ -1,4 +1,4 @@
-"""Files that may be compressed, by their content and whatever their name: gzip, and zstd where something reads it."""
+"""Compressed files, recognised by content and not by name: gzip, and zstd where a reader is installed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BROKEN = (OSError, EOFError, zlib.error)  # what reading raises where compressed
 
 
 def is_compressed(start: bytes) -> bool:
-    """Whether a file that begins so is compressed, as is known here."""
+    """Whether a file with this start is compressed in a known format."""
     return start.startswith((GZIP, ZSTD))
 
 
 def open_plain(file: BinaryIO, name: str) -> BinaryIO:
-    """The content of a file that is open at its start. Raises UserError for a compression that nothing here reads."""
+    """The decompressed content of an open file. Raises UserError for a compression that cannot be read here."""
     start = file.peek(4)[:4]  # type: ignore[attr-defined]
     if start.startswith(GZIP):
         return cast("BinaryIO", gzip.GzipFile(fileobj=file))
@@ -28,7 +28,7 @@ def open_plain(file: BinaryIO, name: str) -> BinaryIO:
 
 
 def _zstd(file: BinaryIO, name: str) -> BinaryIO:
-    """By Python's own module (3.14), the zstandard package, or pyarrow, which `specscope[export]` has."""
+    """A zstd reader: Python's own module (3.14), the zstandard package, or pyarrow, which `specscope[export]` has."""
     for module in ("compression.zstd", "zstandard", "pyarrow"):
         try:
             library: Any = importlib.import_module(module)

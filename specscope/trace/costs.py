@@ -40,7 +40,7 @@ MODELS = ("target", "revision", "drafter", "draft model", "dtype", "tree")  # wh
 
 @dataclass(frozen=True)
 class CostPoint:
-    """Seconds at a size, and between what they lie: the median's interval at 95 %, or what was measured."""
+    """Seconds at a size, with bounds: the median's 95 % interval, or the range that was measured."""
 
     rows: int
     seconds: float
@@ -50,7 +50,7 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one engine on one machine."""
+    """The costs of one engine on one machine."""
 
     about: Mapping[str, str]  # models, settings and machine; a file that was made up may say nothing
     steps: tuple[tuple[CostPoint, ...], ...]  # of each batch that was measured, by rows in all: its plain step is first
@@ -61,11 +61,11 @@ class Costs:
 
     @property
     def batches(self) -> list[int]:
-        """Those that were measured."""
+        """The batch sizes that were measured."""
         return [curve[0].rows for curve in self.steps]
 
     def step_seconds(self, rows: float, batch: int) -> float:
-        """Of a step without drafting: on the line between the batches that were measured, or beyond the last two."""
+        """Seconds of a step apart from drafting, interpolated between measured batches or extrapolated beyond them."""
         sizes = self.batches
         if len(sizes) == 1:
             return at(self.steps[0], rows)
@@ -79,32 +79,32 @@ class Costs:
         return plain[0] + further + trees[0] + min(share, 1.0) * (trees[1] - trees[0])
 
     def _along(self, curve: tuple[CostPoint, ...], rows: float) -> float:
-        """At so many rows; beyond the last that was measured, rows take what they take of the smallest batch."""
+        """Seconds at a number of rows; past the last measured point, further rows cost what the smallest batch's do."""
         last, alone = curve[-1].rows, self.steps[0]
         return at(curve, rows) if rows <= last else curve[-1].seconds + at(alone, rows) - at(alone, last)
 
     def first_seconds(self, batch: int) -> float:
-        """Of the first drafting pass, with all that drafting takes once."""
+        """Seconds of the first drafting pass, including what drafting costs once per step."""
         return at(self.first, batch)
 
     def pass_seconds(self, rows: int) -> float:
-        """Of a later drafting pass."""
+        """Seconds of a later drafting pass."""
         return at(self.passes, rows)
 
     def plan_seconds(self, plan: TreePlan, nodes: float, batch: int) -> float:
-        """Of a step in which each request has a tree of so many nodes, drafted as the plan says."""
+        """Seconds of a step in which each request has a tree of so many nodes, drafted by the plan."""
         later = sum(self.pass_seconds(batch * width) for width in fed(plan))
         return self.step_seconds(batch * (1 + nodes), batch) + self.first_seconds(batch) + later
 
     @property
     def digest(self) -> str:
-        """By which a capture names the costs that its trees follow from."""
+        """The digest by which a capture names the costs behind its trees."""
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """Costs at one batch, which was measured."""
+    """Costs at one measured batch."""
 
     costs: Costs
     batch: int
@@ -120,23 +120,23 @@ class BatchCosts:
         return self.step[0]
 
     def seconds(self, plan: TreePlan, nodes: float) -> float:
-        """Of a step in which each request has a tree of so many nodes."""
+        """Seconds of a step in which each request has a tree of so many nodes."""
         return self.costs.plan_seconds(plan, nodes, self.batch)
 
     @property
     def error(self) -> float:
-        """How far the measured medians are off, relative: the root of the mean square over the steps."""
+        """Relative error against the measured medians: root mean square over the steps."""
         each = [((point.high - point.low) / 2 / point.seconds) ** 2 for point in self.step]
         return math.sqrt(sum(each) / len(each))
 
     @property
     def most_rows(self) -> int:
-        """Up to which steps were measured."""
+        """The largest number of rows that was measured."""
         return self.step[-1].rows
 
     @property
     def context(self) -> str:
-        """Tokens of a request, about, while it was measured."""
+        """Approximate tokens of a request during the measurement."""
         return self.costs.about.get("context", "")
 
     @property
@@ -164,7 +164,7 @@ class BatchCosts:
 
 
 def at(points: Sequence[CostPoint], rows: float) -> float:
-    """Seconds at a number of rows: on the line between its neighbours, or beyond the last two."""
+    """Seconds at a number of rows: interpolated between neighbours, extrapolated beyond the last two."""
     if not points:
         return 0.0
     x, y = [point.rows for point in points], [point.seconds for point in points]
@@ -174,7 +174,7 @@ def at(points: Sequence[CostPoint], rows: float) -> float:
 
 
 def rising(points: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
-    """More rows take no less: neighbours that fall are set to their mean (isotonic regression)."""
+    """The points made non-decreasing in rows: neighbours that fall become their mean (isotonic regression)."""
     groups: list[list[CostPoint]] = []
     for point in points:
         groups.append([point])
@@ -188,7 +188,7 @@ def _mean(points: Sequence[CostPoint]) -> float:
 
 
 def fed(plan: TreePlan) -> list[int]:
-    """Nodes of a request that each drafting pass after the first feeds."""
+    """How many nodes of a request each drafting pass after the first feeds."""
     if isinstance(plan, DynamicPlan):
         return [plan.top] * (plan.depth - 1)
     parents = {above for above in plan.shape.parent if above >= 0}
@@ -201,37 +201,37 @@ def cached_file(about: Mapping[str, str]) -> Path:
 
 
 def read_cached(about: Mapping[str, str]) -> Costs | None:
-    """What was measured before; None where nothing was, or where it cannot be read."""
+    """Costs measured earlier; None where there are none, or the file cannot be read."""
     try:
-        found = _read(str(cached_file(about)))
+        costs = _read(str(cached_file(about)))
     except (OSError, UserError):
         return None
-    good = dict(found.about) == dict(about) and is_good(cached_file(about), quiet=found.quiet)
-    return found if good else None
+    good = dict(costs.about) == dict(about) and is_good(cached_file(about), quiet=costs.quiet)
+    return costs if good else None
 
 
 def keep_cached(costs: Costs) -> None:
-    """So that the next engine of this kind need not measure. Raises OSError."""
+    """Write the costs to the cache, so that the next engine of this kind need not measure. Raises OSError."""
     store(cached_file(costs.about), costs)
 
 
 def read_costs(path: str, about: Mapping[str, str], whose: str = "this engine's") -> Costs | None:
-    """From a file that a user names; None where there is none yet. Raises UserError for costs of another engine.
+    """Costs from a file that the user names; None where it does not exist yet. Raises UserError for another engine's.
 
-    What a file does not say of its engine is not checked: costs may be made up.
+    A file need not describe its engine: what it leaves out is not checked, since costs may be made up.
     """
     try:
-        found = _read(path)
+        costs = _read(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
     for name in MODELS:
-        here = about.get(name, found.about.get(name))
-        there = found.about.get(name, here)
+        here = about.get(name, costs.about.get(name))
+        there = costs.about.get(name, here)
         if there != here:
             raise UserError(f"{path} holds the costs of {name} {there or 'none'}, and {whose} is {here or 'none'}")
-    return found
+    return costs
 
 
 def read_batch(path: str, run: RunInfo, batch: int) -> BatchCosts | None:
@@ -244,12 +244,12 @@ def read_batch(path: str, run: RunInfo, batch: int) -> BatchCosts | None:
 
 
 def about_run(run: RunInfo) -> dict[str, str]:
-    """What costs say of the models that ran."""
+    """What a costs file says about the models of a run."""
     return {"target": run.target, "drafter": run.drafter, "draft model": run.draft_model, "dtype": run.dtype}
 
 
 def write_costs(path: str, costs: Costs) -> None:
-    """As JSON that read_costs reads. Raises UserError."""
+    """Write costs as the JSON that read_costs reads. Raises UserError."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
 
 
@@ -259,16 +259,16 @@ def _read(path: str) -> Costs:
         known = {OF_ENGINES: _of_engine, OF_TUNE: _of_tune}.get(
             data.get("kind", OF_ENGINES if "batches" in data else KIND)
         )
-        found = msgspec.convert(data if known is None else known(data), Costs)
+        costs = msgspec.convert(data if known is None else known(data), Costs)
     except (ValueError, KeyError, TypeError, AttributeError):  # whatever it holds
-        found = None
-    if found is None or not _is_sound(found):
+        costs = None
+    if costs is None or not _is_sound(costs):
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
-    return found
+    return costs
 
 
 def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Costs as engines kept them: the first pass was a number, and one more for each further request."""
+    """Costs from the older format of engines: the first pass as one number, plus one for each further request."""
     about = dict(old["about"])
     if "target" in about:
         about["target"], _, about["revision"] = about["target"].rpartition(" ")
@@ -279,7 +279,7 @@ def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Costs as `tune` kept them, at one batch."""
+    """Costs from the older format of `tune`, at one batch."""
     models = {name: old[name.replace(" ", "_")] for name in ("target", "drafter", "draft model", "dtype")}
     about = {**old["machine"], **models, "context": str(old["context"])}
     steps = [[{**old["plain"], "rows": old["batch"]}, *old["step"]]]
@@ -287,16 +287,16 @@ def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:
     return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
 
 
-def _is_sound(found: Costs) -> bool:
-    """Whether it holds seconds by rising numbers of rows, and batches by rising sizes."""
-    if found.kind != KIND or not found.steps or not all(found.steps):
+def _is_sound(costs: Costs) -> bool:
+    """Whether points are in rising order of rows, batches in rising order of size, and all seconds valid."""
+    if costs.kind != KIND or not costs.steps or not all(costs.steps):
         return False
-    curves = (*found.steps, found.first, found.passes)
-    rows = [found.batches, *([point.rows for point in curve] for curve in curves)]
+    curves = (*costs.steps, costs.first, costs.passes)
+    rows = [costs.batches, *([point.rows for point in curve] for curve in curves)]
     points = [point for curve in curves for point in curve]
     return (
         all(size < further for sizes in rows for size, further in pairwise(sizes))
         and all(1 <= point.rows <= MOST_ROWS for point in points)
         and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
-        and all(point.seconds > 0 for curve in found.steps for point in curve)
+        and all(point.seconds > 0 for curve in costs.steps for point in curve)
     )

@@ -13,26 +13,26 @@ LARGEST = 32 * 2**20  # bytes of a line or a document: decoded it is up to twelv
 def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:
     """(the number of its first line, the document) of each, from numbered lines.
 
-    Lines where the first is no JSON, or a whole document. The last may be cut off: then it does not end with a line
+    Gives lines where the first is not JSON, or is a whole document. The last may be cut off: then it has no line
     break. Raises UserError.
     """
     numbered = iter(lines)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))
     start = first.decode("utf-8", "replace")
     splitter = _Splitter(name, outer=is_array(start))
-    found = splitter.take(number, first)
-    if not looks_like_json(start) or splitter.is_line(found):
+    complete = splitter.take(number, first)
+    if not looks_like_json(start) or splitter.is_line(complete):
         yield from [(number, first)] if first else ()
         yield from numbered
         return
-    yield from found
+    yield from complete
     for number, line in numbered:
         yield from splitter.take(number, line)
     yield from splitter.rest()
 
 
 class _Splitter:
-    """Finds where documents end. A JSON string never goes over a line's end, so lines are looked at alone."""
+    """Finds where documents end. A JSON string never spans lines, so each line is scanned by itself."""
 
     def __init__(self, name: str, *, outer: bool) -> None:
         self._name = name
@@ -41,13 +41,13 @@ class _Splitter:
         self._parts: list[bytes] = []
         self._size = self._first = 0
 
-    def is_line(self, found: list[tuple[int, bytes]]) -> bool:
+    def is_line(self, complete: list[tuple[int, bytes]]) -> bool:
         """Whether the first line holds one document and no more."""
-        return len(found) == 1 and not self._parts and not self._outer
+        return len(complete) == 1 and not self._parts and not self._outer
 
     def take(self, number: int, line: bytes) -> list[tuple[int, bytes]]:
         """The documents that end in a line."""
-        found: list[tuple[int, bytes]] = []
+        complete: list[tuple[int, bytes]] = []
         start = 0 if self._parts else None
         for match in TOKENS.finditer(line):
             if match[0] in b"{[":
@@ -57,7 +57,7 @@ class _Splitter:
             elif match[0] in b"}]":
                 self._depth -= 1
                 if self._depth == 0 and start is not None:
-                    found.append((self._first, b"".join([*self._parts, line[start : match.end()], b"\n"])))
+                    complete.append((self._first, b"".join([*self._parts, line[start : match.end()], b"\n"])))
                     self._parts, self._size, start = [], 0, None
         if start is not None:
             self._parts.append(line[start:])
@@ -66,9 +66,9 @@ class _Splitter:
                 raise UserError(
                     f"{self._name} has a JSON document of over {LARGEST >> 20} MiB: write one a line (jq -c .)"
                 )
-        return found
+        return complete
 
     def rest(self) -> Iterator[tuple[int, bytes]]:
-        """What does not end."""
+        """The last document, where its end is missing."""
         if self._parts:
             yield self._first, b"".join(self._parts).rstrip()

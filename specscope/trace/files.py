@@ -1,4 +1,4 @@
-"""Files that people name: text that is read line by line within bounds, and outputs that may not hit anything else.
+"""Files that the user names: text read line by line within bounds, and outputs that never overwrite another file.
 
 Outputs follow one rule. Where a person names the file, an output may replace an older one of its kind, and nothing
 else. What starts unattended never replaces a capture: it takes a new name. A file that is being written is locked, and
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
 LARGEST_DATA = 2**30  # of texts to train on
-MOST_NAMES = 1000  # that are tried for a capture that may replace none
+MOST_NAMES = 1000  # names tried for a capture that may replace no file
 PRIVATE = 0o600  # the mode of what holds prompts
 LARGEST_OBJECT = 2**24  # of a model's config.json, its list of shards, or another file of one JSON object
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
-HEAD = 4096  # bytes by which a file is known
+HEAD = 4096  # bytes of a file by which its kind is known
 
-TRAINING = {"data", "training.pt", "training.jsonl"}  # what a folder holds that `train` has written to
+TRAINING = {"data", "training.pt", "training.jsonl"}  # the files that `train` writes to its folder
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Made:
     """A kind of file that specscope writes, as it is known by its head, in lower case."""
 
     begins: tuple[bytes, ...]
-    holds: bytes  # what other programs' files of such a beginning do not
+    holds: bytes  # what other programs' files with the same start do not have
 
     def is_of(self, head: bytes) -> bool:
         """Whether a file that begins so is of this kind."""
@@ -65,7 +65,7 @@ PLOT = Made((b"<?xml", b"\x89png"), b"matplotlib")
 
 
 class Existing(Enum):
-    """What becomes of a capture that is there already."""
+    """What happens to a capture that already exists."""
 
     REPLACE = auto()  # a person named it
     REFUSE = auto()  # likewise, with --no-clobber
@@ -73,7 +73,7 @@ class Existing(Enum):
 
 
 class TakenError(UserError):
-    """A file that may not be written, though it could be."""
+    """A file that could be written but must not be."""
 
 
 def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tuple[int, str]]:
@@ -99,16 +99,16 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
 
 
 def check_whole(path: str | os.PathLike[str], what: str, largest: int) -> None:
-    """Refuse what `read_whole` would, without reading it. Raises UserError, and OSError where there is none."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
+    """Refuse what `read_whole` would refuse, without reading it. Raises UserError; OSError for a missing file."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise UserError(f"cannot read {what} {path}: it is no regular file")
-    if found.st_size > largest:
+    if status.st_size > largest:
         raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
 
 
 def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
-    """A regular file of at most `largest` bytes: what has no end, or grows meanwhile, is refused.
+    """The content of a regular file of at most `largest` bytes. A file that grows while it is read is refused.
 
     Raises UserError, and OSError as `open` does.
     """
@@ -152,7 +152,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _open_pipe(path: str) -> BinaryIO:
-    """Opening a named pipe waits for a writer: for a while, not for ever."""
+    """Open a named pipe, with a time limit on the wait for a writer."""
     opened: list[BinaryIO | OSError] = []
 
     def wait() -> None:
@@ -185,21 +185,21 @@ def check_output(
     if not path:
         raise UserError(f"{flag} needs the name of a file")
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         _check_new(path, flag)
         return
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{path} is a folder: {flag} takes the name of a file")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return  # a device or a pipe holds nothing that could be lost
     if existing is Existing.NEW_NAME:
         _check_new(path, flag)
         return
     for name in inputs:
-        if name is not None and _is_same(name, found):
+        if name is not None and _is_same(name, status):
             raise UserError(f"{flag} {path} would overwrite the input {name}: give another name")
     try:
         with open(path, "r+b") as file:  # not truncated, not created
@@ -209,7 +209,7 @@ def check_output(
 
 
 def open_capture(path: Path, existing: Existing) -> tuple[Path, BinaryIO]:
-    """A capture to be written, empty and locked, that nobody else can read; its name, which may be a new one.
+    """Open a capture for writing, empty, locked and private; gives the file and its name, which may be a new one.
 
     Raises TakenError, and OSError as `open` does.
     """
@@ -241,7 +241,7 @@ def _open_empty(path: Path, existing: Existing) -> BinaryIO:
 
 
 def _refuse_taken(number: int, path: str | Path, made: Made, existing: Existing) -> None:
-    """Lock an open file. Raises TakenError where another process writes it, or it holds what may not be replaced."""
+    """Lock an open file. Raises TakenError where another process writes it or its content may not be replaced."""
     if fcntl is not None:
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -279,7 +279,7 @@ def check_training(folder: str, inputs: Iterable[str | os.PathLike[str] | None])
 
 
 def _check_new(path: str, flag: str) -> None:
-    """There is no such file; whether it can be made."""
+    """Check that a file that does not exist could be created. Raises UserError."""
     if path.endswith(os.sep):
         raise UserError(f"{path} is a folder: {flag} takes the name of a file")
     folder = os.path.dirname(os.path.realpath(path))
@@ -289,16 +289,16 @@ def _check_new(path: str, flag: str) -> None:
         raise UserError(f"cannot write {path}: Permission denied")
 
 
-def _is_same(name: str | os.PathLike[str], found: os.stat_result) -> bool:
-    """By whatever path, link or redirection; `-` is standard input."""
+def _is_same(name: str | os.PathLike[str], status: os.stat_result) -> bool:
+    """Whether a name leads to this file, by any path, link or redirection; `-` is standard input."""
     try:
-        return os.path.samestat(os.fstat(0) if name == "-" else os.stat(name), found)
+        return os.path.samestat(os.fstat(0) if name == "-" else os.stat(name), status)
     except OSError:
         return False
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """A file that appears whole or not at all: where there is no room, the older one stays. Raises UserError."""
+    """Write a file atomically: where there is no room, the older one stays. Raises UserError."""
     try:
         place = Path(path).resolve()  # a link stays one
         if place.exists() and not place.is_file():

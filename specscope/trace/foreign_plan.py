@@ -27,7 +27,7 @@ Tokens = Annotated[int, Meta(ge=1, lt=10**6)]
 
 
 class _VllmConfig(Struct):
-    """vLLM's, as much of it as says how much is drafted."""
+    """The fields of vLLM's configuration that say how much is drafted."""
 
     method: str | None = None
     num_speculative_tokens: Tokens | None = None
@@ -35,15 +35,15 @@ class _VllmConfig(Struct):
 
 
 def translated(text: str) -> tuple[str, str]:
-    """(a tree string of ours, whose it was in words); (`text`, "") for one of no other program. Raises UserError."""
+    """(tree string, its origin in words); (`text`, "") where it is not another program's. Raises UserError."""
     if len(text) > LONGEST:
         return text, ""
     named = [pattern.search(text) for pattern in _NAMED]
     if any(named):
-        missing = [f"speculative_{name}" for name, found in zip(SGLANG, named, strict=True) if found is None]
+        missing = [f"speculative_{name}" for name, match in zip(SGLANG, named, strict=True) if match is None]
         if missing:
             raise UserError(f"tree {short(text)}: SGLang's three numbers give a tree, and there is no {missing[0]}")
-        return _sglang(*(int(found[1]) for found in named if found))
+        return _sglang(*(int(match[1]) for match in named if match))
     if numbers := _NUMBERS.fullmatch(text.strip()):
         return _sglang(*map(int, numbers.groups()))
     if _CONFIG.match(text) and "{" in text:
@@ -52,7 +52,7 @@ def translated(text: str) -> tuple[str, str]:
 
 
 def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
-    """Its draft tokens count the root, and its tree is EAGLE-2's: the best of a search, deterministic."""
+    """SGLang's tree: EAGLE-2's, the best of a search and deterministic. Its number of draft tokens counts the root."""
     about = f"SGLang's {steps} steps, top {top}, {tokens} draft tokens, of which the root is one"
     if top == 1:  # then it takes steps + 1 draft tokens, whatever is given
         return f"top:{steps}", about
@@ -61,12 +61,12 @@ def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
 
 def _vllm(text: str) -> tuple[str, str]:
     try:
-        told = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
+        config = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
     except (ValueError, RecursionError) as error:  # ValueError: of both
         raise UserError(f"cannot read the tree of the configuration {short(text)}: {plain_error(error)}") from None
-    about = f"vLLM's {told.method or 'speculative configuration'}"
-    if told.speculative_token_tree is not None:
-        return told.speculative_token_tree, f"{about}, its speculative_token_tree"
-    if told.num_speculative_tokens is None:
+    about = f"vLLM's {config.method or 'speculative configuration'}"
+    if config.speculative_token_tree is not None:
+        return config.speculative_token_tree, f"{about}, its speculative_token_tree"
+    if config.num_speculative_tokens is None:
         raise UserError(f"{short(text)} says neither num_speculative_tokens nor speculative_token_tree: it has no tree")
-    return str(told.num_speculative_tokens), f"{about}, a chain of num_speculative_tokens"
+    return str(config.num_speculative_tokens), f"{about}, a chain of num_speculative_tokens"

@@ -36,7 +36,7 @@ def is_head(folder: Path) -> bool:
     """
     try:
         config = read_object(folder / "config.json")
-    except UserError:  # the loader says what is wrong with it
+    except UserError:  # the loader reports what is wrong with it
         return False
     return "draft_vocab_size" in config or bool(other_kind(folder, config))
 
@@ -74,7 +74,7 @@ def other_kind(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[str]:
-    """All by which a config says what it is of."""
+    """Every name by which a config identifies its model."""
     architectures = config.get("architectures")
     yield from (str(name) for name in (architectures if isinstance(architectures, list) else ()))
     for where, key in (("", "model_type"), ("", "speculators_model_type"), ("speculators_config", "algorithm")):
@@ -84,7 +84,7 @@ def _names(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a head's weights: one, or those that an index names. Raises UserError."""
+    """A head's weight files: a single one, or those that an index names. Raises UserError."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -95,17 +95,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor. Raises UserError for files that are not there, or not in the same folder."""
-    found = read_object(index).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise UserError(f"{index} does not say in `weight_map` which tensor lies in which file")
-    for file in sorted(set(found.values())):
+    for file in sorted(set(files.values())):
         if Path(file).name != file or not (index.parent / file).is_file():
             raise UserError(f"{index} names {file!r}, and there is no such file beside it")
-    return found
+    return files
 
 
 def _tensors(folder: Path) -> list[str]:
-    """The names of a head's tensors, where they can be told without loading them."""
+    """The names of a head's tensors, where they can be read without loading the weights."""
     from safetensors import SafetensorError, safe_open
 
     names: list[str] = []

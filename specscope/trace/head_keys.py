@@ -112,7 +112,7 @@ def _unknown(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is known by itself, and cannot be read beside the rest of a flattened config."""
+    """Keys that are known by themselves, but that contradict the rest of a flattened config."""
     kinds, layers = config.get("layer_types") or [], config.get("num_hidden_layers", 1)
     window, used = config.get("sliding_window"), config.get("use_sliding_window") is not False
     if window and used and not kinds:

@@ -41,7 +41,7 @@ class FileKind:
     reader: ReadAs
 
     def refusal(self, name: str, wanted: str, place: str = "") -> UserError:
-        """For a verb that wants something else. `place`: what was given, where that is a place in the file."""
+        """The error of a verb that needs another kind. `place`: what was given, where that is a place in the file."""
         use = self.reader.value.format(file=shell_word(place or name) if os.path.exists(name) else "FILE")
         other = "" if self.reader is ReadAs.NONE else f", not {wanted}"
         return UserError(f"{printable(name)} is {self.words}{other}: {use}")
@@ -119,7 +119,7 @@ def is_array(text: str) -> bool:
 
 
 def kind_of(start: bytes) -> FileKind | None:
-    """What a file that begins so is; None where that is not known."""
+    """The kind of a file with this start; None where it is not known."""
     for magic, words in _BY_BYTES.items():
         if start.startswith(magic):
             return FileKind(words, ReadAs.NONE)
@@ -134,14 +134,14 @@ def kind_of(start: bytes) -> FileKind | None:
 
 
 def start_of(path: str | os.PathLike[str]) -> bytes:
-    """The first bytes of a regular file, decompressed; empty for what cannot be looked at twice, or not at all."""
+    """The first bytes of a regular file, decompressed; empty for a file that cannot be read, or not read twice."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return b""
         with open(path, "rb") as raw, open_plain(raw, str(path)) as file:
             return file.read(LOOK)
     except BROKEN:
-        return b""  # said where it is read
+        return b""  # reported where it is read
 
 
 def _key_paths(start: bytes) -> Iterator[str]:

@@ -26,17 +26,17 @@ WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin", "*.bin")
 UNREAD = ("transformers_version", "_name_or_path", "_model_name_or_path", "dtype", "torch_dtype")
 
 
-def model_digest(place: Path, most: int | None = None) -> str:
-    """Of a Hugging Face folder, an EAGLE head's folder or a .gguf file; "" where it cannot be told.
+def model_digest(place: Path, limit: int | None = None) -> str:
+    """The digest of a Hugging Face folder, an EAGLE head's folder or a .gguf file; "" where it cannot be computed.
 
-    `most`: what would take hashing more bytes than this is not told.
+    `limit`: gives "" where more bytes than this would have to be hashed.
     """
     try:
         if place.is_file():
-            return _of_file(place, most)
+            return _of_file(place, limit)
         weights = weight_files(place)
         unknown = sum(file.stat().st_size for file in weights if not _known(file))
-        return _of_folder(place, weights) if weights and (most is None or unknown <= most) else ""
+        return _of_folder(place, weights) if weights and (limit is None or unknown <= limit) else ""
     except (OSError, ValueError, RecursionError, UserError):
         return ""
 
@@ -48,13 +48,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def short(digest: str) -> str:
-    """As people are shown it."""
+    """A digest as people see it."""
     first, mark, rest = digest.partition(":")
     return first[:8] + mark + rest
 
 
 def of_layers(digest: str, layers: int) -> str:
-    """Of a model's first layers."""
+    """The digest of a model's first layers."""
     return digest and f"{digest}:{layers}"
 
 
@@ -65,16 +65,16 @@ def _of_folder(folder: Path, weights: list[Path]) -> str:
 
 
 def _of_config(file: Path) -> str:
-    """What is off or not set is left out: another release of a library writes other such keys."""
+    """The digest of a config. Keys that are off or unset are left out: they differ between releases of a library."""
     raw = read_object(file)
-    told = {name: value for name, value in raw.items() if name not in UNREAD and value not in (None, False)}
-    return _hash(json.dumps(told, sort_keys=True).encode()).hex()
+    settings = {name: value for name, value in raw.items() if name not in UNREAD and value not in (None, False)}
+    return _hash(json.dumps(settings, sort_keys=True).encode()).hex()
 
 
-def _of_file(file: Path, most: int | None = None) -> str:
-    """Raises OSError."""
+def _of_file(file: Path, limit: int | None = None) -> str:
+    """The digest of one file, from the cache where it is unchanged. Raises OSError."""
     known = _known(file)
-    if known or (most is not None and file.stat().st_size > most):
+    if known or (limit is not None and file.stat().st_size > limit):
         return known
     before = _stamp(file)
     digest = _contents(file)
@@ -84,11 +84,11 @@ def _of_file(file: Path, most: int | None = None) -> str:
 
 
 def _contents(file: Path) -> str:
-    """A digest of the digests of its chunks, which several threads make."""
+    """A digest of the digests of the file's chunks, which several threads compute."""
     with file.open("rb") as stream, ThreadPoolExecutor(THREADS) as pool:
         digest = hashlib.blake2b(digest_size=SIZE)
         size = os.fstat(stream.fileno()).st_size
-        for piece in pool.map(lambda at: _hash(os.pread(stream.fileno(), CHUNK, at)), range(0, size, CHUNK)):
+        for piece in pool.map(lambda start: _hash(os.pread(stream.fileno(), CHUNK, start)), range(0, size, CHUNK)):
             digest.update(piece)
     return digest.hexdigest()
 
@@ -98,13 +98,13 @@ def _hash(data: bytes) -> bytes:
 
 
 def _stamp(file: Path) -> list[int]:
-    """What changes with its contents. The time of change is there too: the other can be set back."""
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino]
+    """What changes with a file's contents. Includes the ctime, since the mtime can be set back."""
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino]
 
 
 def _place(file: Path) -> Path | None:
-    """Where its digest is kept; None without platformdirs, as in vLLM's environment."""
+    """Where a file's digest is cached; None without platformdirs, as in vLLM's environment."""
     try:
         from specscope.user_cache import place
     except ImportError:
@@ -113,13 +113,13 @@ def _place(file: Path) -> Path | None:
 
 
 def _known(file: Path) -> str:
-    """Its digest, as it was kept; "" for a file that is new or has changed."""
+    """A file's cached digest; "" for a file that is new or has changed."""
     place = _place(file)
     if place is None:
         return ""
     try:
-        kept = decoded(place.read_bytes())
-        return str(kept["digest"]) if kept["stamp"] == _stamp(file) else ""
+        entry = decoded(place.read_bytes())
+        return str(entry["digest"]) if entry["stamp"] == _stamp(file) else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""
 

@@ -100,7 +100,7 @@ TreePlan = StaticPlan | DynamicPlan
 
 
 def read_plan(text: str) -> TreePlan | None:
-    """A tree that a capture names; None where it names none, or none of ours."""
+    """The tree that a capture names; None where it names none, or one that we cannot read."""
     try:
         return parse_plan(text) if text else None
     except UserError:
@@ -108,7 +108,7 @@ def read_plan(text: str) -> TreePlan | None:
 
 
 def parse_plan(text: str) -> TreePlan:
-    """Read a --tree, also of another program. Raises UserError that says what is wrong."""
+    """Read a --tree, including those of other programs. Raises UserError that says what is wrong."""
     text, _ = translated(text)
     kind, colon, rest = text.strip().partition(":")
     if kind == "dynamic" and colon:
@@ -127,9 +127,9 @@ def _dynamic(rest: str, text: str) -> DynamicPlan:
         )
     nodes = int(match["nodes"])
     depth, top = int(match["depth"] or min(DEFAULT_DEPTH, max(nodes, 1))), int(match["top"] or DEFAULT_TOP)
-    for name, value, most in (("nodes", nodes, MAX_NODES), ("depth", depth, MAX_DEPTH), ("top", top, MAX_TOP)):
-        if not 1 <= value <= most:
-            raise UserError(f"tree {short(text)}: {name} must be between 1 and {most}, not {value}")
+    for name, value, limit in (("nodes", nodes, MAX_NODES), ("depth", depth, MAX_DEPTH), ("top", top, MAX_TOP)):
+        if not 1 <= value <= limit:
+            raise UserError(f"tree {short(text)}: {name} must be between 1 and {limit}, not {value}")
     if depth > nodes:
         raise UserError(f"tree {short(text)}: {nodes} nodes cannot be {depth} deep")
     return DynamicPlan(nodes, depth, top)

@@ -14,7 +14,7 @@ WIDEST_MASK = 64  # nodes; wider masks are left out
 
 
 def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
-    """What `specscope tree` prints. `about`: whose tree it was, where it came from elsewhere."""
+    """What `specscope tree` prints. `about`: the origin of a tree of another program."""
     lines = [*_static(plan, mask)] if isinstance(plan, StaticPlan) else [*_dynamic(plan)]
     origin = [f"from        {about}"] if about else []
     origin += [f"here        --tree {shell_word(str(plan))}"] if about is not None else []
@@ -22,13 +22,13 @@ def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
 
 
 def plan_dict(plan: TreePlan, about: str = "") -> dict[str, Any]:
-    """The same as plain values."""
-    told: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
-    told["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
+    """What `describe` says, as plain values."""
+    values: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
+    values["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
     if isinstance(plan, StaticPlan):
         parents, depths = list(plan.shape.parent), list(plan.shape.depth)
-        return told | {"kind": "top" if plan.top else "sampled", "parents": parents, "depths": depths}
-    return told | {"kind": "dynamic", "top": plan.top, "candidates": plan.candidates}
+        return values | {"kind": "top" if plan.top else "sampled", "parents": parents, "depths": depths}
+    return values | {"kind": "dynamic", "top": plan.top, "candidates": plan.candidates}
 
 
 def _static(plan: StaticPlan, mask: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A request as a whole in words: what `--keep` can ask of it, each fact declared once; and what the flag says, read."""
+"""A request as a whole in words: the facts that `--keep` can test, each declared once; and the parser of that flag."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class RequestFacts:
 
     @cached_property
     def sums(self) -> Acceptance:
-        """Over all of its steps."""
+        """The sums over all of its steps."""
         return measure(part for part, _ in self.parts)
 
     @cached_property
     def judged(self) -> list[RequestStep]:
-        """Its steps but prefill chunks."""
+        """Its steps except prefill chunks."""
         return [part for part, _ in self.parts if part.verdict is not None]
 
     @property
     def asked(self) -> RequestInfo | None:
-        """What is known of it from its admission, or from its end."""
+        """The RequestInfo, from its admission or its end; None where neither is known."""
         return self.info or (None if self.end is None else self.end.info)
 
     def since(self, moment_ns: int) -> float:
@@ -151,7 +151,7 @@ def read_sampling(
     captures: bool = False,
     names: tuple[str, str, str] = ("--sample", "--keep", "--keep-buffer"),
 ) -> TraceSampling:
-    """From flags or variables, whose names are `names`. Raises UserError that says what is possible."""
+    """Read trace sampling from flags or variables called `names`. Raises UserError that says what is possible."""
     share = None if ratio is None else checked(_number(ratio), Share, names[0])
     size = BUFFER_MIB if buffer_mib is None else checked(_number(buffer_mib), Mib, names[2])
     condition = None

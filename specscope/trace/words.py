@@ -72,7 +72,7 @@ class StepFacts(Mapping[str, object]):
 
     @property
     def verdict(self) -> Verdict | None:
-        """Of the part; None for a prefill chunk."""
+        """The part's verdict; None for a prefill chunk."""
         return self.step.verdict
 
     @property
@@ -89,7 +89,7 @@ class StepFacts(Mapping[str, object]):
 
     @property
     def parent(self) -> int:
-        """Of the node; ROOT for a step as a whole."""
+        """The node's parent; ROOT for a step as a whole."""
         return ROOT if self.node is None else int(self.step.tree.parent[self.node])
 
     def sibling(self, node: int) -> int:
@@ -98,7 +98,7 @@ class StepFacts(Mapping[str, object]):
         return 0 if node == ROOT else 1 + tree.children(int(tree.parent[node])).index(node)
 
     def before(self) -> StepFacts | None:
-        """Of the same request's step before this one; None for its first."""
+        """The facts of the same request's previous step; None for its first."""
         request = self.history.requests.get(self.name)
         place = None if request is None or self.part is None else request.place_of(self.part.index)
         if request is None or not place:
@@ -107,13 +107,13 @@ class StepFacts(Mapping[str, object]):
         return StepFacts(record, self.name, request.steps[place - 1], self.history)
 
     def tau(self) -> float | None:
-        """Over the request's steps up to this one."""
+        """Mean acceptance length over the request's steps up to this one."""
         request = self.history.requests.get(self.name)
         place = None if request is None else request.place_of(self.step.index)
         return None if request is None or place is None else request.tau(place)
 
     def tokens(self) -> list[int]:
-        """The node's, or those that the step emitted."""
+        """The node's token, or those that the step emitted."""
         return self.step.output() if self.node is None else [int(self.step.tree.token[self.node])]
 
 
@@ -152,12 +152,12 @@ def _of_node(name: str) -> Callable[[StepFacts], float]:
 
 
 def _at_parent(name: str) -> Callable[[StepFacts], float | None]:
-    """Of a parent that was tried; None where it was not, or the capture does not hold it."""
+    """A number of a parent that was tried; None where it was not, or the capture does not hold it."""
     return lambda facts: AtParent(facts.step, facts.parent).number(name)
 
 
 def _noted(name: str) -> Callable[[StepFacts], float | None]:
-    """Of a node whose parent was tried, likewise."""
+    """A number of a node whose parent was tried; None as above."""
 
     def value(facts: StepFacts) -> float | None:
         notes = AtParent(facts.step, facts.parent).notes
@@ -317,7 +317,7 @@ Shown = Callable[[int], str]  # a token for people
 
 
 def label(name: str) -> str:
-    """How a field is headed where it has a column or a line."""
+    """A field's heading in a column or a line."""
     return {"u": "coin", "source": "from"}.get(name, name.replace("_", " "))
 
 
@@ -396,14 +396,14 @@ def _position(tree: DraftTree, node: int, show: Shown) -> WordRow:
 
 def draft_id_row(run: RunInfo | None, token: int) -> WordRow:
     """The drafter's own number of a token of the target, where its vocabulary is reduced."""
-    own = draft_id(run, token)
-    if own is None:
+    number = draft_id(run, token)
+    if number is None:
         return WordRow("draft_id", "draft id", "", "outside the draft vocabulary", odd=True)
-    return WordRow("draft_id", "draft id", own, f"{own} of the draft vocabulary")
+    return WordRow("draft_id", "draft id", number, f"{number} of the draft vocabulary")
 
 
 def _margin(margin: float, near: bool) -> list[WordRow]:
-    """How far the decision is from another one; nothing where no rounding could make it another."""
+    """How far the decision is from the other outcome; nothing where rounding could not change it."""
     if near:
         return [WordRow("margin", "margin", margin, f"{margin:.1e}: a {NEAR_TIE}: {FLIPS} it", odd=True)]
     text = f"{margin:.2g} in probability from the other outcome"

@@ -41,7 +41,7 @@ READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
 
-COUNTED = 4000  # engine steps up to which a run is counted while somebody waits
+COUNTED = 4000  # most engine steps of a run that are counted while the user waits
 
 
 class ScopeApp(Shell):
@@ -109,7 +109,7 @@ class ScopeApp(Shell):
         self._wait()
 
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every key, but those of an engine that takes commands where there is none."""
+        """Every key, except those for an engine that takes commands where there is none."""
         for key in KEYS:
             if key.name not in ASKING or self._look().asks:
                 text = f"{key.help} ({label(key, self.settings.keys)})"
@@ -166,16 +166,16 @@ class ScopeApp(Shell):
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
     def _play(self) -> None:
-        """Move a playing replay on, in the time the run took."""
+        """Advance a playing replay at the speed of the run."""
         steps, now = self.viewer.history.steps, time.monotonic()
         if not self.standing.playing or now < self._due:
             return
-        at = self.viewer.position + 1
-        if at >= len(steps):
+        position = self.viewer.position + 1
+        if position >= len(steps):
             self.standing.playing = False
             return
-        self.viewer.goto(at)
-        took = (steps[at].end_ns - steps[at].start_ns) / 1e9 if steps[at].phases else 0.0
+        self.viewer.goto(position)
+        took = (steps[position].end_ns - steps[position].start_ns) / 1e9 if steps[position].phases else 0.0
         self._due = now + min(max(took, PLAY_SHORTEST), PLAY_LONGEST)
 
     def _moved(self) -> bool:
@@ -248,7 +248,7 @@ class ScopeApp(Shell):
         )
 
     def _names(self) -> Sequence[str]:
-        """The requests, as they are listed."""
+        """The requests, in the order of the list."""
         return next((panel.names for panel in self.screen_stack[0].query(RequestsPanel)), ())
 
     # -- keys ---------------------------------------------------------------------------------------------------

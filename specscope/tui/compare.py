@@ -89,12 +89,12 @@ class CompareApp(Shell):
 
 
 def run_compare(compared: Compared, lifetime: Lifetime) -> None:
-    """Show it until the user leaves, or a signal ends it: SystemExit then. Raises UserError."""
+    """Show the comparison until the user leaves, or a signal ends it with SystemExit. Raises UserError."""
     run_to_the_end(CompareApp(compared, read_settings(ACTIONS)), lifetime)
 
 
 def compare_help_lines(width: int, causes: Sequence[KnownCause], keymap: Mapping[str, str]) -> list[Line]:
-    """The page, for a width in cells, with what can make two outputs part, and the keys as the settings bind them."""
+    """The help page for a width in cells: what can make two outputs part, and the keys as the settings bind them."""
 
     def key(*names: str) -> str:
         return " ".join(shown_key(name, keymap) for name in names)
@@ -112,6 +112,6 @@ def compare_help_lines(width: int, causes: Sequence[KnownCause], keymap: Mapping
         ("q", "key", "close where a pair is open"),
     )
     keys: list[Part] = [("Keys: pairs", pairs), ("Keys: one pair", PARTING), ("Keys: everywhere", anywhere)]
-    why: list[Row] = [(one.name, "dim" if one.harmless else "rejected", one.about) for one in causes]
+    why: list[Row] = [(cause.name, "dim" if cause.harmless else "rejected", cause.about) for cause in causes]
     means: list[Part] = [("Columns", COLUMNS), ("Causes", why), ("Verdicts", MARKS_HERE), ("Tokens", COLOURS), NODE]
     return two_columns(width, keys, means, labels=(7, 12))

@@ -1,4 +1,4 @@
-"""What the comparison's screens show: plain values that `specscope compare` fills, so that they know no analysis."""
+"""What the comparison's screens show: plain values that `specscope compare` fills, so that screens need no analysis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class ComparedPair:
-    """A request of each side."""
+    """A pair of requests, one from each side."""
 
     number: int  # its place in the comparison
     a: str
@@ -77,14 +77,14 @@ class Beside:
 
     @cached_property
     def rows(self) -> list[PairRow]:
-        """In the order of the output."""
-        at = [dict(zip(places, range(len(places)), strict=True)) for places in self.places]
-        return [PairRow(place, (at[0].get(place), at[1].get(place))) for place in sorted({*at[0], *at[1]})]
+        """The rows in the order of the output."""
+        index = [dict(zip(places, range(len(places)), strict=True)) for places in self.places]
+        return [PairRow(place, (index[0].get(place), index[1].get(place))) for place in sorted({*index[0], *index[1]})]
 
     def part(self, side: int, place: int) -> int | None:
         """The step of a side that covers a place in the output."""
-        at = bisect_right(self.places[side], place) - 1
-        return at if at >= 0 else None
+        index = bisect_right(self.places[side], place) - 1
+        return index if index >= 0 else None
 
     def row_of(self, place: int) -> int:
         """The last row at or before a place."""

@@ -1,4 +1,4 @@
-"""FrameGovernor: how often the screen may look, so that it stays a small guest on the machine."""
+"""FrameGovernor: limits how often the screen refreshes, so that it takes a small share of the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FrameGovernor:
         self._samples: deque[tuple[float, float]] = deque()
 
     def start(self) -> None:
-        """Forget what was measured: starting up is no frame."""
+        """Discard the measurements so far: starting up is not a frame."""
         self._samples.clear()
         self._samples.append((self._clock(), self._cpu()))
 

@@ -10,7 +10,7 @@ from textual.binding import Binding
 
 @dataclass(frozen=True)
 class Key:
-    """A key, what it does, and how people are told."""
+    """A key, what it does, and how it is described."""
 
     name: str  # in the settings
     keys: str  # as Textual names them, comma separated
@@ -119,7 +119,7 @@ ASKING = ("prompt", "cancel")  # what only an engine that takes commands can do
 
 
 def bindings() -> list[Binding]:
-    """The keys as Textual wants them."""
+    """The keys as Textual bindings."""
     made = [Binding(key.keys, key.action, key.command, show=False, id=key.name) for key in KEYS]
     return [*made, Binding("ctrl+c", "quit", "Quit", show=False)]
 
@@ -128,10 +128,10 @@ ACTIONS: dict[str, str] = {key.name: key.keys for key in KEYS}  # what the setti
 
 
 def label(key: Key, keymap: Mapping[str, str]) -> str:
-    """The key as people know it: the usual one, or what the settings say."""
+    """The key as it is shown: the default one, or the settings' choice."""
     return keymap.get(key.name, key.label)
 
 
 def shown_key(name: str, keymap: Mapping[str, str]) -> str:
-    """The same by the key's name."""
+    """The key as it is shown, by its name."""
     return keymap.get(name) or next(key.label for key in KEYS if key.name == name)

@@ -1,4 +1,4 @@
-"""Look: what the screen is to show. Made anew for each refresh; panels read it and nothing else."""
+"""Look: what the screen shows. Made anew for each refresh; panels read only this."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specscope.tui.text import clean
 
 @dataclass
 class Look:
-    """One moment of a session, and what of it is current."""
+    """One moment of a session, with the current request and position."""
 
     viewer: Viewer
     current: str | None = None  # the request whose tree and text are shown
@@ -44,12 +44,12 @@ class Look:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What tokens stand for."""
+        """The texts of tokens."""
         return self.history.vocabulary
 
     @cached_property
     def record(self) -> StepRecord | None:
-        """The engine step that is looked at."""
+        """The engine step at the position."""
         return self.history.steps[self.position] if 0 <= self.position < self.steps else None
 
     @cached_property
@@ -59,17 +59,17 @@ class Look:
 
     @cached_property
     def part(self) -> tuple[int, RequestStep] | None:
-        """The current request's step that is looked at: (its place among its steps, the step)."""
+        """The current request's step at the position: (its place among the request's steps, the step)."""
         return self.history.part(self.current, self.position) if self.current is not None else None
 
     @property
     def aggregate(self) -> Aggregate | None:
-        """The interval that is looked at, where the engine tells counts and no steps."""
+        """The interval at the position, where the engine reports counts and no steps."""
         return self.record.aggregate if self.record is not None and self.history.counts_only else None
 
     @property
     def asker(self) -> Asker:
-        """What sentences on the current request's steps need."""
+        """What the sentences about the current request's steps need."""
         return Asker(self.vocabulary) if self.current is None else Asker.of(self.history, self.current)
 
     def why(self, step: RequestStep, node: int) -> list[str]:
@@ -79,14 +79,14 @@ class Look:
 
     @property
     def counts(self) -> Acceptance:
-        """What the scope came to by the position."""
+        """The scope's counts up to the position."""
         if self.aggregate is not None and not self.pooled:
             return counts(self.aggregate)
         return self.history.acceptance_at(self.position, self.scope)
 
     @property
     def undrafted(self) -> Counter[Undrafted]:
-        """Why steps of the scope drafted nothing, by the position."""
+        """Why steps of the scope drafted nothing, up to the position."""
         return self.history.undrafted_at(self.position, self.scope)
 
     @property
@@ -105,7 +105,7 @@ class Look:
 
     @property
     def asks(self) -> bool:
-        """Whether there is an engine that takes commands: live, and not one that is only heard."""
+        """Whether there is an engine that takes commands: live, and not one that is only received from."""
         control = self.viewer.control
         return control is not None and self.viewer.live and control.obeys
 

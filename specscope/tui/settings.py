@@ -53,16 +53,16 @@ def read_settings(actions: Mapping[str, str], path: Path | None = None) -> Setti
     path = path or settings_path()
     if not path.exists():
         return Settings()
-    found = _read(path)
+    settings = _read(path)
     try:
-        unknown = set(found) - {"keys", "theme", "fps", "screenshots"}
+        unknown = set(settings) - {"keys", "theme", "fps", "screenshots"}
         if unknown:
             raise UserError(f"unknown setting {sorted(unknown)[0]}: use keys, theme, fps and screenshots")
         return Settings(
-            _keys(checked(found.get("keys", {}), Keys, "keys"), actions),
-            checked(found.get("theme", "dark"), Theme, "theme"),
-            checked(found.get("fps", 10), Fps, "fps"),
-            checked(found.get("screenshots", ""), Folder, "screenshots"),
+            _keys(checked(settings.get("keys", {}), Keys, "keys"), actions),
+            checked(settings.get("theme", "dark"), Theme, "theme"),
+            checked(settings.get("fps", 10), Fps, "fps"),
+            checked(settings.get("screenshots", ""), Folder, "screenshots"),
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -78,16 +78,16 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {reason}") from error
 
 
-def _keys(found: Mapping[str, Any], actions: Mapping[str, str]) -> dict[str, str]:
+def _keys(keymap: Mapping[str, Any], actions: Mapping[str, str]) -> dict[str, str]:
     """[keys], checked: each a known action, and no key given to two of them."""
-    for name, key in found.items():
+    for name, key in keymap.items():
         if name not in actions:
             raise UserError(f"unknown action {short(name)}: use {', '.join(actions)}")
         checked(key, Key, f"keys.{name}")
     owner: dict[str, str] = {}
-    for name, keys in {**actions, **found}.items():
+    for name, keys in {**actions, **keymap}.items():
         for key in (part.strip() for part in keys.split(",")):
             if key in owner:
                 raise UserError(f"{key} is given to both {owner[key]} and {name}")
             owner[key] = name
-    return dict(found)
+    return dict(keymap)

@@ -39,7 +39,7 @@ def save_screenshot(app: App[None], folder: str) -> Path:
 
 
 class Palette(CommandPalette):
-    """Textual's, in which Page Down fails where the terminal leaves its list no line."""
+    """Textual's palette, with a fix: its Page Down fails where the terminal leaves the list no line."""
 
     def _action_command_list(self, action: str) -> None:
         if self.query_one(CommandList).scrollable_content_region:
@@ -78,7 +78,7 @@ class Shell(App[None]):
         self.notify("\n".join(map(clean, lines)), timeout=3 * len(lines), markup=False)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Our own colours, for themes that are not ours."""
+        """Our own colour variables, for themes that are not ours."""
         return dict((DARK if self.current_theme.dark else LIGHT).variables)
 
     # -- the palette --------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Shell(App[None]):
         raise NotImplementedError
 
     def runner(self, action: str, screen: Screen[object] | None = None) -> Callable[[], Awaitable[bool]]:
-        """What runs an action when its command is picked; one of a screen's where that is given."""
+        """The callback that runs an action when its command is picked; a screen's action where one is given."""
         return lambda: self.run_action(action, screen)
 
     # -- pictures -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where the screen stands in a run: what its keys, dialogs and other screens read and change. No widgets."""
+"""The screen's position in a run: what its keys, dialogs and other screens read and change. No widgets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import RequestInfo
 from specscope.tui.text import clean
 
-KEPT = 2000  # lines of what was said
+KEPT = 2000  # most lines kept
 
 
 @dataclass
 class Talk:
-    """What was typed and what was said; outlives the screen."""
+    """The debugger's log, what was typed and what was answered; outlives the screen."""
 
     said: list[tuple[bool, str]] = field(default_factory=list)  # (whether it was typed, a line)
     typed: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Pending:
             self.prompts.pop(0)
 
     def update(self, history: History) -> None:
-        """Let go of what the records show."""
+        """Drop what the records now show."""
         if self.cancels:
             going = {name for name, request in history.requests.items() if request.end is None}
             self.cancels &= going
@@ -59,16 +59,16 @@ class Pending:
             self._came(history.requests[name].info)
 
     def _came(self, info: RequestInfo | None) -> None:
-        """A request came: one of these prompts, or where its text is not known the oldest of them."""
-        told = info is not None and bool(info.prompt or info.title)
-        for at, prompt in enumerate(self.prompts):
-            if not told or (info is not None and (prompt == info.title or prompt in info.prompt)):
-                del self.prompts[at]
+        """A request arrived: drop the prompt with its text, or the oldest prompt where the text is not known."""
+        text_known = info is not None and bool(info.prompt or info.title)
+        for index, prompt in enumerate(self.prompts):
+            if not text_known or (info is not None and (prompt == info.title or prompt in info.prompt)):
+                del self.prompts[index]
                 return
 
     @property
     def shown(self) -> tuple[tuple[str, ...], frozenset[str]]:
-        """As a value, for panels to compare."""
+        """The pending prompts and cancels as a value, for panels to compare."""
         return tuple(self.prompts), frozenset(self.cancels)
 
 
@@ -84,7 +84,7 @@ class Standing:
     picked: bool = False  # whether it was picked by hand
     pooled: bool = True  # figures over all requests, or over the current one
     playing: bool = False  # a replay that moves by itself
-    hit: BreakpointHit | None = None  # that stopped the run last
+    hit: BreakpointHit | None = None  # the breakpoint hit that stopped the run last
     talk: Talk = field(default_factory=Talk)
     pending: Pending = field(default_factory=Pending)
 
@@ -94,7 +94,7 @@ class Standing:
         return self.viewer.history
 
     def request(self) -> RequestHistory | None:
-        """The current request; says so where there is none."""
+        """The current request; where there is none, None and a notice."""
         request = self.history.requests.get(self.current or "")
         if request is None:
             self.say("there is no current request")
@@ -113,10 +113,10 @@ class Standing:
 
     def settle(self) -> None:
         """Keep to the request picked by hand; else the first in the batch of the position."""
-        history, at = self.history, self.viewer.position
+        history, position = self.history, self.viewer.position
         if self.picked and self.current in history.requests:
             return
-        batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
+        batch = history.steps[position].requests if 0 <= position < len(history.steps) else ()
         if batch:
             self.current = batch[0].request
         elif self.current not in history.requests:

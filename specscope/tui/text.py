@@ -75,10 +75,10 @@ def folded(text: str, width: int) -> list[str]:
         if cell_len(rest) <= width:
             return [*lines, rest]
         head = set_cell_size(rest, max(width, 2)).rstrip()
-        at = head.rfind(" ") if rest[len(head) : len(head) + 1] not in (" ", "") else len(head)
-        at = at if at > 0 else max(len(head), 1)
-        lines.append(rest[:at])
-        rest = rest[at:].lstrip()
+        end = head.rfind(" ") if rest[len(head) : len(head) + 1] not in (" ", "") else len(head)
+        end = end if end > 0 else max(len(head), 1)
+        lines.append(rest[:end])
+        rest = rest[end:].lstrip()
     return lines
 
 
@@ -90,7 +90,7 @@ def paragraph(text: str, width: int, ink: Ink) -> list[Line]:
 def labelled(label: str, ink: Ink, text: str, text_ink: Ink, wide: int, width: int) -> list[Line]:
     """A label in `wide` cells with the text beside it; what is too long goes on below, under the text."""
     rows = folded(text, max(width - wide, NARROWEST_TEXT)) or [""]
-    return [[(left("" if at else label, wide), ink), (row, text_ink)] for at, row in enumerate(rows)]
+    return [[(left("" if number else label, wide), ink), (row, text_ink)] for number, row in enumerate(rows)]
 
 
 def show_token(vocabulary: Vocabulary, token: int) -> str:
@@ -117,7 +117,7 @@ def bar(share: float, width: int) -> str:
 
 def spread(count: int, span: int) -> list[int]:
     """The cells of each of `count` columns that together fill `span` cells, as even as can be."""
-    return [(at + 1) * span // count - at * span // count for at in range(count)]
+    return [(column + 1) * span // count - column * span // count for column in range(count)]
 
 
 def column_at(x: int, count: int, span: int) -> int:
@@ -128,16 +128,16 @@ def column_at(x: int, count: int, span: int) -> int:
 def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink = "faint") -> list[tuple[str, Ink]]:
     """Join the parts with `gap` between, in order; those of the lowest numbers get their room first."""
     given = [(rank, part) for rank, part in parts if line_width(part)]
-    kept: set[int] = set()
+    shown: set[int] = set()
     room = width
-    for at in sorted(range(len(given)), key=lambda at: given[at][0]):
-        need = line_width(given[at][1]) + (cell_len(gap) if kept else 0)
+    for index in sorted(range(len(given)), key=lambda index: given[index][0]):
+        need = line_width(given[index][1]) + (cell_len(gap) if shown else 0)
         if need <= room:
-            kept.add(at)
+            shown.add(index)
             room -= need
-        elif not kept:
-            return [(cut("".join(text for text, _ in given[at][1]), width), given[at][1][0][1])]
+        elif not shown:
+            return [(cut("".join(text for text, _ in given[index][1]), width), given[index][1][0][1])]
     line: list[tuple[str, Ink]] = []
-    for at in sorted(kept):
-        line += [*([(gap, ink)] if line else ()), *given[at][1]]
+    for index in sorted(shown):
+        line += [*([(gap, ink)] if line else ()), *given[index][1]]
     return line

@@ -80,7 +80,7 @@ def test_a_file_is_hashed_once(tmp_path, cache, monkeypatch):
 
     monkeypatch.setattr(digests, "_contents", read)
     assert model_digest(folder) == before
-    assert model_digest(folder, most=0) == before  # it is known
+    assert model_digest(folder, limit=0) == before  # it is known
     kept = next((cache / "specscope" / "digests").iterdir())
     kept.write_text('{"stamp": "nonsense"}')
     with pytest.raises(AssertionError, match="hashed again"):
@@ -89,8 +89,8 @@ def test_a_file_is_hashed_once(tmp_path, cache, monkeypatch):
 
 def test_a_large_model_may_be_left_alone(tmp_path):
     folder = write(tmp_path / "one")
-    assert model_digest(folder, most=999) == ""
-    assert model_digest(folder, most=1000) == model_digest(folder)
+    assert model_digest(folder, limit=999) == ""
+    assert model_digest(folder, limit=1000) == model_digest(folder)
 
 
 def test_what_is_no_model_has_none(tmp_path):

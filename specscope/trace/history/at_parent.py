@@ -28,7 +28,7 @@ class TopToken:
 
 @dataclass(frozen=True)
 class TokenThere:
-    """One token at one place. What the evidence does not tell is None. Filled by AtParent.of_token and of_node."""
+    """One token at one place. What the evidence does not hold is None. Filled by AtParent.of_token and of_node."""
 
     token: int
     raw_p: float | None  # the target's probability, before temperature and rules
@@ -58,7 +58,7 @@ class AtParent:
         return rows[0] if rows else None
 
     def number(self, name: str) -> float | None:
-        """A field of ParentNotes that has a number for each parent; None where this one is not told of."""
+        """This parent's value in a per-parent field of ParentNotes; None where the notes do not have this parent."""
         return None if self.notes is None else float(getattr(self.notes, name)[self._row])
 
     def _shares(self, name: str) -> tuple[TopToken, ...]:
@@ -97,7 +97,7 @@ class AtParent:
 
     @property
     def tokens(self) -> list[int]:
-        """And their tokens."""
+        """The tokens of the children, in draw order."""
         return [int(self.step.tree.token[node]) for node in self.children]
 
     @property
@@ -111,7 +111,7 @@ class AtParent:
         return _in(self.likeliest, token)[1]
 
     def of_token(self, token: int) -> TokenThere:
-        """A token that was or was not drafted here. Of one that was left out nothing is known."""
+        """Any token here, drafted or not. Nothing is known where token ids were left out of the capture."""
         if token == NO_TOKEN:
             return TokenThere(token, None, None, None, None, None)
         drafted = [node for node in self.children if int(self.step.tree.token[node]) == token]
@@ -188,5 +188,5 @@ def draft_ps(step: RequestStep) -> list[float | None]:
 
 
 def is_deterministic(step: RequestStep, node: int) -> bool:
-    """Whether the drafter offered it without a draw: q is 1 then."""
+    """Whether the drafter proposed the node without drawing it: q is then 1."""
     return int(step.tree.drawn[node]) == Drawn.DETERMINISTIC

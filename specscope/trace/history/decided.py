@@ -29,17 +29,17 @@ def coin_sign(verdict: Verdict, node: int) -> str:
 
 
 def p_tried(verdict: Verdict, node: int) -> float | None:
-    """p at the trial, where it is another number than p as drawn."""
+    """p at the trial, where it differs from p as drawn."""
     return _another(verdict, node, verdict.p_trial[node], verdict.p[node])
 
 
 def q_tried(step: RequestStep, verdict: Verdict, node: int) -> float | None:
-    """q likewise. Matching makes no use of q."""
+    """q at the trial, where it differs from q as drawn. The rule `match` does not use q."""
     return None if verdict.rule == MATCH else _another(verdict, node, verdict.q_trial[node], step.tree.q[node])
 
 
 def _another(verdict: Verdict, node: int, tried: float, drawn: float) -> float | None:
-    """A number of a node that was tried, where people see that it is not the one before."""
+    """A node's number at its trial, where it prints differently from the number as drawn; else None."""
     if verdict.outcome[node] == Outcome.UNTRIED or probability(float(tried)) == probability(float(drawn)):
         return None
     return float(tried)
@@ -81,7 +81,7 @@ def decision_text(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
 
 
 def _before(verdict: Verdict, node: int) -> str:
-    """What p of it was before earlier siblings were rejected, where that is another number."""
+    """The node's p before earlier siblings were rejected, where that differs."""
     p, tried = float(verdict.p[node]), float(verdict.p_trial[node])
     if f"{p:.4g}" == f"{tried:.4g}":
         return ""
@@ -100,7 +100,7 @@ def _not_tried(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocab
 
 
 def _would_be(verdict: Verdict, node: int) -> str:
-    """Of a greedy step: whether the target would have taken a node that was not tried."""
+    """In a greedy step: whether the target would have taken a node that was not tried."""
     p = float(verdict.p[node])
     if not verdict.is_greedy or p not in (0, 1):
         return ""
@@ -108,7 +108,7 @@ def _would_be(verdict: Verdict, node: int) -> str:
 
 
 def _contradiction(verdict: Verdict, node: int) -> str:
-    """Where all of p is on one token: an outcome that does not go with p."""
+    """An outcome that contradicts p, where all of p is on one token."""
     accepted, p = verdict.outcome[node] == Outcome.ACCEPTED, float(verdict.p_trial[node])
     if accepted == (p == 1) or coin_sign(verdict, node) == BELOW:
         return ""
@@ -140,7 +140,7 @@ def _coin(step: RequestStep, verdict: Verdict, node: int) -> str:
 
 
 def _made(step: RequestStep, verdict: Verdict, node: int, digits: int = 4) -> str:
-    """What a comes from."""
+    """How a was computed, in words."""
     p, q, a = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
     if step.rule == MATCH:
         return f"a = {a:.{digits}g}, the target's p of it with its earlier siblings excluded"
@@ -148,8 +148,8 @@ def _made(step: RequestStep, verdict: Verdict, node: int, digits: int = 4) -> st
         return f"a = p = {a:.{digits}g}: the token was not drawn, so q is 1"
     if not looks_ahead(step.rule):
         return f"a = min(1, p / q) = min(1, {p:.{digits}g} / {q:.{digits}g}) = {a:.{digits}g}"
-    found = ratios(step.tree, verdict)
-    path = f"min(1, {found.parent[node]:.4g} * {p:.4g} / {q:.4g}) = {found.own[node]:.{digits}g}"
-    if not verdict.judged[node] or a == found.own[node]:
+    path_ratios = ratios(step.tree, verdict)
+    path = f"min(1, {path_ratios.parent[node]:.4g} * {p:.4g} / {q:.4g}) = {path_ratios.own[node]:.{digits}g}"
+    if not verdict.judged[node] or a == path_ratios.own[node]:
         return f"a = {a:.{digits}g}, the ratio of its path {path}"
     return f"a = {a:.{digits}g}, left of the ratio of its path {path}"

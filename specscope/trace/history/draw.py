@@ -69,12 +69,12 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
 
 
 def _decided(step: RequestStep, verdict: Verdict) -> list[str]:
-    """[n] a node's acceptance probability and coin, where there are any."""
+    """[n] the text of each node's acceptance probability and coin, where it has them."""
     judged = verdict.judged.tolist() if looks_ahead(verdict.rule) else [True] * len(step.tree)
     rows = zip(verdict.outcome.tolist(), judged, verdict.accept_prob.tolist(), verdict.coin.tolist(), strict=True)
     texts = []
-    for outcome, own, accept, coin in rows:
-        tried = "" if outcome == UNTRIED else f" a={accept:.4f}" if own else f" ratio={accept:.4f}"
+    for outcome, was_judged, accept, coin in rows:
+        tried = "" if outcome == UNTRIED else f" a={accept:.4f}" if was_judged else f" ratio={accept:.4f}"
         texts.append(tried + (f" u={coin:.4f}" if coin else ""))
     return texts
 

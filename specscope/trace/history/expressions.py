@@ -71,7 +71,7 @@ class Expression:
         return bool(self.value(values))
 
     def value(self, values: Mapping[str, object]) -> object:
-        """Its value; None where it has none."""
+        """The expression's value; None where it has none."""
         try:
             # Only what _Check lets through; a function's name is never asked of the values
             return eval(self._code, _NO_BUILTINS, ChainMap(FUNCTIONS, values))  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ class _Check(ast.NodeVisitor):
         super().generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Arithmetic is for numbers: text or tokens that are multiplied could grow without bound."""
+        """Arithmetic is for numbers only: multiplied text or tokens could grow without bound."""
         if not isinstance(node.op, _NUMBERS):
             raise self._refuse(node, f"{_say(node.op)} cannot be used in a condition")
         for side in (node.left, node.right):
@@ -117,14 +117,14 @@ class _Check(ast.NodeVisitor):
         return isinstance(node, ast.Name) and self.names.get(node.id) in (str, tuple)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Only the evidence has names."""
+        """Allow only the names of the evidence."""
         if node.id not in self.names:
             close = difflib.get_close_matches(node.id, self.names, 1)
             help = f" (did you mean {close[0]}?)" if close else f" (the fields are: {', '.join(sorted(self.names))})"
             raise self._refuse(node, f"there is no field {node.id} here", help)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Only the few functions."""
+        """Allow only the few known functions."""
         if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
             raise self._refuse(node, f"only {', '.join(FUNCTIONS)} can be called")
         if node.keywords or not node.args or any(isinstance(arg, ast.Starred) for arg in node.args):
@@ -133,7 +133,7 @@ class _Check(ast.NodeVisitor):
             self.visit(arg)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Numbers, text, True, False, None."""
+        """Allow numbers, text, True, False and None."""
         if not isinstance(node.value, int | float | str | None):
             raise self._refuse(node, "only numbers and text can be used")
 

@@ -18,10 +18,10 @@ class Faults:
     total: int = 0
     _counts: dict[str, int] = field(default_factory=dict)
     _first: dict[str, str] = field(default_factory=dict)  # the message of the first of each kind
-    _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` tells of it
+    _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` reports it again
 
     def add(self, what: str, why: str) -> None:
-        """Count one: `what` was left out, `why` names the attribute. Numbers make no other kind of fault."""
+        """Count one: `what` was left out, `why` names the attribute. Texts that differ only in numbers are one kind."""
         self.total += 1
         text = printable(" ".join(f"{what}: {why}"[: 2 * LONGEST].split()))
         text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
@@ -36,7 +36,7 @@ class Faults:
         return [f"left out {count:,}×: {self._first[kind]}" for kind, count in self._counts.items()]
 
     def news(self) -> list[str]:
-        """The lines that should be told now: of kinds that are new, and of those that became ten times as many."""
+        """The lines to print now: kinds that are new, and kinds whose count has grown tenfold."""
         kinds = [kind for kind, count in self._counts.items() if count >= self._due.get(kind, 1)]
         lines = [f"left out {self._counts[kind]:,}×: {self._first[kind]}" for kind in kinds]
         self._due |= {kind: 10 * self._counts[kind] for kind in kinds}

@@ -21,10 +21,10 @@ from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInf
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.engine_spans import OtherSpans
 
-KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each history of it; a capture keeps them all
-KEPT_BYTES = 512 * 2**20  # and of them, roughly
+KEPT = 20_000  # most steps kept of a running engine, on its timeline and in each history of it; a capture keeps all
+KEPT_BYTES = 512 * 2**20  # most bytes of those steps, roughly
 SPEED_NS = 3_000_000_000  # tokens per second are measured over this much of the run
-RECENT_BYTES = 64 * 2**20  # of an engine that nobody looks at
+RECENT_BYTES = 64 * 2**20  # most bytes kept of an engine that nobody watches
 
 
 def weight(record: StepRecord) -> int:
@@ -34,14 +34,14 @@ def weight(record: StepRecord) -> int:
 
 
 def frame_weight(record: StepRecord) -> int:
-    """Of those, what does not belong to one of its requests."""
-    told = record.aggregate
-    depths = 0 if told is None else len(told.accepted_at) + len(told.proposed_at)
+    """Bytes of a record apart from its requests, roughly."""
+    aggregate = record.aggregate
+    depths = 0 if aggregate is None else len(aggregate.accepted_at) + len(aggregate.proposed_at)
     return 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
 
 
 def part_weight(part: RequestStep) -> int:
-    """Of a request's part in a step."""
+    """Bytes of a request's part in a step, roughly."""
     size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
     notes = part.notes
     if part.logprobs is not None:
@@ -52,12 +52,12 @@ def part_weight(part: RequestStep) -> int:
 
 
 def info_weight(info: RequestInfo) -> int:
-    """Of what a request was when it came."""
+    """Bytes of a request's admission, roughly."""
     return 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)
 
 
 def end_weight(end: RequestEnd) -> int:
-    """Of its end."""
+    """Bytes of a request's end, roughly."""
     return 2000 + 2 * len(end.error) + 4 * len(end.output)
 
 
@@ -70,7 +70,7 @@ class RecentSteps:
         self._bytes = 0
 
     def append(self, record: StepRecord) -> None:
-        """One more; the oldest go where there is no room."""
+        """Add a record; the oldest are dropped where there is no room."""
         self._records.append((record, weight(record)))
         self._bytes += self._records[-1][1]
         while len(self._records) > self._limit or self._bytes > self._limit_bytes:
@@ -81,7 +81,7 @@ class RecentSteps:
         return iter([record for record, _ in self._records])
 
     def take(self) -> Iterator[StepRecord]:
-        """The same, and none of them is kept."""
+        """All records, oldest first; the buffer is emptied."""
         while self._records:
             record, size = self._records.popleft()
             self._bytes -= size
@@ -109,7 +109,7 @@ class RequestHistory:
 
     @property
     def preempted(self) -> int:
-        """Times that its KV was taken."""
+        """How many times the request was preempted."""
         return len(self.preemptions)
 
     @property
@@ -117,14 +117,14 @@ class RequestHistory:
         """`running`, or the reason it finished."""
         return self.end.reason.value if self.end else "running"
 
-    def add(self, step: RequestStep, at: int, undrafted: Undrafted | None) -> None:
+    def add(self, step: RequestStep, position: int, undrafted: Undrafted | None) -> None:
         """One more step, of the engine's step at that position. `undrafted`: why nothing was drafted in it."""
         self.steps.append(step)
-        self.engine_steps.append(at)
+        self.engine_steps.append(position)
         self.totals.add((step,), (undrafted,))
 
     def take_back(self) -> None:
-        """As before its last step."""
+        """Remove the last step."""
         self.totals.take_back((self.steps.pop(),))
         self.engine_steps.pop()
 
@@ -133,15 +133,15 @@ class RequestHistory:
         return self.totals.tau(0, place + 1)
 
     def count_at(self, position: int) -> int:
-        """How many steps of its own it had made by a position in History.steps."""
+        """How many of its own steps it had made by a position in History.steps."""
         return bisect_right(self.engine_steps, position)
 
     def acceptance_at(self, position: int) -> Acceptance:
-        """Counts over these."""
-        return self.totals.upto(self.count_at(position), lambda at: (self.steps[at],))
+        """Counts over the request's steps up to a position in History.steps."""
+        return self.totals.upto(self.count_at(position), lambda index: (self.steps[index],))
 
     def state_at(self, position: int) -> str:
-        """What it was at by a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
+        """Its state at a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
         if self.first > position:
             return "later"
         if self.ended is not None and self.ended <= position:
@@ -153,21 +153,21 @@ class RequestHistory:
         return "running" if count and self.steps[count - 1].verdict is not None else "prefill"
 
     def place_of(self, index: int) -> int | None:
-        """The place in `steps` of its own step of that number; None where it is not known."""
-        at = bisect_left(self.steps, index, key=lambda step: step.index)
-        return at if at < len(self.steps) and self.steps[at].index == index else None
+        """The place in `steps` of the request's step of that number; None where it is not known."""
+        place = bisect_left(self.steps, index, key=lambda step: step.index)
+        return place if place < len(self.steps) and self.steps[place].index == index else None
 
     def position_of(self, index: int) -> int | None:
-        """The position in History.steps of its own step of that number; None where it is not known."""
+        """The position in History.steps of the request's step of that number; None where it is not known."""
         place = self.place_of(index)
         return None if place is None else self.engine_steps[place]
 
     def at(self, index: int) -> int:
-        """The same. Raises UserError where it is not known."""
+        """The position in History.steps of the request's step of that number. Raises UserError if it is not known."""
         return self.engine_steps[self._place(index)]
 
     def step(self, index: int) -> RequestStep:
-        """Its own step of that number. Raises UserError where it is not known."""
+        """The request's step of that number. Raises UserError where it is not known."""
         return self.steps[self._place(index)]
 
     def _place(self, index: int) -> int:
@@ -185,18 +185,18 @@ class RequestHistory:
                 out += list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
         return out
 
-    def before(self, place: int, most: int) -> list[int]:
-        """The last tokens before the step at `place` in `steps`, at most `most`: the prompt's, and the output so far.
+    def before(self, place: int, limit: int) -> list[int]:
+        """The last tokens before the step at `place` in `steps`, at most `limit`: the prompt's, and the output so far.
 
-        Where the first steps are not known, what came between the prompt and the rest is not either: no prompt then.
+        Where the first steps are missing, so is the text between the prompt and the rest: then the prompt is left out.
         """
         tail: list[int] = []
-        while place > 0 and len(tail) < most:
+        while place > 0 and len(tail) < limit:
             place -= 1
             tail = [*self.steps[place].output(), *tail]
-        if len(tail) < most and self.info is not None and self.steps[0].index == 0:
-            tail = [*self.info.prompt_tokens[-(most - len(tail)) :].tolist(), *tail]
-        return tail[-most:]
+        if len(tail) < limit and self.info is not None and self.steps[0].index == 0:
+            tail = [*self.info.prompt_tokens[-(limit - len(tail)) :].tolist(), *tail]
+        return tail[-limit:]
 
     def output_text(self, vocabulary: Vocabulary) -> str:
         """The output as text, cut at the stop string where one matched."""
@@ -213,7 +213,7 @@ class Branch:
     after: int  # the step that it follows, on another branch; -1 for none
 
     def begins(self) -> str:
-        """In words."""
+        """Where the branch begins, in words."""
         if not self.number:
             return "the original run"
         return f"step {self.first:,} follows {f'step {self.after:,}' if self.after >= 0 else 'the start'}"
@@ -230,10 +230,10 @@ class History:
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # records or spans known to be missing
-    rewinds: int = 0  # times that steps were taken back
-    limit: int | None = None  # steps that are kept; with more, the oldest quarter goes
+    rewinds: int = 0  # how many times steps were taken back
+    limit: int | None = None  # most steps kept; beyond that the oldest quarter is dropped
     limit_bytes: int = KEPT_BYTES  # with a limit, and of them, roughly
-    gone: int = 0  # steps that went so
+    gone: int = 0  # steps that were dropped so
     others: OtherSpans = field(default_factory=OtherSpans, compare=False, repr=False)  # of vLLM itself, of SGLang, ...
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
@@ -250,12 +250,12 @@ class History:
         return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
 
     def near_draws(self, step: RequestStep) -> list[int]:
-        """The drafter's draws in a step of which the same holds (RequestStep.near_draws)."""
+        """The drafter's draws in a step that rounding could flip (RequestStep.near_draws)."""
         return [] if self.run is None else step.near_draws(self.run.dtype)
 
     @property
     def counts_only(self) -> bool:
-        """Whether there are counts of intervals and no step of a request: of an engine that tells no more."""
+        """Whether the run holds only counts of intervals: its engine reports nothing about single requests."""
         return bool(self.acceptance.aggregates) and not self.requests
 
     @property
@@ -285,20 +285,20 @@ class History:
                 self._bytes = sum(map(weight, self._known.values()))
 
     def replace_last(self, record: StepRecord) -> None:
-        """The last step once more: it was told while it ran, and more is known of it now."""
+        """Replace the last step: it was published while it ran, and more is known of it now."""
         self._pop()
         self._known[record.step] = record
         self._push(record)
 
     def take(self, message: StepRecord | Moved) -> None:
-        """What a bus gives those who follow it."""
+        """Take what a bus hands its followers: a record, or a move."""
         if isinstance(message, Moved):
             self.move(message.step)
         else:
             self.append(message)
 
     def move(self, step: int) -> None:
-        """Stand after a step, on whatever branch; -1: before the first. One that is not known changes nothing."""
+        """Move to just after a step, on any branch; -1: before the first. An unknown step changes nothing."""
         ahead: list[StepRecord] = []
         while step >= 0 and self.position_of(step) is None:
             record = self._known.get(step)
@@ -311,41 +311,41 @@ class History:
             self._push(record)
 
     def show(self, branch: int) -> None:
-        """Stand at the end of a branch."""
+        """Move to the end of a branch."""
         self.move(self._last.get(branch, -1))
 
     def branch_sizes(self) -> dict[int, int]:
-        """How many known steps each branch has of its own."""
+        """How many known steps each branch has itself."""
         counts = Counter(record.branch for record in self._known.values())
         return {branch: counts[branch] for branch in self.branches}
 
     def position_of(self, step: int) -> int | None:
         """The position in `steps` of the engine's step of that number; None where it is not on this path."""
-        at = bisect_left(self.steps, step, key=lambda record: record.step)
-        return at if at < len(self.steps) and self.steps[at].step == step else None
+        position = bisect_left(self.steps, step, key=lambda record: record.step)
+        return position if position < len(self.steps) and self.steps[position].step == step else None
 
     def knows(self, step: int) -> StepRecord | None:
-        """The step of that number, on whatever branch."""
+        """The step of that number, on any branch; None where it is not known."""
         return self._known.get(step)
 
     def _push(self, record: StepRecord) -> None:
-        at = len(self.steps)
+        position = len(self.steps)
         undrafted = [why_undrafted(self.run, record, part) for part in record.requests]
         for info in record.admitted:
             self.request(info.id).info = info
         for part, reason in zip(record.requests, undrafted, strict=True):
-            self.request(part.request).add(part, at, reason)
+            self.request(part.request).add(part, position, reason)
         for name in record.preempted:
-            self.request(name).preemptions.append(at)
+            self.request(name).preemptions.append(position)
         for end in record.finished:
             request = self.request(end.info.id)
-            request.end, request.ended = end, at
+            request.end, request.ended = end, position
             request.info = request.info or end.info
         self.steps.append(record)
         self.totals.add(record.counted, undrafted)
         before = self._clock[-1][1] if self._clock else 0
-        told = bool(record.phases)
-        self._clock.append((record.start_ns, max(record.end_ns, before)) if told else (before, before))
+        timed = bool(record.phases)
+        self._clock.append((record.start_ns, max(record.end_ns, before)) if timed else (before, before))
 
     def _pop(self) -> None:
         record = self.steps.pop()
@@ -359,7 +359,7 @@ class History:
         for part in record.requests:
             self.requests[part.request].take_back()
         while self.requests and next(reversed(self.requests.values())).first == len(self.steps):
-            self.requests.popitem()  # they stand in the order in which they were seen
+            self.requests.popitem()  # they are in the order in which they were seen
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` steps on the path, as if the others had never been. They stay known."""
@@ -369,26 +369,26 @@ class History:
             self._pop()
 
     def keep_last(self, count: int) -> None:
-        """Let the older steps go; figures are of what is left. What is known of requests that go on stays."""
+        """Drop the older steps; figures then cover what is left. What is known of requests that go on stays."""
         self.rewinds += 1
         self.gone += len(self.steps) - count
-        kept = self.steps[len(self.steps) - count :]
+        remaining = self.steps[len(self.steps) - count :]
         infos = {name: request.info for name, request in self.requests.items()}
         self.steps.clear()
         self.requests.clear()
         self.totals = RunningTotals()
         self._clock.clear()
-        first = kept[0].step if kept else 0
+        first = remaining[0].step if remaining else 0
         self._known = {step: record for step, record in self._known.items() if step >= first}
         for branch in [branch for branch, last in self._last.items() if last < first]:
             del self._last[branch], self.branches[branch]
-        for record in kept:
+        for record in remaining:
             self._push(record)
         for name, request in self.requests.items():
             request.info = request.info or infos[name]
 
     def request(self, name: str) -> RequestHistory:
-        """The request of that id, made where it is new."""
+        """The request of that id, created where it is new."""
         if name not in self.requests:
             self.requests[name] = RequestHistory(name, first=len(self.steps))
         return self.requests[name]
@@ -417,7 +417,7 @@ class History:
     def acceptance_at(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with it: of one request, or of all."""
         if request is None:
-            return self.totals.upto(position + 1, lambda at: self.steps[at].counted)
+            return self.totals.upto(position + 1, lambda index: self.steps[index].counted)
         return self.requests[request].acceptance_at(position) if request in self.requests else Acceptance()
 
     def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
@@ -449,7 +449,7 @@ class History:
         size = 1
         while -(-count // size) > width:
             size *= 2
-        ranges = [(at, min(at + size, count)) for at in range(0, count, size)]
+        ranges = [(start, min(start + size, count)) for start in range(0, count, size)]
         taus = [totals.tau(*each) for each in ranges]
         if request is None and self.counts_only:
             taus = [_or_reported(tau, self.steps[slice(*each)]) for tau, each in zip(taus, ranges, strict=True)]
@@ -465,7 +465,7 @@ class History:
         return (emitted[position + 1] - emitted[begin]) * 1e9 / elapsed if elapsed > 0 else None
 
     def elapsed_at(self, position: int) -> float:
-        """Seconds from the first step's start to its end."""
+        """Seconds from the start of the first step to the end of the step at a position."""
         return (self._clock[position][1] - self._clock[0][0]) / 1e9 if 0 <= position < len(self._clock) else 0.0
 
 

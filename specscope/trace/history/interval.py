@@ -29,13 +29,13 @@ COLUMNS: Mapping[str, int] = {
 }
 
 
-def interval_record(step: int, start_ns: int, end_ns: int, told: Aggregate) -> StepRecord:
+def interval_record(step: int, start_ns: int, end_ns: int, aggregate: Aggregate) -> StepRecord:
     """The engine step that stands for an interval: one phase, no requests."""
     return StepRecord(
         step=step,
         phases=(Phase("interval", start_ns, end_ns),),
-        running=told.running or 0,
-        waiting=told.waiting or 0,
+        running=aggregate.running or 0,
+        waiting=aggregate.waiting or 0,
         blocks_used=0,
         blocks_free=0,
         speculation=True,
@@ -44,12 +44,12 @@ def interval_record(step: int, start_ns: int, end_ns: int, told: Aggregate) -> S
         requests=(),
         preempted=(),
         finished=(),
-        aggregate=told,
+        aggregate=aggregate,
     )
 
 
 def counts_run(source: str, target: str) -> RunInfo:
-    """A run of intervals: as much of it as is known."""
+    """The RunInfo of a run of intervals, filled as far as it is known."""
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target,
@@ -72,31 +72,31 @@ def counts_run(source: str, target: str) -> RunInfo:
     )
 
 
-def counts(told: Aggregate) -> Acceptance:
+def counts(aggregate: Aggregate) -> Acceptance:
     """The figures of one interval alone."""
-    return measure([told])
+    return measure([aggregate])
 
 
-def cells(record: StepRecord, told: Aggregate) -> dict[str, str]:
-    """A cell for each of COLUMNS; a dash where the source does not tell it. `~`: worked out from rounded figures."""
-    mark = "~" if told.rounded else ""
+def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
+    """A cell for each of COLUMNS; a dash where the source does not report it. `~`: derived from rounded figures."""
+    mark = "~" if aggregate.rounded else ""
     seconds = (record.end_ns - record.start_ns) / 1e9
     values = {
         "time": clock(record.end_ns),
         "seconds": f"{seconds:.1f}" if seconds else NONE,
-        "drafts": _count(told.drafts, mark),
-        "length": NONE if told.length is None else f"{told.length:.2f}",
-        "rate": _percent(rate(told)),
-        "KV": _percent(told.kv_usage),
+        "drafts": _count(aggregate.drafts, mark),
+        "length": NONE if aggregate.length is None else f"{aggregate.length:.2f}",
+        "rate": _percent(rate(aggregate)),
+        "KV": _percent(aggregate.kv_usage),
     }
-    others = {name: _count(getattr(told, name)) for name in ("drafted", "accepted", "running", "waiting")}
-    return {**values, **others, "tokens": _count(told.emitted)}
+    others = {name: _count(getattr(aggregate, name)) for name in ("drafted", "accepted", "running", "waiting")}
+    return {**values, **others, "tokens": _count(aggregate.emitted)}
 
 
-def rate(told: Aggregate) -> float | None:
+def rate(aggregate: Aggregate) -> float | None:
     """Draft acceptance rate: from the counts, else as SGLang's gauge has it."""
-    found = counts(told).rate
-    return told.averages.get("sglang:spec_accept_rate") if found is None and not told.drafted else found
+    counted = counts(aggregate).rate
+    return aggregate.averages.get("sglang:spec_accept_rate") if counted is None and not aggregate.drafted else counted
 
 
 def clock(ns: int) -> str:
@@ -107,36 +107,36 @@ def clock(ns: int) -> str:
         return NONE
 
 
-def at_depth(told: Aggregate) -> list[str]:
+def at_depth(aggregate: Aggregate) -> list[str]:
     """The rate at each depth as vLLM has it: accepted there / drafts; a dash where nothing was drafted."""
-    return [NONE if value is None else f"{value:.3f}" for value in counts(told).per_position]
+    return [NONE if value is None else f"{value:.3f}" for value in counts(aggregate).per_position]
 
 
-def notes(told: Aggregate) -> list[str]:
-    """What else is to be said of an interval, in words: how deep drafts are now, a restart."""
-    depth = told.averages.get(DEPTH)
-    return [*([] if depth is None else [f"depth {depth:g}"]), *(["restarted"] if told.reset else [])]
+def notes(aggregate: Aggregate) -> list[str]:
+    """Further remarks on an interval, in words: the current draft depth, a restart."""
+    depth = aggregate.averages.get(DEPTH)
+    return [*([] if depth is None else [f"depth {depth:g}"]), *(["restarted"] if aggregate.reset else [])]
 
 
-def missing(told: Aggregate) -> list[str]:
+def missing(aggregate: Aggregate) -> list[str]:
     """What the source does not report, in words."""
     lacks = {
-        "the number of drafts": told.drafts is None,
-        "accepted tokens": told.accepted is None,
-        "rates by position": not told.accepted_at,
-        "how long drafts were": bool(told.accepted_at) and not told.proposed_at,
-        "output tokens": told.emitted is None,
-        "the batch": told.running is None,
-        "KV usage": told.kv_usage is None,
+        "the number of drafts": aggregate.drafts is None,
+        "accepted tokens": aggregate.accepted is None,
+        "rates by position": not aggregate.accepted_at,
+        "how long drafts were": bool(aggregate.accepted_at) and not aggregate.proposed_at,
+        "output tokens": aggregate.emitted is None,
+        "the batch": aggregate.running is None,
+        "KV usage": aggregate.kv_usage is None,
     }
     return ["trees, tokens, probabilities and coins", *(name for name, lacking in lacks.items() if lacking)]
 
 
-def missing_text(told: Aggregate) -> str:
+def missing_text(aggregate: Aggregate) -> str:
     """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
-    of = "request" if told.request or told.source.endswith("response") else "interval"
-    what = "counts" if told.drafts is not None else "averages"
-    return f"{told.source} reports {what} per {of}. Not available: {', '.join(missing(told))}"
+    of = "request" if aggregate.request or aggregate.source.endswith("response") else "interval"
+    what = "counts" if aggregate.drafts is not None else "averages"
+    return f"{aggregate.source} reports {what} per {of}. Not available: {', '.join(missing(aggregate))}"
 
 
 def _count(value: int | None, mark: str = "") -> str:

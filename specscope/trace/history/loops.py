@@ -18,8 +18,8 @@ from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import Bools
 
 LONGEST = 32  # tokens of a cycle
-TIMES = 3  # that it comes in a row
-TOLD = 0.1  # share of the output in loops from which it is said beside an acceptance length
+TIMES = 3  # repeats in a row
+TOLD = 0.1  # share of the output in loops from which it is mentioned beside an acceptance length
 
 
 def in_loops(tokens: NDArray[np.integer], text: NDArray[np.integer] | None = None) -> Bools:
@@ -52,11 +52,11 @@ class Loops:
 
     @property
     def share(self) -> float | None:
-        """Of the output tokens."""
+        """The share of output tokens that lie in loops."""
         return self.looped / self.tokens if self.tokens else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the acceptance length that is left."""
+        """Plain values, with the acceptance length of the other steps."""
         return {
             "tokens": self.tokens,
             "looped": self.looped,
@@ -67,21 +67,21 @@ class Loops:
 
 
 def loop_share(outputs: Sequence[NDArray[np.integer]]) -> float:
-    """Of all tokens of some whole outputs, the share in loops; 0 of nothing."""
+    """The share of all tokens of some whole outputs that lie in loops; 0 without tokens."""
     texts = np.repeat(np.arange(len(outputs)), [len(output) for output in outputs])
     return float(in_loops(np.concatenate(outputs), texts).mean()) if len(texts) else 0.0
 
 
 def step_sums(looped: Bools, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """[steps] how many of each step's tokens lie in loops. `sizes`: [steps] its tokens, which lie end to end."""
+    """[steps] how many of each step's tokens lie in loops. `sizes`: [steps] how many tokens each step has."""
     sums = np.concatenate([[0], np.cumsum(looped)])
     ends = np.cumsum(sizes)
-    found: NDArray[np.int64] = sums[ends] - sums[ends - sizes]
-    return found
+    per_step: NDArray[np.int64] = sums[ends] - sums[ends - sizes]
+    return per_step
 
 
 def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
-    """Of each request, from its steps in order. Where steps are missing between two, no cycle goes on."""
+    """The loops of each request, from its steps in order. No cycle continues across missing steps."""
     judged: list[list[RequestStep]] = []
     texts: list[int] = []  # of each step that was judged
     text = 0
@@ -103,13 +103,13 @@ def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
 
 
 def _loops(steps: Sequence[RequestStep], counts: Sequence[tuple[int, int, int]]) -> Loops:
-    """Of one request. `counts`: of each step its output tokens, how many are told, and how many lie in loops."""
+    """The loops of one request. `counts`: each step's output tokens, known tokens, and tokens in loops."""
     rest = measure(step for step, (size, _, inside) in zip(steps, counts, strict=True) if not size or inside < size)
     return Loops(sum(known for _, known, _ in counts), sum(inside for _, _, inside in counts), rest)
 
 
 def together(parts: Iterable[Loops]) -> Loops:
-    """Of all these."""
+    """The loops of several requests, added up."""
     tokens = looped = 0
     rest = Acceptance()
     for part in parts:

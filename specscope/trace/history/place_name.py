@@ -17,7 +17,7 @@ class PlaceName:
 
 
 def read_place(text: str) -> PlaceName:
-    """REQUEST, REQUEST@STEP or REQUEST@STEP/NODE; what is none of the latter two is a request's name."""
+    """Read REQUEST, REQUEST@STEP or REQUEST@STEP/NODE; anything that is not the latter two is a request's name."""
     name, sign, rest = text.rpartition("@")
     index, slash, node = rest.partition("/")
     if not sign or not name or whole(index) is None or (slash and whole(node) is None):

@@ -16,7 +16,7 @@ from specscope.trace.record.tree import Doubles, DraftTree
 
 @dataclass(frozen=True)
 class Ratios:
-    """Over the n nodes of a tree; 0 at nodes that were not tried."""
+    """The ratios of the n nodes of a tree; 0 at nodes that were not tried."""
 
     parent: Doubles  # [n] what was left of the parent's ratio when the node came up
     own: Doubles  # [n] the node's own then
@@ -24,9 +24,9 @@ class Ratios:
 
 
 def ratios(tree: DraftTree, verdict: Verdict) -> Ratios:
-    """Of a step under a rule that looks ahead."""
+    """The ratios of a step under a rule that looks ahead."""
     n = len(tree)
-    parent, own, left = np.zeros((3, n + 1))  # the root comes last: its index is -1
+    parent, own_ratio, left = np.zeros((3, n + 1))  # the root comes last: its index is -1
     left[-1] = 1.0
     forced = set(verdict.forced.tolist())
     rows = zip(
@@ -41,9 +41,9 @@ def ratios(tree: DraftTree, verdict: Verdict) -> Ratios:
         if outcome == Outcome.UNTRIED:
             continue
         ratio = parent[node] = left[above]
-        own[node] = left[node] = min(1.0, ratio * p / q) if q > 0 else 0.0
+        own_ratio[node] = left[node] = min(1.0, ratio * p / q) if q > 0 else 0.0
         if outcome == Outcome.REJECTED:
             left[above] = mass / (mass + (1 - ratio)) if mass > 0 else float(ratio == 1)
         elif node in forced:
             left[node] = 1.0
-    return Ratios(parent[:n], own[:n], left[:n])
+    return Ratios(parent[:n], own_ratio[:n], left[:n])

@@ -8,8 +8,8 @@ r_d     per-position rate as vLLM has it: accepted at depth d / drafts; correcte
 c_d     conditional: r_d / r_(d-1), on the corrected counts accepted at d / (accepted at d-1 that proposed d)
         A depth that no draft proposed has none of the three.
 
-An engine may tell sums over an interval and no steps (Aggregate). They are counted like steps as far as they go; a
-figure that needs what one of them does not tell is None, or is left out.
+An engine may report sums over an interval and no steps (Aggregate). They are counted like steps as far as they go; a
+figure that needs a sum that one of them does not report is None, or is left out.
 """
 
 from __future__ import annotations
@@ -53,49 +53,49 @@ class Acceptance:
         self._count(step, 1)
 
     def take_back(self, step: RequestStep | Aggregate) -> None:
-        """Count one less, which was added before."""
+        """Remove what was added before."""
         self._count(step, -1)
         deepest = max((depth for depth, count in self.depths.items() if count), default=0)
         while len(self.proposed_at) > deepest and not self.proposed_at[-1]:
             for name in AT_DEPTH:
                 getattr(self, name).pop()
 
-    def _count(self, step: RequestStep | Aggregate, one: int) -> None:
+    def _count(self, step: RequestStep | Aggregate, sign: int) -> None:
         if isinstance(step, Aggregate):
-            self._count_sums(step, one)
+            self._count_sums(step, sign)
             return
         verdict = step.verdict
         if verdict is None:
             return
-        self.steps += one
-        self.emitted += one * step.emitted
-        self.kinds[verdict.kind] += one
+        self.steps += sign
+        self.emitted += sign * step.emitted
+        self.kinds[verdict.kind] += sign
         if not len(step.tree):
             return
         accepted, depth = verdict.accepted, step.tree.max_depth
-        self.drafts += one
-        self.drafted += one * len(step.tree)
-        self.accepted += one * accepted
-        self.depth += one * depth
+        self.drafts += sign
+        self.drafted += sign * len(step.tree)
+        self.accepted += sign * accepted
+        self.depth += sign * depth
         self._widen(depth)
         tried = accepted + (1 if verdict.kind is FinalKind.RECOVERED else 0)
         for counts, reached in ((self.proposed_at, depth), (self.accepted_at, accepted), (self.tried_at, tried)):
             for d in range(min(reached, depth)):
-                counts[d] += one
+                counts[d] += sign
 
-    def _count_sums(self, told: Aggregate, one: int) -> None:
-        self.aggregates += one
+    def _count_sums(self, aggregate: Aggregate, sign: int) -> None:
+        self.aggregates += sign
         for name in SUMS:
-            value = getattr(told, name)
-            setattr(self, name, getattr(self, name) + one * (value or 0))
-            self.untold[name] += one if value is None else 0
-        self.depths[len(told.accepted_at)] += one
-        self._widen(len(told.accepted_at))
+            value = getattr(aggregate, name)
+            setattr(self, name, getattr(self, name) + sign * (value or 0))
+            self.untold[name] += sign if value is None else 0
+        self.depths[len(aggregate.accepted_at)] += sign
+        self._widen(len(aggregate.accepted_at))
         for name in AT_DEPTH:
-            at, into = getattr(told, name), getattr(self, name)
-            for d, value in enumerate(at):
-                into[d] += one * value
-            self.untold[name] += 0 if at or told.drafts == 0 else one
+            per_depth, into = getattr(aggregate, name), getattr(self, name)
+            for d, value in enumerate(per_depth):
+                into[d] += sign * value
+            self.untold[name] += 0 if per_depth or aggregate.drafts == 0 else sign
 
     def merge(self, other: Acceptance) -> None:
         """Add another count to this one."""
@@ -114,11 +114,11 @@ class Acceptance:
             counts.extend([0] * (depth - len(counts)))
 
     def knows(self, *names: str) -> bool:
-        """Whether these counts are of all that was added: an aggregate may not tell them."""
+        """Whether every source that was added reports these counts: an aggregate may lack them."""
         return not any(self.untold[name] for name in names)
 
     def told(self, name: str) -> int | None:
-        """A count, None where something that was added does not tell it."""
+        """A count; None where a source that was added does not report it."""
         known = self.knows(name) if name in SUMS else not self.aggregates
         value: int = getattr(self, name)
         return value if known else None
@@ -145,7 +145,7 @@ class Acceptance:
 
     @property
     def depth_rate(self) -> float | None:
-        """Accepted / depth: how much of the deepest path a tree could give was accepted."""
+        """Accepted / depth: the share of the deepest possible path that was accepted."""
         return None if self.aggregates else _ratio(self.accepted, self.depth)
 
     @property

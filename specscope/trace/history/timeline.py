@@ -1,6 +1,6 @@
 """The spans of one trace as rows in one scale of time: those of other services, and our own request and its steps.
 
-Nothing is shifted and nothing is added: a row is there because somebody told of it, and `notes` says what is missing.
+Nothing is shifted and nothing is invented: each row comes from a span or a record, and `notes` says what is missing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class SpanTimeline:
-    """The rows in order, each below its parent, and what must be said of them."""
+    """The rows in order, each below its parent, with notes on what is missing or wrong."""
 
     title: str
     rows: tuple[TimelineRow, ...] = ()
@@ -75,29 +75,29 @@ def of_request(history: History, request: RequestHistory) -> SpanTimeline:
     """A request of ours with the spans of other services in its trace."""
     others, info = history.others, request.info
     trace = info.traceparent.split("-")[1] if info is not None and info.traceparent else ""
-    found, notes = others.of(trace), []
-    if not found and (other := others.trace_of_request(request.id)):
-        trace, found = other, others.of(other)
+    spans, notes = others.of(trace), []
+    if not spans and (other := others.trace_of_request(request.id)):
+        trace, spans = other, others.of(other)
         notes.append(BY_NAME)
-    if not found:
+    if not spans:
         notes.append(NO_OTHERS)
-    own, more = _own(history, request)
-    rows = _nested([*_rows(found), *own])
-    return SpanTimeline(f"Request {printable(request.id)}", rows, (*notes, *more, *_said(history, rows)), len(found))
+    own_rows, more = _own(history, request)
+    rows = _nested([*_rows(spans), *own_rows])
+    return SpanTimeline(f"Request {printable(request.id)}", rows, (*notes, *more, *_said(history, rows)), len(spans))
 
 
 def of_trace(history: History, trace_id: str) -> SpanTimeline:
-    """A trace that no request of ours is in."""
-    found = history.others.of(trace_id)
-    rows = _nested(_rows(found))
-    return SpanTimeline(f"Trace {trace_id}", rows, (NOT_OURS, *_said(history, rows)), len(found))
+    """A trace without any request of ours."""
+    spans = history.others.of(trace_id)
+    rows = _nested(_rows(spans))
+    return SpanTimeline(f"Trace {trace_id}", rows, (NOT_OURS, *_said(history, rows)), len(spans))
 
 
 def other_traces(history: History) -> list[str]:
-    """The traces of other services in which no request of ours is."""
-    told = [(request.id, request.info) for request in history.requests.values()]
-    ours = {info.traceparent.split("-")[1] for _, info in told if info is not None and info.traceparent}
-    ours |= {history.others.trace_of_request(name) for name, _ in told}
+    """The traces of other services that hold no request of ours."""
+    requests = [(request.id, request.info) for request in history.requests.values()]
+    ours = {info.traceparent.split("-")[1] for _, info in requests if info is not None and info.traceparent}
+    ours |= {history.others.trace_of_request(name) for name, _ in requests}
     return [trace for trace in history.others.traces if trace not in ours]
 
 
@@ -106,9 +106,12 @@ def _rows(spans: Iterable[EngineSpan]) -> list[TimelineRow]:
 
 
 def _own(history: History, request: RequestHistory) -> tuple[list[TimelineRow], list[str]]:
-    """The request, its wait, its prefill and its decode steps; and what of them is not known."""
+    """Rows of the request, its wait, its prefill and its decode steps; and notes on what is not known."""
     info, end, notes = request.info, request.end, []
-    steps = [(at, history.steps[at], part) for at, part in zip(request.engine_steps, request.steps, strict=True)]
+    steps = [
+        (position, history.steps[position], part)
+        for position, part in zip(request.engine_steps, request.steps, strict=True)
+    ]
     steps = [step for step in steps if step[1].phases]
     begins = [record.start_ns for _, record, _ in steps]
     ends = [record.end_ns for _, record, _ in steps]
@@ -126,14 +129,16 @@ def _own(history: History, request: RequestHistory) -> tuple[list[TimelineRow], 
     if request.steps and request.steps[0].index:
         notes.append(f"What it did before its step {request.steps[0].index:,} is not known.")
     fed = [record for _, record, part in steps if part.prefill_tokens or part.verdict is None]
-    judged = [(at, record, part) for at, record, part in steps if part.verdict is not None]
+    judged = [(position, record, part) for position, record, part in steps if part.verdict is not None]
     rows += _lane("prefill", fed) + _lane("decode", [record for _, record, _ in judged])
     if len(judged) > STEPS:
         notes.append(f"Only the last {STEPS:,} of {len(judged):,} decode steps have a row; the lane `decode` has all.")
-    for at, record, part in judged[-STEPS:]:
+    for position, record, part in judged[-STEPS:]:
         accepted = 0 if part.verdict is None else part.verdict.accepted
-        told = f"@{part.index}  {f'{accepted}/{len(part.tree)} accepted' if len(part.tree) else acceptance(part)}"
-        rows.append(replace(_ours(f"step {at}", "decode", told, record.start_ns, record.end_ns), position=at))
+        label = f"@{part.index}  {f'{accepted}/{len(part.tree)} accepted' if len(part.tree) else acceptance(part)}"
+        rows.append(
+            replace(_ours(f"step {position}", "decode", label, record.start_ns, record.end_ns), position=position)
+        )
     return rows, notes
 
 
@@ -177,7 +182,7 @@ def _nested(rows: Sequence[TimelineRow]) -> tuple[TimelineRow, ...]:
 
 
 def _said(history: History, rows: Iterable[TimelineRow]) -> list[str]:
-    """What is wrong with the spans of other services."""
+    """Notes on what is wrong with the spans of other services."""
     others, notes = history.others, []
     early = [row.early_ns for row in rows if row.early_ns]
     if early:

@@ -1,6 +1,6 @@
-"""Running totals: what a run, or a request, came to after any number of its steps, without counting it all again.
+"""Running totals of a run or a request after any number of its steps, without counting all steps again.
 
-Totals of what every request and every bucket of a plot needs, and checkpoints of the full counts; so a screen that is
+Totals for what every request and every bucket of a plot needs, and checkpoints of the full counts: so a screen that is
 dragged through ten thousand steps adds up a few hundred at most for each place it stops at.
 """
 
@@ -55,7 +55,7 @@ class RunningTotals:
             self.marks.append((len(self.drafts) - 1, _copy(self.total)))
 
     def take_back(self, parts: Iterable[Counted]) -> None:
-        """As before the last item, which was made of these."""
+        """Remove the last item, which was made of these steps."""
         for part in parts:
             self.total.take_back(part)
             self.unmarked = max(self.unmarked - 1, 0)
@@ -77,8 +77,8 @@ class RunningTotals:
             return self.total
         begin, mark = self.marks[bisect_right(self.marks, count, key=lambda mark: mark[0]) - 1]
         total = _copy(mark)
-        for at in range(begin, count):
-            for part in item(at):
+        for index in range(begin, count):
+            for part in item(index):
                 total.add(part)
         return total
 

@@ -1,4 +1,4 @@
-"""Why a step drafted nothing: told from its record, in one of a few reasons."""
+"""Why a step drafted nothing: one of a few reasons, derived from its record."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) ->
         return Undrafted.NO_DRAFTER if run is not None and drafter in ("", "none") else Undrafted.OFF
     if part.form is not None and part.form.pruned:
         return Undrafted.FORM
-    if part.sizing:  # of our own: an adaptive tree; of vLLM: the drafts that were no valid ones
+    if part.sizing:  # ours: an adaptive tree; vLLM's: drafts that were not valid
         return Undrafted.FORM if not ours else Undrafted.COST if part.notes is None else Undrafted.NOT_KEPT
     if record.budget == 0 or (part.method is not None and part.method.unverified):
         return Undrafted.BUDGET
@@ -65,7 +65,7 @@ def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) ->
 
 @lru_cache(maxsize=16)
 def _deepest(drafter: str, tree: str) -> int:
-    """The longest path that a draft may have; beside a model a text may go as deep as there are nodes."""
+    """The longest path that a draft may have; combined with a model, a text may go as deep as there are nodes."""
     plan = read_plan(tree)
     if plan is None:
         return 0
@@ -77,12 +77,12 @@ def count_undrafted(
 ) -> Counter[Undrafted]:
     """The request steps without drafts in these records, by the reason; of all requests, or of one."""
     parts = ((record, part) for record in records for part in record.requests if request in (None, part.request))
-    told = (why_undrafted(run, record, part) for record, part in parts)
-    return Counter(reason for reason in told if reason is not None)
+    reasons = (why_undrafted(run, record, part) for record, part in parts)
+    return Counter(reason for reason in reasons if reason is not None)
 
 
 def shares(counts: Counter[Undrafted]) -> list[tuple[Undrafted, float]]:
-    """The reasons that there are with their shares of these steps, the commonest first."""
+    """The reasons that occur with their shares of these steps, commonest first."""
     total = counts.total()
     return [(reason, count / total) for reason, count in counts.most_common() if count]
 

@@ -1,6 +1,6 @@
 """Why a token was rejected, kept or never tried: a node, or a step's final token, in sentences.
 
-Each sentence is said only where the evidence holds it. The first is the headline that screens show.
+A sentence appears only where the evidence supports it. The first is the headline that screens show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 
 @dataclass(frozen=True)
 class Asker:
-    """What the sentences need besides the step itself."""
+    """What the sentences need in addition to the step."""
 
     vocabulary: Vocabulary
     run: RunInfo | None = None
@@ -62,12 +62,12 @@ def why_step(record: StepRecord, step: RequestStep, asker: Asker) -> list[str]:
         sizing = f" ({printable(step.sizing)})" if step.sizing else ""
         return [f"Nothing was drafted{about}{sizing}.", *_final(step, verdict, asker)]
     path = " ".join(quoted(asker.vocabulary, int(tree.token[node])) for node in verdict.path)
-    kept = f"Accepted {verdict.accepted} of {plural(tree.max_depth, 'level')}" + (f": {path}." if path else ".")
+    summary = f"Accepted {verdict.accepted} of {plural(tree.max_depth, 'level')}" + (f": {path}." if path else ".")
     node = ended_by(step)
     if node == len(tree):
-        return [kept, *why(step, node, asker)]
+        return [summary, *why(step, node, asker)]
     others = [f"Then also rejected: {_named(step, other, asker)}." for other in deciding(step) if other != node]
-    return [kept, *why(step, node, asker), *others, *_final(step, verdict, asker)]
+    return [summary, *why(step, node, asker), *others, *_final(step, verdict, asker)]
 
 
 def headline(step: RequestStep, node: int, asker: Asker) -> str:
@@ -91,7 +91,7 @@ def headline(step: RequestStep, node: int, asker: Asker) -> str:
 
 
 def brief(step: RequestStep, node: int, asker: Asker) -> str:
-    """The headline with the fewest figures, for where there is little room."""
+    """The headline with the fewest figures, for narrow places."""
     place = above(step, node)
     target = wanted(place)
     if target is None or node == len(step.tree) or int(step.tree.token[node]) == target.token:
@@ -126,9 +126,9 @@ def wanted(place: AtParent) -> TokenThere | None:
         return None  # what was drawn need not be the likeliest
     if not place.children:
         return None  # after a leaf nothing is recorded but the token itself
-    kept = [node for node in place.children if node in verdict.path.tolist()]
-    if kept:
-        return place.of_node(kept[0])
+    accepted = [node for node in place.children if node in verdict.path.tolist()]
+    if accepted:
+        return place.of_node(accepted[0])
     return place.of_token(verdict.token) if place.parent == end(step).parent else None
 
 
@@ -145,7 +145,7 @@ def would_have_kept(step: RequestStep, node: int, asker: Asker) -> list[str]:
 
 
 def _wider(place: AtParent, target: TokenThere, asker: Asker) -> str:
-    """Which tree would have held the token that the target wanted."""
+    """Which tree would have contained the token that the target wanted."""
     token, children = quoted(asker.vocabulary, target.token), len(place.children)
     if target.token in place.dropped:
         return f"The drafter had drafted {token} here, and re-ranking dropped it: a tree of more nodes might keep it."
@@ -165,7 +165,7 @@ def _wider(place: AtParent, target: TokenThere, asker: Asker) -> str:
 
 
 def _other_temperature(step: RequestStep, verdict: Verdict, node: int, asker: Asker) -> str:
-    """What temperature 0, or 1, would have made of the node: only where its evidence alone tells."""
+    """The node's outcome at temperature 0 or 1, where its evidence alone determines it."""
     params, parents, place = asker.params, step.parents, above(step, node)
     if params is None or parents is None or place.notes is None or step.rule != STANDARD:
         return ""

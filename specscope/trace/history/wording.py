@@ -1,4 +1,4 @@
-"""How counts, acceptance and ends are said, once: the console, the screens and the reports all use these. No torch."""
+"""How counts, acceptance and ends are worded, in one place: for the console, the screens and the reports. No torch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def probability(value: float) -> str:
     return ">.999" if 0.9995 <= value < 1 else f"{value:.3f}"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """`1 request`, `1,000 requests`. `many`: the plural, where it is not `one` with an s."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def plural(count: int, singular: str, many: str = "") -> str:
+    """`1 request`, `1,000 requests`. `many`: the plural, where it is not `singular` with an s."""
+    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
 
 
 def quoted(vocabulary: Vocabulary, token: int) -> str:
@@ -39,7 +39,7 @@ def ordinal(number: int) -> str:
 
 
 def ending(reason: str) -> str:
-    """Why a request ended, for people: `length` alone means the acceptance length everywhere else."""
+    """Why a request ended, for people: `length` alone would read as the acceptance length."""
     return "length limit" if reason == FinishReason.LENGTH else str(reason)
 
 
@@ -59,31 +59,31 @@ def acceptance(step: RequestStep, *, short: bool = False) -> str:
 
 
 def accepted_text(step: RequestStep) -> str:
-    """The same as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
+    """`acceptance` as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
     judged = step.verdict is not None and len(step.tree)
     return f"accepted {acceptance(step)}" if judged else acceptance(step)
 
 
 def about_method(notes: MethodNotes) -> list[str]:
-    """What a drafter's method tells of a tree as a whole."""
-    said = ["all depths in one pass"] if notes.one_pass else []
+    """What a drafter's method notes about a tree as a whole."""
+    parts = ["all depths in one pass"] if notes.one_pass else []
     if notes.unverified:
-        said.append(f"{plural(notes.unverified, 'draft')} not verified")
+        parts.append(f"{plural(notes.unverified, 'draft')} not verified")
     counts = np.bincount(notes.source, minlength=len(SOURCES)).tolist()
     if any(counts):
-        said.append(
+        parts.append(
             "from " + ", ".join(f"{name} {count}" for name, count in zip(SOURCES, counts, strict=True) if count)
         )
     if notes.match_length:
         often = f", {notes.match_count} times" if notes.match_count else ""
         where = f", in {printable(notes.match_source)}" if notes.match_source else ""
-        said.append(f"a match of {plural(notes.match_length, 'token')}{often}{where}")
-    return said
+        parts.append(f"a match of {plural(notes.match_length, 'token')}{often}{where}")
+    return parts
 
 
 def about_draft(notes: MethodNotes, node: int) -> list[str]:
-    """And of one node."""
-    said = [f"confidence {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
+    """What a drafter's method notes about one node."""
+    parts = [f"confidence {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
     source = notes.source_of(node)
-    said += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []
-    return said + ([f"module {int(notes.module[node])}"] if len(notes.module) else [])
+    parts += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []
+    return parts + ([f"module {int(notes.module[node])}"] if len(notes.module) else [])

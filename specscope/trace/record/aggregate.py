@@ -59,8 +59,8 @@ class Aggregate:
         """Mean acceptance length: from the counts, else as the source tells it."""
         if self.drafts and self.accepted is not None:
             return 1 + self.accepted / self.drafts
-        told = next((self.averages[name] for name in LENGTHS if name in self.averages), None)
-        return told or None  # SGLang's gauge is 0 where nothing was drafted
+        reported = next((self.averages[name] for name in LENGTHS if name in self.averages), None)
+        return reported or None  # SGLang's gauge is 0 where nothing was drafted
 
     @property
     def tried_at(self) -> tuple[int, ...]:

@@ -47,8 +47,8 @@ def coins_at(seeds: Words, stream: Stream, positions: NDArray[np.int64], counts:
     counter = [(block + 1).astype(np.uint64), positions[step].astype(np.uint64), *np.zeros((2, len(step)), np.uint64)]
     bits = _philox(counter, seeds[step], np.full(len(step), stream, np.uint64))
     within = np.arange(4 * len(step)) - np.repeat(4 * (np.cumsum(blocks) - blocks), 4 * blocks)
-    kept = bits.ravel()[within < np.repeat(counts, 4 * blocks)] >> np.uint64(11)
-    return np.minimum((kept.astype(np.float64) + 0.5) * 2.0**-53, np.nextafter(1.0, 0.0))
+    mantissas = bits.ravel()[within < np.repeat(counts, 4 * blocks)] >> np.uint64(11)
+    return np.minimum((mantissas.astype(np.float64) + 0.5) * 2.0**-53, np.nextafter(1.0, 0.0))
 
 
 def _philox(counter: list[Words], key: Words, other: Words) -> Words:

@@ -68,5 +68,5 @@ def draft_id(run: RunInfo | None, token: int) -> int | None:
     known = draft_tokens(run)
     if known is None:
         return token
-    found = np.flatnonzero(known == token)
-    return int(found[0]) if len(found) else None
+    places = np.flatnonzero(known == token)
+    return int(places[0]) if len(places) else None

@@ -33,7 +33,7 @@ class Logprobs(ArrayEq):
     top_logprob: Annotated[Floats, Wire("", LogProbability, "e,w")]  # theirs, falling
 
     def each(self, tokens: Sequence[int]) -> list[OutputLogprob]:
-        """One for each of the step's emitted tokens."""
+        """An OutputLogprob for each of the step's emitted tokens."""
         rows = zip(self.top.tolist(), self.top_logprob.tolist(), strict=True)
         both = zip(tokens, self.logprob.tolist(), rows, strict=True)
-        return [OutputLogprob(token, own, tuple(zip(*row, strict=True))) for token, own, row in both]
+        return [OutputLogprob(token, logprob, tuple(zip(*row, strict=True))) for token, logprob, row in both]

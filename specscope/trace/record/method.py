@@ -52,12 +52,12 @@ class MethodNotes(ArrayEq):
 
 
 def text_part(drafter: str) -> str:
-    """Which part of our drafters looks into the text: suffix or ngram, alone or combined; "" for none."""
+    """The part of our drafter that searches the text: suffix or ngram, alone or combined; "" for none."""
     name = drafter.partition("+")[0]
     return name if name in TEXTS else ""
 
 
 def model_part(drafter: str) -> str:
-    """Which part of our drafters runs a model: eagle or draft_model, alone or combined; "" for none."""
+    """The part of our drafter that runs a model: eagle or draft_model, alone or combined; "" for none."""
     name = drafter.rpartition("+")[2]
     return name if name in MODELS else ""

@@ -136,7 +136,7 @@ class SamplingParams:
         return bool(getattr(self, name)) or name in self.left_out
 
     def kept(self, level: Privacy) -> SamplingParams:
-        """What is told of them at a level: `left_out` names the rest."""
+        """The parameters that are kept at a privacy level: `left_out` names the rest."""
         due = [name for name, mark in withheld(SamplingParams).items() if mark is not None and mark.level <= level]
         gone = {name: getattr(_DEFAULT, name) for name in due if getattr(self, name)}
         return dataclasses.replace(self, left_out=tuple(sorted((*self.left_out, *gone))), **gone) if gone else self
@@ -148,7 +148,7 @@ class SamplingParams:
 
     @property
     def limited(self) -> bool:
-        """Whether not every token may follow every output."""
+        """Whether some tokens are forbidden after some outputs."""
         return self.min_tokens > 0 or self.has("structured_outputs")
 
     @property
@@ -188,5 +188,5 @@ _DEFAULT = SamplingParams()
 
 
 def kept_params(values: Mapping[str, Any], level: Privacy) -> Mapping[str, Any]:
-    """The same of the parameters of a run, as `to_dict` gave them; another engine may tell none."""
+    """A run's default parameters as kept at a privacy level, from `to_dict`; another engine may report none."""
     return SamplingParams(**values).kept(level).to_dict() if values else values

@@ -29,13 +29,13 @@ class RawRow:
 
     @staticmethod
     def of(logits: Floats) -> RawRow:
-        """Of logits float32 [V]. In numpy: torch would wake its threads for each row, and wait for them."""
+        """A row from logits float32 [V]. In numpy: torch would wake its threads for each row, and wait for them."""
         weights = logits - logits.max()
         np.exp(weights, out=weights)
         return RawRow(weights, weights.sum())
 
     def p(self, tokens: Indices) -> Floats:
-        """Their probabilities."""
+        """The probabilities of these tokens."""
         probs: Floats = self.weights[tokens] / self._mass
         return probs
 
@@ -51,7 +51,7 @@ class RawRow:
 
 
 class ParentsBuilder:
-    """The notes of one tree while they are filled, a tried parent after the other."""
+    """The notes of one tree while they are filled, one tried parent after another."""
 
     def __init__(self, nodes: int, parents: int) -> None:
         self.node: dict[str, NDArray[Any]] = {
@@ -65,48 +65,48 @@ class ParentsBuilder:
         self.parent |= {name: np.zeros((parents, 0), np.int32) for name in ("top", "draft_top")}
         self.parent |= {name: np.zeros((parents, 0), np.float32) for name in ("top_p", "draft_top_p")}
 
-    def raw(self, at: int, row: RawRow, children: Indices, tokens: Indices) -> None:
-        """What the target gave at parent number `at`, before any rule. `tokens` are those of its children."""
-        self._keep("top", at, *row.top())
+    def raw(self, index: int, row: RawRow, children: Indices, tokens: Indices) -> None:
+        """What the target gave at parent number `index`, before any rule. `tokens` are those of its children."""
+        self._keep("top", index, *row.top())
         self.node["raw_p"][children] = row.p(tokens)
 
-    def chosen(self, at: int, choice: int, children: Indices, tokens: Indices) -> None:
+    def chosen(self, index: int, choice: int, children: Indices, tokens: Indices) -> None:
         """A greedy target: all of p is at one token."""
-        self.parent["choice"][at], self.parent["choice_p"][at] = choice, 1
+        self.parent["choice"][index], self.parent["choice_p"][index] = choice, 1
         self.node["rank"][children] = tokens == choice
 
-    def target(self, at: int, p: Floats, children: Indices, tokens: Indices) -> None:
+    def target(self, index: int, p: Floats, children: Indices, tokens: Indices) -> None:
         """What the target is sampled from."""
         best = int(p.argmax())
-        self.parent["choice"][at], self.parent["choice_p"][at] = best, p[best]
-        self.parent["entropy"][at], self.parent["varentropy"][at] = spread(p)
+        self.parent["choice"][index], self.parent["choice_p"][index] = best, p[best]
+        self.parent["entropy"][index], self.parent["varentropy"][index] = spread(p)
         self.node["rank"][children] = ranks(p, tokens)
 
-    def drawn(self, at: int, q: Floats, children: Indices, tokens: Indices) -> None:
+    def drawn(self, index: int, q: Floats, children: Indices, tokens: Indices) -> None:
         """What sampled children were drawn from."""
-        self.parent["q_entropy"][at], self.parent["q_varentropy"][at] = spread(q)
+        self.parent["q_entropy"][index], self.parent["q_varentropy"][index] = spread(q)
         self.node["q_rank"][children] = ranks(q, tokens)
 
-    def drafter(self, at: int, q: RawRow, raw: RawRow, d2t: Indices | None) -> None:
+    def drafter(self, index: int, q: RawRow, raw: RawRow, d2t: Indices | None) -> None:
         """The drafter's own, where it is a model. `d2t`: the target's token behind each of a reduced vocabulary."""
-        choice = int(self.parent["top"][at, 0])
+        choice = int(self.parent["top"][index, 0])
         tokens, probs = q.top()
         place = np.array([choice])
         if d2t is not None:
             tokens, place = d2t[tokens], np.flatnonzero(d2t == choice)
-            self.parent["outside"][at] = max(1 - float(raw.p(d2t).sum()), 0)
-        self._keep("draft_top", at, tokens, probs)
+            self.parent["outside"][index] = max(1 - float(raw.p(d2t).sum()), 0)
+        self._keep("draft_top", index, tokens, probs)
         if len(place):
-            self.parent["choice_rank"][at] = 1 + np.count_nonzero(q.weights > q.weights[place[0]])
-            self.parent["choice_q"][at] = q.p(place)[0]
+            self.parent["choice_rank"][index] = 1 + np.count_nonzero(q.weights > q.weights[place[0]])
+            self.parent["choice_q"][index] = q.p(place)[0]
 
-    def _keep(self, name: str, at: int, tokens: Indices, probs: Floats) -> None:
-        """The likeliest tokens of a parent."""
+    def _keep(self, name: str, index: int, tokens: Indices, probs: Floats) -> None:
+        """Store the likeliest tokens of a parent."""
         if not self.parent[name].shape[1]:
             parents = len(self.parent[name])
             self.parent[name] = np.zeros((parents, len(tokens)), np.int32)
             self.parent[name + "_p"] = np.zeros((parents, len(tokens)), np.float32)
-        self.parent[name][at], self.parent[name + "_p"][at] = tokens, probs
+        self.parent[name][index], self.parent[name + "_p"][index] = tokens, probs
 
     def done(self, nodes: Ints, final: Spread, final_target_p: float) -> ParentNotes:
         """`nodes` [k]: the parents; `final`: of what the final token was drawn from."""
@@ -122,7 +122,7 @@ class ParentsBuilder:
 
 
 def spread(row: Floats) -> Spread:
-    """Of a row [V]."""
+    """Entropy and varentropy of a row [V]."""
     logs = np.maximum(row, TINY)
     np.log(logs, out=logs)
     entropy = -float(row @ logs)
@@ -131,9 +131,9 @@ def spread(row: Floats) -> Spread:
 
 
 def spread_without(whole: Spread, p: float, total: float) -> Spread | None:
-    """Of what is left of a row when one of its tokens, of probability `p`, is taken out and the rest normalised.
+    """Entropy and varentropy of a row without one token of probability `p`, the rest normalised.
 
-    `total`: of the row: where an engine's softmax is off by 5e-6 and a tenth is left, that tells.
+    `total`: the row's sum. Where a tenth of the mass is left, a softmax that is off by 5e-6 makes a difference.
 
     With m = total - p, A = H + p log p and B = V + H^2 - p log^2 p: the entropy is A/m + log m, and the varentropy
     B/m - (A/m)^2. None where little is left: the error of a float32 sum is divided by m.

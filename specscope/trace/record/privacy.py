@@ -30,7 +30,7 @@ class Privacy(IntEnum):
 
     @staticmethod
     def of(*, no_text: bool, no_tokens: bool) -> Privacy:
-        """By flags, of which the second implies the first."""
+        """The level of two flags, of which the second implies the first."""
         return Privacy.NO_TOKENS if no_tokens else Privacy.NO_TEXT if no_text else Privacy.EVERYTHING
 
     @property
@@ -40,27 +40,27 @@ class Privacy(IntEnum):
 
     @property
     def remark(self) -> str:
-        """What whoever asks for it must know; "" for nothing."""
+        """What the user of this level must know; "" for nothing."""
         if self is not Privacy.NO_TEXT:
             return ""
         return "--no-text keeps token ids, which are text to anyone with the tokenizer: --no-tokens leaves them out too"
 
     @property
     def lack(self) -> str:
-        """Why readers of a capture cannot tell more; "" where they can."""
+        """Why readers of a capture cannot say more; "" where nothing was left out."""
         gone = ("", "prompts and texts are not in this file", "token ids are not in this file")[self]
         return f"recorded with {self.flag}: {gone}" if gone else ""
 
 
 def blank(value: Any, _: Privacy) -> Any:  # noqa: ANN401
-    """How many ids there were is kept: each is NO_TOKEN."""
+    """A value left out: as many ids as there were, each NO_TOKEN; anything else becomes empty."""
     if isinstance(value, np.ndarray):
         return np.full_like(value, NO_TOKEN)
     return NO_TOKEN if isinstance(value, int) else type(value)()
 
 
 def marked(value: str, _: Privacy) -> str:
-    """Whether there was a text is kept."""
+    """A marker where there was a text, "" where there was none."""
     return LEFT_OUT if value else ""
 
 
@@ -78,7 +78,7 @@ TokenIds = Annotated[NDArray[np.int32], IDS]
 
 
 def no_tokens(count: int) -> NDArray[np.int32]:
-    """So many ids that were left out. They take no memory: how many there are, a file or a sender says."""
+    """An array of so many left-out ids. It takes no memory, since the count comes from a file or a sender."""
     return np.broadcast_to(np.int32(NO_TOKEN), count)
 
 
@@ -88,7 +88,7 @@ def told_ids(tokens: NDArray[np.int32]) -> list[int] | None:
 
 
 def told_fields(values: Mapping[str, Any], level: Privacy, kind: type) -> dict[str, Any]:
-    """The fields of a dataclass that are told at a level, for what is written by name."""
+    """The fields of a dataclass that are kept at a level, for what is written by name."""
     gone = {name for name, mark in withheld(kind).items() if mark is not None and mark.level <= level}
     return {name: value for name, value in values.items() if name not in gone}
 
@@ -105,7 +105,7 @@ def withheld(kind: type) -> Mapping[str, Withheld | None]:
 
 
 def strip(value: T, level: Privacy) -> T:
-    """A record, or a part of one, as it is kept at a level; the very same where nothing of it is left out."""
+    """A record, or a part of one, as it is kept at a level; the same object where nothing is left out."""
     if level is Privacy.EVERYTHING:
         return value
     if isinstance(value, tuple):
@@ -123,5 +123,5 @@ def strip(value: T, level: Privacy) -> T:
     return dataclasses.replace(value, **changes) if changes else value
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _is(value: object, other: object) -> bool:
+    return value is other

@@ -206,7 +206,7 @@ class Verdict(ArrayEq):
 
 
 def followed_by(verdict: Verdict) -> Preceded:
-    """What this verdict is to the request's next step."""
+    """The `Preceded` of the request's next step, which this verdict determines."""
     if not len(verdict.outcome):
         return Preceded.NO_DRAFT
     if not verdict.accepted:
@@ -280,11 +280,11 @@ class RequestStep(ArrayEq):
     def parts_at_near_draw(self, other: DraftTree, dtype: str) -> bool:
         """Whether the first node at which another tree differs is one of `near_draws`: rounding may be why."""
         pairs = zip(self.tree.token.tolist(), other.token.tolist(), strict=False)
-        return next((node for node, (one, two) in enumerate(pairs) if one != two), None) in self.near_draws(dtype)
+        return next((node for node, (left, right) in enumerate(pairs) if left != right), None) in self.near_draws(dtype)
 
     @property
     def tokens_shown(self) -> list[int]:
-        """Those of the tree, and the final one."""
+        """The tokens of the tree, and the final one."""
         return [*self.tree.token.tolist(), *([] if self.verdict is None else [self.verdict.token])]
 
     def tokens(self) -> list[int]:
@@ -294,7 +294,7 @@ class RequestStep(ArrayEq):
         return [*self.tree.token[self.verdict.path].tolist(), self.verdict.token]
 
     def output(self) -> list[int]:
-        """Those of them that became output."""
+        """The committed tokens that became output."""
         return self.tokens()[: self.emitted]
 
 

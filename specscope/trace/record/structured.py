@@ -55,8 +55,8 @@ class StructuredOutputs:
             object.__setattr__(self, name, checked(getattr(self, name), kind, f"structured_outputs: {name}"))
         given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) not in (None, False)]
         if len(given) != 1:
-            told = " and ".join(given) or "none"
-            raise UserError(f"structured_outputs needs exactly one of {', '.join(_TYPES)}; given: {told}")
+            names = " and ".join(given) or "none"
+            raise UserError(f"structured_outputs needs exactly one of {', '.join(_TYPES)}; given: {names}")
         if self.json is not None:
             _check_json(self.text)
         elif any("\0" in text for text in self.choice or (self.text,)):
@@ -64,19 +64,19 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Which of them it is."""
+        """The name of the field that is given."""
         return next(name for name in _TYPES if getattr(self, name) not in (None, False))
 
     @property
     def text(self) -> str:
-        """Its source as one text: of choices a JSON list, of json_object nothing."""
+        """The source as one text: a JSON list for choices, empty for json_object."""
         value = getattr(self, self.kind)
         if value is True:
             return ""
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: the one that is given."""
+        """Plain values for JSON: only the field that is given."""
         value = getattr(self, self.kind)
         return {self.kind: list(value) if isinstance(value, tuple) else value}
 
@@ -93,7 +93,7 @@ _TYPES = field_types(StructuredOutputs)
 
 
 def _as_text(schema: Mapping[str, Any]) -> str:
-    """In the order in which it came: a grammar asks for properties in that order."""
+    """The schema as JSON text, in its own order: a grammar requires the properties in that order."""
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -101,7 +101,7 @@ def _as_text(schema: Mapping[str, Any]) -> str:
 
 
 def _check_json(text: str) -> None:
-    """A schema is JSON: an object or true. Raises UserError."""
+    """Check that a schema is JSON, an object or true, and not too deep. Raises UserError."""
     try:
         schema = decoded(text)
     except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
@@ -110,11 +110,11 @@ def _check_json(text: str) -> None:
     if not isinstance(schema, dict) and schema is not True:
         raise UserError("structured_outputs: json must be a JSON schema: an object, or true for any JSON")
     level, depth = [schema], 0
-    while level := [x for one in level if isinstance(one, dict | list) for x in _inside(one)]:
+    while level := [x for container in level if isinstance(container, dict | list) for x in _inside(container)]:
         depth += 1
         if depth > DEEPEST:
             raise UserError(f"structured_outputs: json is nested more than {DEEPEST} deep: write a flatter schema")
 
 
-def _inside(one: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(one.values()) if isinstance(one, dict) else one
+def _inside(container: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(container.values()) if isinstance(container, dict) else container

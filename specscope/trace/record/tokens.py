@@ -10,9 +10,9 @@ from specscope.trace.record.vocabulary import Vocabulary
 
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's map between bytes and printable characters: printable Latin-1 stays, the rest move to U+0100 on."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    moved = [b for b in range(256) if b not in kept]
-    return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(moved)}
+    unmoved = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = [b for b in range(256) if b not in unmoved]
+    return {chr(b): b for b in unmoved} | {chr(256 + i): b for i, b in enumerate(moved)}
 
 
 _BYTES = _byte_of_character()

@@ -55,7 +55,7 @@ class LeftOut:
 
 
 def ratio_keeps(trace_id: int, traceparent: str, ratio: float) -> Reason | None:
-    """Why this trace is one of the share; None where it is not. `traceparent`: the caller's span, "" for none.
+    """Why this trace is in the sampled share; None where it is not. `traceparent`: the caller's span, "" for none.
 
     The decision of ParentBased(TraceIdRatioBased(ratio)) of the OpenTelemetry SDK (sdk/trace/sampling.py).
     """
@@ -81,6 +81,6 @@ class TraceSampling:
 
     @property
     def text(self) -> str:
-        """As the flags say it; "" where everything is kept."""
-        said = [] if self.ratio is None else [f"ratio {self.ratio:g}"]
-        return ", ".join(said if self.keep is None else [*said, f"keep {self.keep.text}"])
+        """The sampling as flags write it; "" where everything is kept."""
+        parts = [] if self.ratio is None else [f"ratio {self.ratio:g}"]
+        return ", ".join(parts if self.keep is None else [*parts, f"keep {self.keep.text}"])

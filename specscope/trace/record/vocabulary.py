@@ -50,14 +50,14 @@ _VISIBLE: Mapping[str, str] = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"
 
 
 def stop_begins(text: str, before: int, stop: str) -> int:
-    """Where the stop string begins that the last token of a text completed; the text's length where there is none.
+    """The index of the stop string that the last token of a text completed; the text's length where there is none.
 
-    `before`: characters without that token. An earlier one may be there too: min_tokens let it pass. Other engines may
+    `before`: characters without that token. An earlier match is possible: min_tokens let it pass. Other engines may
     end later than at that token: then the first one counts.
     """
-    at = text.find(stop, max(before - len(stop) + 1, 0))
-    at = text.find(stop) if at < 0 else at
-    return len(text) if at < 0 else at
+    begin = text.find(stop, max(before - len(stop) + 1, 0))
+    begin = text.find(stop) if begin < 0 else begin
+    return len(text) if begin < 0 else begin
 
 
 class Detokenizer:
@@ -96,17 +96,17 @@ def escape(piece: bytes) -> str:
 def unescape(text: str) -> bytes:
     """The bytes that `escape` was given."""
     out = bytearray()
-    at = 0
-    while at < len(text):
-        if text[at] != "\\":
-            end = text.find("\\", at)
+    position = 0
+    while position < len(text):
+        if text[position] != "\\":
+            end = text.find("\\", position)
             end = len(text) if end < 0 else end
-            out += text[at:end].encode()
-            at = end
-        elif text[at + 1 : at + 2] == "x":
-            out.append(int(text[at + 2 : at + 4], 16))
-            at += 4
+            out += text[position:end].encode()
+            position = end
+        elif text[position + 1 : position + 2] == "x":
+            out.append(int(text[position + 2 : position + 4], 16))
+            position += 4
         else:
             out += b"\\"
-            at += 2
+            position += 2
     return bytes(out)

@@ -17,13 +17,13 @@ MAX_AVERAGES = 256
 FIRST = ("source", "engine", "request", "accepted_at", "proposed_at", "averages", "average_values", "reset", "rounded")
 
 
-def attributes(told: Aggregate) -> dict[str, Any]:
-    """What an engine_step span says of an aggregate: nothing of what is not told."""
+def attributes(aggregate: Aggregate) -> dict[str, Any]:
+    """The attributes of an aggregate in its engine_step span: only what the source reports."""
     averages: dict[str, Any] = {}
-    if told.averages:
-        values = [float(value) for value in told.averages.values()]
-        averages = {PREFIX + "averages": list(told.averages), PREFIX + "average_values": values}
-    return first([PREFIX + name for name in FIRST], written(told, by_hand={"averages": averages}))
+    if aggregate.averages:
+        values = [float(value) for value in aggregate.averages.values()]
+        averages = {PREFIX + "averages": list(aggregate.averages), PREFIX + "average_values": values}
+    return first([PREFIX + name for name in FIRST], written(aggregate, by_hand={"averages": averages}))
 
 
 @checks(Aggregate)
@@ -38,7 +38,7 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
     )
 
     def weight(self) -> int:
-        """As of the others."""
+        """Approximate size in bytes in memory."""
         at_depth = len(self.aggregate_accepted_at) + len(self.aggregate_proposed_at)
         return int(super().weight()) + 16 * at_depth + 100 * len(self.averages)
 
@@ -46,22 +46,24 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
         super().__post_init__()
         if len(self.averages) != len(self.average_values) or len(set(self.averages)) != len(self.averages):
             raise ValueError(f"`{PREFIX}average_values` are not one for each name in `{PREFIX}averages`")
-        told = self.told()
-        if told.accepted_at:
-            _check_positions(told)
-        elif told.proposed_at:
+        aggregate = self.told()
+        if aggregate.accepted_at:
+            _check_positions(aggregate)
+        elif aggregate.proposed_at:
             raise ValueError(f"`{PREFIX}proposed_at` without `{PREFIX}accepted_at`")
 
     def told(self) -> Aggregate:
-        """The record's form."""
+        """The Aggregate that these attributes describe."""
         averages = dict(zip(self.averages, self.average_values, strict=True))
         return read(self, Aggregate, {}, given={"averages": averages})
 
 
-def _check_positions(told: Aggregate) -> None:
-    if told.drafts is None or max(told.accepted_at) > told.drafts:
+def _check_positions(aggregate: Aggregate) -> None:
+    if aggregate.drafts is None or max(aggregate.accepted_at) > aggregate.drafts:
         raise ValueError(f"`{PREFIX}accepted_at` counts more than `{PREFIX}drafts`")
-    if any(after > before for before, after in pairwise(told.accepted_at)):
+    if any(after > before for before, after in pairwise(aggregate.accepted_at)):
         raise ValueError(f"`{PREFIX}accepted_at` rises: a token is accepted only after the one before it")
-    if told.proposed_at and len(told.proposed_at) != len(told.accepted_at):
-        raise ValueError(f"`{PREFIX}proposed_at` holds {len(told.proposed_at)} values, not {len(told.accepted_at)}")
+    if aggregate.proposed_at and len(aggregate.proposed_at) != len(aggregate.accepted_at):
+        raise ValueError(
+            f"`{PREFIX}proposed_at` holds {len(aggregate.proposed_at)} values, not {len(aggregate.accepted_at)}"
+        )

@@ -13,7 +13,7 @@ Sink = Callable[[StepRecord], None]
 MovingSink = Callable[[StepRecord | Moved], None]
 
 LIMIT = 1024  # records that may wait for a sink
-LOSSLESS_LIMIT = 64  # for a lossless one: what waits must still be written when the program is told to end
+LOSSLESS_LIMIT = 64  # for a lossless sink: what waits must still be written when the program is told to end
 POLL_SECONDS = 0.1  # records wait this long at most; waking a thread on each would disturb the engine
 QUIET_SECONDS = 0.3  # after so long without a record the engine rests: what sinks have gathered goes out
 
@@ -29,7 +29,7 @@ class Subscription:
 
     def __init__(self, sink: MovingSink, lossless: bool, limit: int, moves: bool) -> None:
         self.sink = sink
-        self.moves = moves  # whether it hears where the run goes back as well
+        self.moves = moves  # whether it is also told where the run goes back
         self.lossless = lossless
         self.limit = limit
         self.lost = 0  # records thrown away because the sink was behind
@@ -113,14 +113,14 @@ class Bus:
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
-        self._lock = threading.Lock()  # held while a record is handed out: none comes behind the last
+        self._lock = threading.Lock()  # held while a record is handed out, so that none follows the last
 
     def subscribe(self, sink: Sink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
         """Add a sink: any callable that takes a record. It is called on a thread of its own."""
         return self._add(sink, lossless, limit, moves=False)  # type: ignore[arg-type]
 
     def follow(self, sink: MovingSink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
-        """Add a sink that stands where the run stands: it takes what is moved, too."""
+        """Add a sink that follows the run's position: it is also handed moves."""
         return self._add(sink, lossless, limit, moves=True)
 
     def _add(self, sink: MovingSink, lossless: bool, limit: int | None, *, moves: bool) -> Subscription:
@@ -155,7 +155,7 @@ class Bus:
     def close(self, last: Callable[[], StepRecord | None] = lambda: None) -> None:
         """Flush and end all subscriptions; raises the first error of a lossless sink.
 
-        `last`: when everything was handed over, it may give one more record. What is published meanwhile is dropped.
+        `last`: called when everything has been handed over; may give one more record. What comes meanwhile is dropped.
         """
         with self._lock:
             ending, self.subscriptions = self.subscriptions, []

@@ -75,7 +75,7 @@ def span_json(span: Span) -> dict[str, Any]:
         "attributes": _attributes(span.attributes),
     }
     if span.links:
-        links = [{"traceId": f"{trace:032x}", "spanId": f"{own:016x}"} for trace, own in span.links]
+        links = [{"traceId": f"{trace:032x}", "spanId": f"{span_id:016x}"} for trace, span_id in span.links]
         out["links"] = [link | {"flags": SAMPLED_LOCAL} for link in links]
     return out | {"status": {}}
 
@@ -116,12 +116,12 @@ class CaptureWriter:
         self._encoder = Encoder(run, vocabulary)
         self._resource = resource_attributes(run)
         self._spans: list[Span] = []
-        self._steps = 0  # whose spans these are
+        self._steps = 0  # the number of steps that these spans belong to
         self._size = 0  # bytes of whole lines
         self._written = time.monotonic()
         self._on_full = on_full
         self.dropped = self._told = 0  # steps that the disk did not take; as they were told last
-        self.is_gone = False  # at the end: the file was deleted or replaced while it was written
+        self.is_gone = False  # set at the end: the file was deleted or replaced while it was written
         try:
             self.path, self._file = open_capture(asked, existing)
         except OSError as error:
@@ -161,13 +161,13 @@ class CaptureWriter:
             self._drop(steps, str(error.strerror), self._on_full)
 
     def _cut(self) -> None:
-        """Back to the last whole line. Devices and pipes cannot."""
+        """Truncate to the last whole line. Devices and pipes cannot be truncated."""
         with suppress(OSError):
             self._file.truncate(self._size)
             self._file.seek(self._size)
 
     def _drop(self, steps: int, why: str, tell: Callable[[str], None]) -> None:
-        """Count them, and tell of the first and whenever they have doubled."""
+        """Count dropped steps; report the first, and again whenever the count has doubled."""
         self.dropped += steps
         if self.dropped >= max(2 * self._told, 1):
             self._told = self.dropped
@@ -196,7 +196,7 @@ class CaptureWriter:
         return lines
 
     def _is_elsewhere(self) -> bool:
-        """Whether the name stands for another file now, or for none. Devices and pipes keep nothing."""
+        """Whether the name now leads to another file, or to none. Devices and pipes are exempt."""
         try:
             return stat.S_ISREG(self._opened.st_mode) and not os.path.samestat(self._opened, os.stat(self.path))
         except OSError:

@@ -45,16 +45,16 @@ def written(
     """A record's attributes, or its notes. `by_hand`: more attributes in a field's place, or more of a field's JSON."""
     plan = _writing(type(record), privacy, only)
     values: dict[str, Any] = {}
-    for (key, plain, told, default, special), value in zip(plan.fields, plan.values(record), strict=False):
+    for (key, plain, always, default, special), value in zip(plan.fields, plan.values(record), strict=False):
         if special is not None:
             values |= _by_hand(special, value, privacy, by_hand.get(special.name, NOTHING))
-        elif told or (value.size if default is _ARRAY else value is not default and value != default):
+        elif always or (value.size if default is _ARRAY else value is not default and value != default):
             values[key] = value if plain is None else plain(value)
     return values
 
 
 def _by_hand(field: WireField, value: Any, privacy: Privacy, more: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401
-    """What is written of a field by hand, or as JSON."""
+    """The attributes of a field that is written by hand, or as JSON."""
     if field.notes is None:
         return more
     notes = {} if value is None else {**written(value, privacy), **more}
@@ -65,7 +65,7 @@ _ARRAY = object()  # stands for the default of an array: no values
 
 
 class _Writing:
-    """How a record is written: what is worked out of its fields but once."""
+    """How a record type is written: worked out from its fields once."""
 
     def __init__(self, kind: type, privacy: Privacy, only: tuple[str, ...]) -> None:
         fields = [f for f in wired(kind) if not f.goes(privacy) and (not only or f.attribute in only)]
@@ -83,7 +83,7 @@ _writing: Callable[[Any, Privacy, tuple[str, ...]], _Writing] = cache(_Writing)
 
 
 def first(names: Iterable[str], attributes: Mapping[str, T]) -> dict[str, T]:
-    """The attributes, with these first."""
+    """The attributes, reordered so that these come first."""
     return {name: attributes[name] for name in (*names, *attributes) if name in attributes}
 
 
@@ -94,9 +94,9 @@ def checks(
     order: Iterable[str] = (),
     nameless: bool = False,
 ) -> Callable[[type[S]], type[S]]:
-    """Gives a Struct the fields of what is written of records, so that it checks them.
+    """Decorator that gives a Struct the wire fields of records, so that it checks them.
 
-    `absent`: attributes that may lack, and what stands for them. `order`: of attributes that are written first, so that
+    `absent`: attributes that may be absent, and their defaults. `order`: of attributes that are written first, so that
     they are found at once. `nameless`: ids were left out of notes.
     """
     declared = {field.attribute or field.name: field for kind in kinds for field in wired(kind)}
@@ -122,7 +122,7 @@ def checks(
 
 
 class _Plan:
-    """How a record is read from a checking struct: what is as it is there, arrays, and the rest."""
+    """How a record is read from a checking struct: fields taken as they are, arrays, and the rest."""
 
     def __init__(self, struct: type[Struct], kind: type, nameless: bool) -> None:
         fields = [field for field in wired(kind) if field.slot in struct.__struct_fields__]
@@ -157,25 +157,27 @@ def read(
     `where`: of notes, their attribute. `nameless`: ids were left out. `given`: fields that are read elsewhere.
     """
     plan = _plan(type(span), kind, nameless)
-    told: dict[str, Any] = dict(zip(plan.names, plan.plain_values(span), strict=False))
+    field_values: dict[str, Any] = dict(zip(plan.names, plan.plain_values(span), strict=False))
     for name in plan.floats:
-        told[name] = float(told[name])
+        field_values[name] = float(field_values[name])
     for array, values in zip(plan.arrays, plan.array_values(span), strict=False):
         name, letter, dtype, may_be_empty, field = array
         length = len(values)
         if (length or not may_be_empty) and length != lengths.setdefault(letter, length):
             raise DamagedError(f"{field.called(where)} holds {length} values, not {lengths[letter]}")
-        told[name] = np.fromiter(values, dtype, length) if length else np.empty(0, dtype)  # quicker than asarray
+        field_values[name] = (
+            np.fromiter(values, dtype, length) if length else np.empty(0, dtype)
+        )  # quicker than asarray
     for field in plan.rest:
         if field.name not in given:
-            told[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
+            field_values[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
     for field in plan.gone:
-        told[field.name] = _nameless(field, lengths)
-    told |= given
-    if len(told) < plan.size:
-        return kind(**told)
+        field_values[field.name] = _nameless(field, lengths)
+    field_values |= given
+    if len(field_values) < plan.size:
+        return kind(**field_values)
     record = object.__new__(kind)
-    vars(record).update(told)  # as __init__ of a frozen dataclass does, field by field and slowly
+    vars(record).update(field_values)  # what __init__ of a frozen dataclass does slowly, field by field
     return record
 
 
@@ -216,7 +218,7 @@ def _rows(field: WireField, values: list[Any], lengths: dict[str, int], where: s
 
 
 def _nameless(field: WireField, lengths: Mapping[str, int]) -> Any:  # noqa: ANN401
-    """What stands for ids that were left out."""
+    """The value that stands for ids that were left out."""
     if field.dtype is None:
         return NO_TOKEN
     return np.full([lengths.get(letter, 0) for letter in field.dimensions], NO_TOKEN, field.dtype)
@@ -227,8 +229,8 @@ _notes_struct: Callable[[Any, bool], Any] = cache(lambda kind, nameless: checks(
 
 def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], *, nameless: bool = False) -> T:
     """Notes as JSON, of a step with these lengths. Raises DamagedError."""
-    told = read_json(text, _notes_struct(kind, nameless), name)
-    return read(told, kind, dict(lengths), where=name, nameless=nameless)
+    parsed = read_json(text, _notes_struct(kind, nameless), name)
+    return read(parsed, kind, dict(lengths), where=name, nameless=nameless)
 
 
 def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:

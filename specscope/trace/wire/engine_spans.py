@@ -69,10 +69,10 @@ def engine_span(
     if not 0 < times[0] <= times[1]:
         raise DamagedError("it has no start, or ends before it")
     service = resource.get("service.name")
-    kept = {
+    scalars = {
         _short(key, NAME): value
-        for key, told in list(attributes.items())[:ATTRIBUTES]
-        if (value := _scalar(told)) is not None
+        for key, raw in list(attributes.items())[:ATTRIBUTES]
+        if (value := _scalar(raw)) is not None
     }
     return EngineSpan(
         trace_id,
@@ -82,18 +82,18 @@ def engine_span(
         _short(service, NAME) if isinstance(service, str) and service else "unnamed service",
         _short(scope, NAME),
         *times,
-        kept,
-        len(attributes) - len(kept),
+        scalars,
+        len(attributes) - len(scalars),
     )
 
 
-def _short(text: str, most: int) -> str:
-    text = printable(" ".join(text[: 4 * most].split()))
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, limit: int) -> str:
+    text = printable(" ".join(text[: 4 * limit].split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _scalar(value: Any) -> Scalar | None:  # noqa: ANN401
-    """As it is kept: a list as text. None for what is not shown."""
+    """An attribute's value as it is kept: a list as text. None for what is not shown."""
     if isinstance(value, bool | float):
         return value
     if isinstance(value, int):
@@ -108,8 +108,8 @@ class OtherSpans:
 
     def __init__(self) -> None:
         self.faults = Faults()  # of spans that could not be read
-        self.dropped = 0  # spans that went, or never came this far
-        self.changes = 0  # times that something came
+        self.dropped = 0  # spans that were dropped here or in transit
+        self.changes = 0  # additions and losses so far
         self._traces: dict[str, dict[str, EngineSpan]] = {}
         self._by_request: dict[str, str] = {}  # the trace of each gen_ai.request.id
         self._count = self._bytes = 0
@@ -152,7 +152,7 @@ class OtherSpans:
             del self._by_request[name]
 
     def lose(self, count: int) -> None:
-        """Count spans that were dropped on the way."""
+        """Count spans that were dropped in transit."""
         self.dropped += count
         self.changes += bool(count)
 
@@ -163,7 +163,7 @@ class OtherSpans:
 
     @property
     def services(self) -> list[str]:
-        """Who sent them."""
+        """The services that sent the spans."""
         return sorted({span.service for known in self._traces.values() for span in known.values()})
 
     def of(self, trace_id: str) -> list[EngineSpan]:

@@ -32,7 +32,7 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
         parent=SpanContext(span.trace, span.parent, False, _FLAGS) if span.parent else None,
         resource=resource,
         attributes=span.attributes,
-        links=[Link(SpanContext(trace, own, False, _FLAGS)) for trace, own in span.links],
+        links=[Link(SpanContext(trace, span_id, False, _FLAGS)) for trace, span_id in span.links],
         kind=SpanKind.INTERNAL,
         start_time=span.start_ns,
         end_time=span.end_ns,

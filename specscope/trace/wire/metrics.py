@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
 
-EXPORT_TIMEOUT = 5  # seconds that one export may take; `close` waits so long for an endpoint that is not there
+EXPORT_TIMEOUT = 5  # seconds that one export may take, and that `close` waits for an endpoint that is not there
 
 # FinishReason as vLLM's finished_reason label has it.
 VLLM_REASON = {
@@ -53,8 +53,8 @@ class Totals:
     recent: Acceptance = field(default_factory=Acceptance)  # since then
     prompt_tokens: int = 0
     preemptions: int = 0
-    queried: int = 0  # tokens that were looked for in the prefix cache, after a preemption again
-    found: int = 0  # and found
+    queried: int = 0  # tokens looked up in the prefix cache, again after a preemption
+    found: int = 0  # of those, tokens that were found
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
     running: int = 0
     waiting: int = 0
@@ -134,14 +134,14 @@ def _load(totals: Totals, name: str) -> list[Sample]:
 
 
 def _of_engine(totals: Totals, value: float) -> list[Sample]:
-    """What an engine that tells counts only does not tell."""
+    """A sample of an engine's own value; none where the engine reports only counts."""
     return _one(value if totals.told is None else None)
 
 
 def _per_position(totals: Totals) -> list[Sample]:
     counts = totals.acceptance
     at_depth = counts.accepted_at if counts.knows("accepted_at") else ()
-    return [(count, {"position": str(at)}) for at, count in enumerate(at_depth)]
+    return [(count, {"position": str(position)}) for position, count in enumerate(at_depth)]
 
 
 def _finished(totals: Totals) -> list[Sample]:
@@ -189,8 +189,8 @@ def _of_sampling(sampling: Callable[[], SamplingSink | None]) -> Iterable[Series
         if (sink := sampling()) is None:
             return []
         counts = sink.decisions
-        kept = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
-        return [*kept, (counts.left_out, {"decision": "left_out"})]
+        samples = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
+        return [*samples, (counts.left_out, {"decision": "left_out"})]
 
     def of(read: Callable[[SamplingSink], float]) -> Callable[[Totals], list[Sample]]:
         return lambda _: [] if (sink := sampling()) is None else _one(read(sink))
@@ -248,7 +248,7 @@ class _LogLines:
 
 
 class _PrometheusServer(Protocol):
-    """What is needed of the server that prometheus_client starts."""
+    """What we use of the server that prometheus_client starts."""
 
     server_port: int
 
@@ -258,7 +258,7 @@ class _PrometheusServer(Protocol):
 
 
 def port_taken(host: str, port: int) -> UserError:
-    """Why metrics cannot be served."""
+    """The error for a port that is taken."""
     return UserError(f"cannot serve metrics on {host}:{port}: choose another port if this one is in use")
 
 
@@ -307,8 +307,8 @@ class Metrics(Collector):
         if endpoint:
             reader = otlp_reader(endpoint, protocol, seconds)
             self._made.append(MeterProvider([reader], Resource.create({"service.name": "specscope"})))
-        for one in [*self._made, *([provider] if provider else [])]:
-            self._instrument(one)
+        for meter_provider in [*self._made, *([provider] if provider else [])]:
+            self._instrument(meter_provider)
 
     def __call__(self, record: StepRecord) -> None:
         """Count one engine step."""

@@ -23,7 +23,7 @@ class _Open:
     output: list[tuple[int, list[int]]] = field(default_factory=list)  # by step
 
     def end(self, now_ns: int) -> RequestEnd:
-        """As it would be if it were cancelled now."""
+        """The request's end if it were cancelled now."""
         tokens = [token for _, emitted in self.output for token in emitted]
         return RequestEnd(self.info, now_ns, FinishReason.CANCELLED, "", np.array(tokens, np.int32))
 
@@ -49,7 +49,7 @@ class OpenRequests:
         self._last = record
 
     def _go_back(self, after: int) -> None:
-        """A branch begins: what came later is on another."""
+        """Go back to a step: a branch begins, and what came later belongs to another one."""
         self._open = {name: known for name, known in self._open.items() if known.step <= after}
         for known in self._open.values():
             known.output = [(step, emitted) for step, emitted in known.output if step <= after]

@@ -283,13 +283,13 @@ def _other(raw: Raw, resource: dict[str, Any], scope: str) -> EngineSpan | Damag
 
 
 def attributes_of(resource: Raw) -> dict[str, Any]:
-    """Of a resource that was not decoded yet."""
+    """The attributes of a resource that was not decoded yet."""
     message = _resource.decode(resource)
     return plain(message.attributes) if message else {}
 
 
 def name_of(scope: Raw) -> str:
-    """Of a scope that was not decoded yet."""
+    """The name of a scope that was not decoded yet."""
     message = _scope.decode(scope)
     return message.name if message else ""
 
@@ -305,14 +305,14 @@ def _plain(value: Value) -> Any:  # noqa: ANN401
         return _scalar(value)
     values = value.array_value.values
     if values and values[0].int_value is not UNSET:
-        return [one.int_value for one in values]
+        return [element.int_value for element in values]
     if values and values[0].double_value is not UNSET:
-        return [one.double_value for one in values]
-    return [_scalar(one) for one in values]
+        return [element.double_value for element in values]
+    return [_scalar(element) for element in values]
 
 
 def _scalar(value: Value) -> Any:  # noqa: ANN401
-    for one in (value.int_value, value.double_value, value.string_value, value.bool_value):
-        if one is not UNSET:
-            return one
+    for candidate in (value.int_value, value.double_value, value.string_value, value.bool_value):
+        if candidate is not UNSET:
+            return candidate
     return None

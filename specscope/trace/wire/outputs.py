@@ -1,4 +1,4 @@
-"""Ties an engine's bus to where its records go: a capture file, an OTLP endpoint, metrics."""
+"""Connects an engine's bus to its outputs: a capture file, an OTLP endpoint, metrics."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class Outputs:
         self, path: str, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary, tell: Callable[[str], None]
     ) -> None:
         sampling = self._sampling if self._sampling.captures else TraceSampling()
-        told, on_full = dataclasses.replace(run, sampling=sampling.text), tell if options.drops else None
-        writer = self._writer = CaptureWriter(path, told, vocabulary, existing=options.existing, on_full=on_full)
+        capture_run, on_full = dataclasses.replace(run, sampling=sampling.text), tell if options.drops else None
+        writer = self._writer = CaptureWriter(path, capture_run, vocabulary, existing=options.existing, on_full=on_full)
         sink = self._behind_sampling(writer, run, sampling)
         self._bus.subscribe(sink, lossless=True)
         self._closers.append(sink.close)
@@ -202,7 +202,7 @@ class Outputs:
 
     @property
     def renamed(self) -> str:
-        """That the capture has another name than was asked for; "" where it has not."""
+        """A note that the capture has another name than requested; "" where it has not."""
         return "" if self._writer is None else self._writer.renamed
 
     @property

@@ -57,15 +57,15 @@ class CaptureReader:
         self._decoder = Decoder()
         self.history.vocabulary = self._decoder.vocabulary
         try:
-            found = self.path.stat()
-            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a device may have no end
+            status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a device may have no end
                 raise UserError(f"cannot read {self.name}: a capture must be a regular file")
             kind = kind_of(start_of(self.path))
             if kind not in (None, CAPTURE, BENCH):
                 raise kind.refusal(str(path), "a capture")
             self._file = open(self.path, "rb")  # noqa: SIM115
             self._content = open_plain(self._file, str(path))
-            self.size = found.st_size
+            self.size = status.st_size
         except OSError as error:
             file, sign, step = str(path).rpartition("#")
             if sign and os.path.exists(file):
@@ -99,7 +99,7 @@ class CaptureReader:
 
     @property
     def seconds_left(self) -> float | None:
-        """That the rest takes if it is read as fast as what was read; None where too little was."""
+        """Seconds that the rest takes at the speed so far; None where too little has been read."""
         share = self.progress
         return (time.monotonic() - self._began) * (1 - share) / share if share >= LEAST_READ else None
 
@@ -108,7 +108,7 @@ class CaptureReader:
             self.history.append(record)
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each with its number. One that is too long is left out without being held."""
+        """Each line with its number. A line that is too long is skipped without being held in memory."""
         try:
             for number in count(1):
                 line = self._content.readline(LARGEST + 1)
@@ -126,7 +126,7 @@ class CaptureReader:
             self.warnings.append(f"{self.name} was cut off: {reason(error)}")
 
     def _bench(self) -> Iterator[list[StepRecord]]:
-        """Of a result of a serving bench."""
+        """The records of a serving bench's result."""
         self.history.run, records = read_bench(self._raw_lines(), self.name)
         yield records
 
@@ -155,7 +155,7 @@ class CaptureReader:
             return []
 
     def _leave_out(self, number: int, why: str) -> None:
-        """A line that cannot be read. Raises UserError where none could be before it."""
+        """Skip a line that cannot be read. Raises UserError where no line before it could be read either."""
         if self.history.run is None and not len(self.history.others):
             raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
         self._decoder.faults.add(f"line {number}", why)
@@ -244,7 +244,7 @@ def read_capture(path: str | os.PathLike[str], progress: Callable[[float], None]
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """No search for cycles: records have none, and with millions of them the search takes a third of the time."""
+    """Without the collector: records have no cycles, and its search takes a third of the time with millions of them."""
     was_on = gc.isenabled()
     gc.disable()
     try:

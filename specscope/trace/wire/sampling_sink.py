@@ -26,7 +26,7 @@ from specscope.trace.record.trace_sampling import LeftOut, Reason, Sampled, Trac
 from specscope.trace.request_words import RequestFacts
 from specscope.trace.wire.spans import own_trace
 
-MARGIN = 1.3  # over what records weigh roughly: so that what is held never takes more than it counts for
+MARGIN = 1.3  # factor on the rough weights of records, so that the memory used never exceeds the count
 REMEMBERED = 20_000  # decisions that are kept for parts that come late, or on another branch
 
 
@@ -50,12 +50,12 @@ class Decisions:
 
     def text(self) -> str:
         """`kept 12 of 400 requests (4 by ratio, 8 by outcome)`."""
-        kept = sum(self.kept.values())
+        total = sum(self.kept.values())
         how = ", ".join(f"{count:,} by {reason.value}" for reason in Reason if (count := self.kept[reason]))
-        return f"kept {kept:,} of {plural(kept + self.left_out, 'request')}" + (f" ({how})" if how else "")
+        return f"kept {total:,} of {plural(total + self.left_out, 'request')}" + (f" ({how})" if how else "")
 
     def early_text(self, buffer: int) -> str:
-        """What is to be said of requests that were decided before their end; "" where there are none."""
+        """A remark on requests that were decided before their end; "" where there are none."""
         if not self.early:
             return ""
         what = f"{plural(self.early, 'request')} decided before the end, {self.left_out_undecided:,} of them left out"
@@ -75,7 +75,7 @@ class _Step:
     ends: dict[str, RequestEnd] = field(default_factory=dict)
     undecided: set[str] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)
-    is_left_behind: bool = False  # the run went back over it and took another branch
+    is_left_behind: bool = False  # the run went back past it and took another branch
 
     @staticmethod
     def of(record: StepRecord) -> _Step:
@@ -95,14 +95,14 @@ class _Step:
         return dict.fromkeys((*self.infos, *self.parts, *self.preempted, *self.ends))
 
     def weight_of(self, name: str) -> int:
-        """Bytes of what a request told in it."""
+        """Bytes of a request's part in it."""
         size = 0 if (part := self.parts.get(name)) is None else part_weight(part)
         size += 0 if (info := self.infos.get(name)) is None else info_weight(info)
         size += 0 if (end := self.ends.get(name)) is None else end_weight(end)
         return int(MARGIN * size)
 
     def leave_out(self, name: str) -> None:
-        """Let a request go, but for its counts."""
+        """Drop a request, except for its counts."""
         self.weight -= self.weight_of(name)
         part = self.parts.pop(name, None)
         self.infos.pop(name, None)
@@ -138,7 +138,7 @@ class _Decided:
     """What became of a request."""
 
     sampled: Sampled | None
-    branch: int | None = None  # on which it ended
+    branch: int | None = None  # the branch on which it ended
 
 
 class SamplingSink:
@@ -153,10 +153,10 @@ class SamplingSink:
         self._waiting: deque[_Step] = deque()
         self._undecided: dict[str, _Request] = {}  # the oldest first
         self._decided: dict[str, _Decided] = {}  # the last used at the end
-        self._path: list[int] = []  # steps that went on, on the branch of the last of them
+        self._path: list[int] = []  # steps that were handed on, on the branch of the last of them
         self._skipped = 0  # steps since then that did not
         self._turned = self._rewound = (
-            False  # what the first of them said: that a branch begins; that the run went back
+            False  # what the first of them recorded: that a branch begins; that the run went back
         )
 
     @property
@@ -203,7 +203,7 @@ class SamplingSink:
             self._send()
 
     def _place(self, name: str, step: _Step) -> None:
-        """What a request told in a step follows the decision on it, or waits for that."""
+        """A request's part in a step follows the decision on the request, or waits for it."""
         known = self._decided.pop(name, None)
         if known is not None and name in step.infos and known.branch == step.frame.branch:
             known = None  # it ended on this very branch: this is another request of the same name
@@ -227,7 +227,7 @@ class SamplingSink:
         self.held += step.weight - before
 
     def _decide(self, name: str, end: RequestEnd | None) -> None:
-        """Once and for all. `end`: None where it has not ended."""
+        """Decide a request for good. `end`: None where it has not ended."""
         request = self._undecided.pop(name)
         early = end is None and self._sampling.keep is not None
         sampled = self._judge(request, end, early=early)

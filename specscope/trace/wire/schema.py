@@ -52,7 +52,7 @@ Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]
 Likeliest = Annotated[list[Piece], Meta(max_length=2 * DIMENSIONS["t"].most * (MAX_NODES + 1))]
 
-# The order of a span's attributes, as in captures of before: these first, and then the others as they are declared.
+# The order of a span's attributes, as in older captures: these first, then the others as they are declared.
 # Of a prefill, and of a decode step; SUMMARY: what a decode step says at level `steps` besides, FINAL: what follows
 IN_PREFILL = (
     *("specscope.request.id", "specscope.request.step", "specscope.context_len", "specscope.prefill_tokens"),
@@ -103,7 +103,7 @@ class Queue(OfStep, frozen=True, kw_only=True):
 
 @checks(RequestStep, only=IN_PREFILL)
 class Prefill(OfStep, frozen=True, kw_only=True):
-    """A request's part in a step, as far as prompt tokens were fed."""
+    """A request's part in a step in which prompt tokens were fed."""
 
     def weight(self) -> int:
         """As above."""
@@ -117,7 +117,7 @@ class DecodeStep(OfStep, frozen=True, kw_only=True):
     nameless: ClassVar[bool] = False
     drafted: Count = field(name="specscope.drafted")
     accepted: Count = field(name="specscope.accepted")
-    dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # of notes, where there are some
+    dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # where there are notes
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list
@@ -145,7 +145,7 @@ class DecodeStep(OfStep, frozen=True, kw_only=True):
             raise ValueError("`specscope.final.p` or `specscope.final.coin` is missing")
 
     def check(self, n: int) -> None:
-        """How the fields of a step with n nodes hang together. Raises DamagedError."""
+        """Check that the fields of a step with n nodes are consistent. Raises DamagedError."""
         _parents_first("specscope.tree.parent", self.tree_parent, 0)
         above = ROOT
         for node in self.verdict_path:
@@ -167,7 +167,7 @@ class DecodeStep(OfStep, frozen=True, kw_only=True):
 
 
 class NamelessStep(DecodeStep, frozen=True, kw_only=True):
-    """That of a run that was recorded with --no-tokens."""
+    """A DecodeStep of a run that was recorded with --no-tokens."""
 
     nameless = True
 
@@ -290,7 +290,7 @@ NAMELESS: Mapping[type[Struct], type[AnySpan]] = {Queue: NamelessQueue, DecodeSt
 
 
 def check_nodes(name: str, nodes: Sequence[int], n: int, last: int | None = None) -> None:
-    """That nodes are of a tree of n. `last`: n where the final token counts too. Raises DamagedError."""
+    """Check that nodes belong to a tree of n. `last`: n where the final token counts too. Raises DamagedError."""
     if len(nodes) and max(nodes) > (n - 1 if last is None else last):
         raise DamagedError(f"`{name}` names node {max(nodes)} of {n}")
 
@@ -318,7 +318,7 @@ class Resource(Declared, frozen=True, kw_only=True):
 
 
 def newer(resource: Mapping[str, Any]) -> str:
-    """In words, where a newer specscope wrote it, or it is of a kind that this one does not know; else ""."""
+    """A remark where a newer specscope wrote this resource, or it is of an unknown kind; else ""."""
     version, evidence = (str(resource.get(name, "")) for name in ("service.version", "specscope.run.evidence"))
     if is_ours(resource) and _numbers(version) > _numbers(specscope.__version__):
         wrote = f"specscope {printable(version)[:40]} wrote it, and this is {specscope.__version__}"
@@ -329,5 +329,5 @@ def newer(resource: Mapping[str, Any]) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Of a version, as far as it is numbers: 0.10.0rc1 is (0, 10, 0)."""
+    """The numeric part of a version: 0.10.0rc1 is (0, 10, 0)."""
     return tuple(int(part) for part in re.findall(r"\d{1,9}", re.match(r"[0-9.]*", version)[0]))  # type: ignore[index]

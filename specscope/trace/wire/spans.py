@@ -69,7 +69,7 @@ class Encoder:
     _ended: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.run.privacy:  # what has no words can tell none
+        if self.run.privacy:  # without text there is nothing to write
             self.vocabulary = Vocabulary()
 
     def encode(self, record: StepRecord) -> list[Span]:
@@ -102,7 +102,7 @@ class Encoder:
         return self._callers.get(name) or self._ended.get(name)
 
     def _of(self, record: StepRecord) -> dict[str, Any]:
-        """What every span of a step says: its number, and its branch but for the first."""
+        """Attributes of every span of a step: its number, and its branch unless it is the first."""
         branch = {"specscope.branch": record.branch} if record.branch else {}
         return {"specscope.step": record.step} | branch
 
@@ -118,14 +118,14 @@ class Encoder:
         return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=8).digest(), "big") or 1
 
     def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
-        """The wait for admission, or for an end without it."""
-        told = self._written(info) | {"specscope.request.prompt_length": len(info.prompt_tokens)}
-        attributes = self._of(record) | first(IN_QUEUE, told)
+        """The span of the wait for admission, or for an end without admission."""
+        values = self._written(info) | {"specscope.request.prompt_length": len(info.prompt_tokens)}
+        attributes = self._of(record) | first(IN_QUEUE, values)
         trace, root = self._request_trace(info.id), self._span(info.id)
         if not info.admitted_ns:
             attributes["specscope.request.admitted"] = False
-        own = self._span(info.id, "queue", *((record.branch,) if record.branch else ()))
-        return Span("queue", trace, own, root, info.arrival_ns, end_ns, attributes)
+        span_id = self._span(info.id, "queue", *((record.branch,) if record.branch else ()))
+        return Span("queue", trace, span_id, root, info.arrival_ns, end_ns, attributes)
 
     def _request_step(self, part: RequestStep, record: StepRecord) -> Iterator[Span]:
         """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
@@ -135,28 +135,28 @@ class Encoder:
         start, end = record.start_ns, record.end_ns
         if part.prefill_tokens or part.verdict is None:
             with_decode = {"specscope.prefill.reaches_root": part.verdict is not None}
-            own = self._span(part.request, record.step, "prefill")
-            yield Span("prefill", trace, own, root, start, end, common | with_decode, link)
+            span_id = self._span(part.request, record.step, "prefill")
+            yield Span("prefill", trace, span_id, root, start, end, common | with_decode, link)
         if part.verdict is not None:
-            own = self._span(part.request, record.step, "decode")
+            span_id = self._span(part.request, record.step, "decode")
             attributes = common | self._decode_step(part, part.verdict)
-            yield Span("decode_step", trace, own, root, start, end, attributes, link)
+            yield Span("decode_step", trace, span_id, root, start, end, attributes, link)
 
     def _written(self, record: object, **how: Any) -> dict[str, Any]:  # noqa: ANN401
         return written(record, self.run.privacy, **how)
 
     def _decode_step(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        """What is told of a step at this level."""
+        """A decode step's attributes at this level."""
         only = () if self.level is SpanLevel.TREES else SUMMARY
-        told = self._written(part.tree, only=only) | self._written(verdict, only=only)
+        values = self._written(part.tree, only=only) | self._written(verdict, only=only)
         if not len(part.tree):
-            told.pop("specscope.verdict.path", None)
+            values.pop("specscope.verdict.path", None)
         if part.notes is not None:
-            told |= {"specscope.draft.dropped": len(part.notes.dropped_token)} | self._written(part.notes, only=only)
+            values |= {"specscope.draft.dropped": len(part.notes.dropped_token)} | self._written(part.notes, only=only)
         named = {} if only or part.parents is None else {"parents": self._named(part, part.parents)}
-        told |= self._written(part, by_hand=named, only=only)
-        told |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
-        return first((*SUMMARY, *FINAL), told) | ({} if only else self._texts(part, part.tree, verdict))
+        values |= self._written(part, by_hand=named, only=only)
+        values |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
+        return first((*SUMMARY, *FINAL), values) | ({} if only else self._texts(part, part.tree, verdict))
 
     def _named(self, part: RequestStep, parents: ParentNotes) -> dict[str, Any]:
         """The bytes of the likeliest tokens, reversibly."""
@@ -176,24 +176,24 @@ class Encoder:
     def _engine_step(self, record: StepRecord) -> Iterator[Span]:
         trace, root = self._trace("step", record.step), self._span("step", record.step)
         for phase in record.phases:
-            own = self._span("step", record.step, phase.name)
-            yield Span(phase.name, trace, own, root, phase.start_ns, phase.end_ns, self._of(record))
+            span_id = self._span("step", record.step, phase.name)
+            yield Span(phase.name, trace, span_id, root, phase.start_ns, phase.end_ns, self._of(record))
         draft = self._span("step", record.step, "draft")
-        for one in record.passes:
-            own, name = self._span("step", record.step, "pass", one.name), {"specscope.pass": one.name}
-            yield Span(PASS, trace, own, draft, one.start_ns, one.end_ns, name | self._of(record))
-        told = {
+        for timing in record.passes:
+            span_id, name = self._span("step", record.step, "pass", timing.name), {"specscope.pass": timing.name}
+            yield Span(PASS, trace, span_id, draft, timing.start_ns, timing.end_ns, name | self._of(record))
+        lists = {
             "specscope.phase.names": [phase.name for phase in record.phases],
             "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
-            "specscope.pass.names": [one.name for one in record.passes],
-            "specscope.pass.times": [t for one in record.passes for t in (one.start_ns, one.end_ns)],
+            "specscope.pass.names": [timing.name for timing in record.passes],
+            "specscope.pass.times": [t for timing in record.passes for t in (timing.start_ns, timing.end_ns)],
             "specscope.requests": [part.request for part in record.requests],
             "specscope.admitted": [info.id for info in record.admitted],
             "specscope.preempted": list(record.preempted),
             "specscope.finished": [end.info.id for end in record.finished],
         }
         flight = {} if record.flight is None else {"specscope.flight": list(dataclasses.astuple(record.flight))}
-        attributes = self._of(record) | self._written(record, by_hand={"admitted": told, "flight": flight})
+        attributes = self._of(record) | self._written(record, by_hand={"admitted": lists, "flight": flight})
         if record.left_out is not None:
             attributes |= self._written(record.left_out)
         if record.aggregate is not None:
@@ -222,14 +222,14 @@ class Encoder:
             "specscope.request.id": info.id,
         }
         labels = self._written(info, only=("specscope.request.labels",))
-        told = self._written(end) | labels | ({} if end.sampled is None else self._written(end.sampled))
+        values = self._written(end) | labels | ({} if end.sampled is None else self._written(end.sampled))
         if self.run.tells_text:
-            told["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
-        attributes |= first(IN_ROOT, told)
+            values["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
+        attributes |= first(IN_ROOT, values)
         name = f"text_completion {self.run.target}"
-        own = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
+        span_id = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
         above = (self._caller(info.id) or (0, 0))[1]
-        return Span(name, self._request_trace(info.id), own, above, info.arrival_ns, end.finished_ns, attributes)
+        return Span(name, self._request_trace(info.id), span_id, above, info.arrival_ns, end.finished_ns, attributes)
 
 
 def resource_attributes(run: RunInfo) -> dict[str, Any]:
@@ -241,6 +241,6 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "service.instance.id": run.run_id,
     }
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
-    told = written(run, by_hand={"privacy": private})
-    speculation = {name: told.pop(name) for name in ("specscope.run.speculation",) if name in told}
-    return attributes | told | speculation  # which stood last when there was no other
+    values = written(run, by_hand={"privacy": private})
+    speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}
+    return attributes | values | speculation  # last, to keep the order of older captures

@@ -19,16 +19,16 @@ _NULL = b"null"  # what orjson writes for such a number; no evidence of ours hol
 
 
 def named(value: float) -> float | str:
-    """A number as JSON has it."""
+    """A number as we write it in JSON."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def sound(values: NDArray[Any]) -> NDArray[Any]:
-    """What can be a probability, and NaN elsewhere: means and curves pass that over, and `verify` names it."""
-    found: NDArray[Any] = np.where((values >= 0) & (values <= 1 + ROUNDING), values, np.nan)
-    return found
+    """The values that can be probabilities, NaN elsewhere: means and curves skip NaN, and `verify` reports it."""
+    masked: NDArray[Any] = np.where((values >= 0) & (values <= 1 + ROUNDING), values, np.nan)
+    return masked
 
 
 def dump_numbers(values: Sequence[float]) -> bytes:

@@ -37,7 +37,7 @@ Attributes = Mapping[str, Any]
 STEPS_BEHIND = 64  # a step that is still incomplete when this many later ones are known has lost a span
 HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first counts as lost
 INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
-PIECES = 2**19  # tokens that the vocabulary tells of; more than any model has
+PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
 UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
@@ -48,8 +48,10 @@ def run_info(resource: Attributes) -> RunInfo:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these spans come from another program ({service})")
     try:
-        told = checked_span(resource, Resource)
-        return read(told, RunInfo, {}, given={"privacy": Privacy.of(no_text=not told.text, no_tokens=not told.tokens)})
+        checked = checked_span(resource, Resource)
+        return read(
+            checked, RunInfo, {}, given={"privacy": Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)}
+        )
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
@@ -57,7 +59,7 @@ def run_info(resource: Attributes) -> RunInfo:
 
 @dataclass
 class _Pending:
-    """What has arrived of one engine step."""
+    """The spans of one engine step that have arrived."""
 
     engine: schema.EngineStep | None = None
     parts: dict[str, RequestStep] = field(default_factory=dict)
@@ -106,12 +108,12 @@ class Decoder:
         return self._held + self._infos_held + self._text + 100 * words
 
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
-        """One span; the records that it completes."""
+        """Take one span; gives the records that it completes."""
         kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
         if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
             kind = aggregate_span.AggregateStep
         if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
-            return []  # not ours, or told by another span as well
+            return []  # not ours, or also covered by another span
         if self.privacy >= Privacy.NO_TOKENS:
             kind = schema.NAMELESS.get(kind, kind)
         step = attributes.get("specscope.step")
@@ -125,7 +127,7 @@ class Decoder:
             return []
 
     def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> list[StepRecord]:
-        """A span that is as it should be."""
+        """Take a valid span."""
         if isinstance(span, schema.DecodeStep):
             if span.is_summary:
                 self.summaries += 1
@@ -152,7 +154,7 @@ class Decoder:
 
     @property
     def _crowded(self) -> bool:
-        """Whether too much waits for what is missing."""
+        """Whether too much is held back by missing spans."""
         return len(self._pending) > STEPS_BEHIND or self._held > HELD
 
     def _ready(self) -> list[StepRecord]:
@@ -184,14 +186,14 @@ class Decoder:
             records.append(record)
 
     def flush(self) -> list[StepRecord]:
-        """Whatever is complete, past all gaps: call it when no more spans will come."""
+        """Every complete record, past all gaps: call it when no more spans will come."""
         records: list[StepRecord] = []
         for step in sorted(self._pending):
             self._take(step, records)
         return records
 
     def _record(self, step: int, pending: _Pending) -> StepRecord | None:
-        """None where the end of a request turns out to be damaged."""
+        """The step's record; None where the end of a request turns out to be damaged."""
         span = pending.engine
         assert span is not None
         try:
@@ -212,7 +214,7 @@ class Decoder:
         return read(span, StepRecord, {}, given=given)
 
     def _learn(self, span: schema.DecodeStep, part: RequestStep, likeliest: Sequence[str]) -> None:
-        """What tokens stand for: those of the tree, the final one, and the likeliest of the parents."""
+        """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
         pieces = self.vocabulary.pieces
         named = [] if part.parents is None or not likeliest else part.parents.named(part.tokens_shown)
         if len(named) != len(likeliest):
@@ -225,7 +227,7 @@ class Decoder:
         self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
 
     def _remember(self, info: RequestInfo, weight: int) -> None:
-        """A request, until its end; those that seem to have none are forgotten when there is no room."""
+        """Remember a request until its end; those that never seem to end are forgotten when there is no room."""
         for known in (self._infos, self._ended):
             self._infos_held -= known.pop(info.id, (None, 0))[1]
         self._infos[info.id] = (info, weight)
@@ -275,10 +277,10 @@ def _parents(span: schema.DecodeStep, lengths: Mapping[str, int]) -> tuple[Paren
     name = "specscope.parents"
     if not span.parents:
         return None, ()
-    told: Any = read_json(span.parents, schema.NamelessParents if span.nameless else schema.Parents, name)
-    notes = read(told, ParentNotes, dict(lengths), where=name, nameless=span.nameless)
-    schema.check_nodes(name, told.node, lengths["n"])
-    return notes, told.text
+    parsed: Any = read_json(span.parents, schema.NamelessParents if span.nameless else schema.Parents, name)
+    notes = read(parsed, ParentNotes, dict(lengths), where=name, nameless=span.nameless)
+    schema.check_nodes(name, parsed.node, lengths["n"])
+    return notes, parsed.text
 
 
 def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:

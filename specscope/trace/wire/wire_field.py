@@ -1,4 +1,4 @@
-"""What codec.py goes by: the fields of a record that travel, with what follows from their declarations."""
+"""The fields of a record that travel, with what follows from their declarations: codec.py works from these."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WireField:
 
     @property
     def attribute(self) -> str:
-        """What tells it; "" where it is a part of notes as JSON."""
+        """The attribute that holds the field; "" where it is part of notes as JSON."""
         return self.wire.name
 
     @cached_property
@@ -43,7 +43,7 @@ class WireField:
 
     @cached_property
     def dtype(self) -> Any:  # noqa: ANN401
-        """Of an array; None for anything else."""
+        """An array's dtype; None for anything else."""
         return get_args(get_args(self.base)[1])[0] if get_origin(self.base) is np.ndarray else None
 
     @cached_property
@@ -53,7 +53,7 @@ class WireField:
 
     @property
     def is_id(self) -> bool:
-        """Whether it is an id of a token, or an array of such."""
+        """Whether it is a token id, or an array of token ids."""
         return self.goes(Privacy.NO_TOKENS) and (self.dtype is not None or self.base is int)
 
     @cached_property
@@ -64,12 +64,12 @@ class WireField:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether an array may hold nothing instead."""
+        """Whether an array may also be empty."""
         return self.wire.per.endswith("?")
 
     @cached_property
     def kind(self) -> Any:  # noqa: ANN401
-        """The type of a value on the wire, or of each of an array."""
+        """The type of a value on the wire, or of each value of an array."""
         kind = self.base if self.wire.kind is None else self.wire.kind
         is_number = isinstance(kind, type) and issubclass(kind, IntEnum) and self.dtype is not None
         return Literal[tuple(int(value) for value in kind)] if is_number else kind  # quicker
@@ -80,15 +80,15 @@ class WireField:
         return getattr(self.kind, "__origin__", self.kind) is float
 
     def goes(self, privacy: Privacy) -> bool:
-        """Whether it is absent at a level, where it could hold nothing but what stands for what was left out."""
+        """Whether it is absent at a level: it could hold only the marks of what was left out."""
         return self.mark is not None and self.mark.level <= privacy and self.mark.instead is blank
 
     def checked_as(self) -> tuple[Any, dict[str, Any]]:
-        """Its type in the checking struct, and the default there."""
+        """Its type and default in the checking struct."""
         in_json, kind = not self.attribute, Number if self.is_float and not self.attribute else self.kind
         if self.dtype is not None:
-            most = [DIMENSIONS[letter].most for letter in self.dimensions]
-            for length in reversed(most) if in_json else [math.prod(most)]:
+            limits = [DIMENSIONS[letter].most for letter in self.dimensions]
+            for length in reversed(limits) if in_json else [math.prod(limits)]:
                 kind = Annotated[list[kind], Meta(max_length=length)]  # type: ignore[valid-type]
             return kind, {} if in_json and self.default is MISSING else {"default_factory": list}
         if self.notes is not None:
@@ -103,13 +103,13 @@ class WireField:
 
     @property
     def is_needed(self) -> bool:
-        """Whether it is written though there is nothing in it, or what its default is."""
+        """Whether it is written even when it is empty or has its default."""
         always = self.wire.told is not Told.OTHERWISE
         return always or (self.default is MISSING and (self.dtype is None or not self.attribute))
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
-        """Makes what is written of a value; None where it is that. Notes apart."""
+        """Converts a value to what is written; None where it is written as it is. Not for notes."""
         if self.wire.form is WireForm.ESCAPED:
             return lambda text: escape(text.encode("utf-8", "surrogatepass"))
         if self.wire.form is WireForm.JSON:
@@ -127,18 +127,18 @@ class WireField:
         return self.dtype is None and self.wire.form is WireForm.PLAIN and self.notes is None and has_none
 
     def called(self, where: str) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"`{where}`: {self.name}" if where else f"`{self.attribute}`"
 
 
 def _enums(kind: Any) -> list[Any]:  # noqa: ANN401
     """The enumerations that a type allows."""
-    return [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
+    return [option for option in (kind, *get_args(kind)) if isinstance(option, type) and issubclass(option, Enum)]
 
 
 @cache
 def wired(kind: type) -> tuple[WireField, ...]:
-    """The fields of a record that are declared."""
+    """The declared fields of a record."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(_wired(kind, hints))
 

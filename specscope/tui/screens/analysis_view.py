@@ -1,4 +1,4 @@
-"""Questions over many steps: what is rejected, when, and why; each row leads to a step that shows it."""
+"""Questions over many steps: what is rejected, when, and why; each row leads to an example step."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from specscope.tui.widgets.lines import Panel, Sheet
 
 NAMES = ("tokens", "rejections", "calibration", "acceptance", "target's choice", "tree nodes")
 LEAST = 3.0  # seconds between two answers while steps come in
-SHARE = 0.1  # of the time that may go into answering
+SHARE = 0.1  # share of the time that may go into answering
 
 
 class QuestionsPanel(Panel, can_focus=False):
-    """The questions in a line, the one that is shown among them."""
+    """The questions in one line, the current one highlighted."""
 
     def __init__(self, rows: GridPanel, id: str | None = None) -> None:
         super().__init__(id=id)
         self._rows = rows
 
     def key(self, look: Look) -> Hashable:
-        """Which is shown."""
+        """The question that is shown."""
         return self._rows.chosen
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -49,14 +49,14 @@ class QuestionsPanel(Panel, can_focus=False):
 
     def _line(self, *, short: bool) -> tuple[Line, list[tuple[int, int, str]]]:
         line: list[tuple[str, Ink]] = []
-        spots, at = [], 0
+        spots, cell = [], 0
         for number, name in enumerate(NAMES):
             chosen = number == self._rows.chosen
             text = f" {name}" if chosen or not short else ""
             ink: Ink = "strong" if chosen else "dim"
             line += [(str(number + 1), "key"), (text, ink), ("   ", "dim")]
-            spots.append((at, at + 1 + len(text), f"screen.question({number})"))
-            at += 4 + len(text)
+            spots.append((cell, cell + 1 + len(text), f"screen.question({number})"))
+            cell += 4 + len(text)
         return line[:-1], spots
 
 
@@ -119,7 +119,7 @@ class AnalysisScreen(Over):
         self._ask(look)
 
     def _ask(self, look: Look) -> None:
-        """Work the answers out, where steps have come or gone since they were: not too often while steps come in."""
+        """Compute the answers if steps have come or gone since the last time; not too often while steps come in."""
         history = look.history
         subject = (id(history), history.rewinds, look.scope)
         asked = (subject, len(history.steps), history.gone)
@@ -141,11 +141,11 @@ class AnalysisScreen(Over):
             self._ask(self.last)
 
     async def _answer(self, history: History, request: str | None, over: str) -> None:
-        """In a thread: keys are heard meanwhile."""
+        """Compute the answers in a thread, so that keys still work."""
         began = time.monotonic()
         try:
-            found = await asyncio.to_thread(_work_out, history, request)
-            self._rows.put_answers(found, over)
+            answers = await asyncio.to_thread(_work_out, history, request)
+            self._rows.put_answers(answers, over)
             self._failed = ""
         except Exception as error:  # the screen outlives any record
             self._failed = clean(f"cannot answer this: {type(error).__name__}: {error}")
@@ -164,7 +164,7 @@ class AnalysisScreen(Over):
         self.action_question((self._rows.chosen + way) % len(NAMES))
 
     def action_pick(self, way: int) -> None:
-        """Another row."""
+        """Pick another row."""
         self._rows.pick(way)
 
     def action_go(self) -> None:

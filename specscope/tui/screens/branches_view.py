@@ -76,7 +76,7 @@ class BranchesScreen(Over):
         yield BranchesPanel("branches")
 
     def action_pick(self, way: int) -> None:
-        """Another branch."""
+        """Pick another branch."""
         self.query_one(BranchesPanel).pick(way)
 
     def action_go(self) -> None:

@@ -1,4 +1,4 @@
-"""Two captures compared: the verdict, what is configured differently, and the pairs with where they part."""
+"""Two captures compared: the verdict, differences in configuration, and the pairs with the places where they part."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SHORTEST = 16  # cells of a name in a table, where room is short
 
 
 class ComparedPanel(Panel):
-    """What does not change once two captures have been compared."""
+    """A panel that does not change once two captures have been compared."""
 
     def __init__(self, compared: Compared, id: str | None = None) -> None:
         super().__init__(id=id)
         self._compared = compared
 
     def key(self, look: Look) -> Hashable:
-        """It does not change."""
+        """Constant: the panel does not change."""
         return None
 
 
 class VerdictPanel(ComparedPanel):
-    """Same, different, or not to be told, and why."""
+    """The verdict (same, different or undecided), and why."""
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The sentence first, then the acceptance length, what speaks for it, what was left out, and the files."""
@@ -43,21 +43,21 @@ class VerdictPanel(ComparedPanel):
         ink: Ink = INKS.get(compared.answer, "warn")
         lines: list[Line] = [[(text, ink)] for text in folded(compared.summary, width)]
         lines += [[(text, "strong")] for text in folded(compared.headline, width)]
-        told: list[tuple[str, str, Ink]] = [("• ", reason, "text") for reason in compared.reasons]
-        told += [("– ", line, "dim") for line in compared.missing]
-        for mark, line, shade in told:
-            for at, text in enumerate(folded(line, width - 2)):
-                lines.append([("  " if at else mark, "dim"), (text, shade)])
+        remarks: list[tuple[str, str, Ink]] = [("• ", reason, "text") for reason in compared.reasons]
+        remarks += [("– ", line, "dim") for line in compared.missing]
+        for mark, line, shade in remarks:
+            for number, text in enumerate(folded(line, width - 2)):
+                lines.append([("  " if number else mark, "dim"), (text, shade)])
         for name, source in zip("AB", compared.sources, strict=True):
             lines.append([(f"{name} ", "accent"), (cut(clean(source), width - 2), "dim")])
         return Sheet(lines, [("Verdict", "strong")])
 
 
 class ConfigurationPanel(ComparedPanel):
-    """What is not the same before anything ran."""
+    """The differences in configuration between the two runs."""
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """A line each: what differs, A, B."""
+        """One line per difference: what differs, A, B."""
         rows = self._compared.differences
         title: Line = [
             ("Configuration", "strong"),
@@ -85,33 +85,33 @@ class ChangedPanel(ComparedPanel):
     COLUMNS: ClassVar[tuple[str, ...]] = ("", "A", "B", "B − A", "95 %", "drafts", "")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """A line each; what there is no room for is left out from the right, the name gives way first."""
+        """One line per row. In a narrow panel names shrink first; then columns go, the least important first."""
         rows = self._compared.changed
         title: Line = [("What changed most", "strong"), (f"  {len(rows)}", "dim")]
         if not rows:
             return Sheet([[("nothing changed", "faint")]], title)
         table = [self.COLUMNS, *rows]
-        wide = [max(len(clean(row[at])) for row in table) for at in range(len(self.COLUMNS))]
+        wide = [max(len(clean(row[column])) for row in table) for column in range(len(self.COLUMNS))]
         shown, room = [], width - min(wide[0], SHORTEST)
-        for at in (3, 6, 1, 2, 4, 5):  # what matters most comes first
-            room -= wide[at] + 2
+        for column in (3, 6, 1, 2, 4, 5):  # what matters most comes first
+            room -= wide[column] + 2
             if room < 0:
                 break
-            shown.append(at)
-        name = min(wide[0], width - sum(wide[at] + 2 for at in shown))
+            shown.append(column)
+        name = min(wide[0], width - sum(wide[column] + 2 for column in shown))
         lines: list[Line] = []
         for number, row in enumerate(table):
             ink: Ink = "faint" if not number else "text"
             moved: Ink = "faint" if not number else "rejected" if row[3].startswith("-") else "accepted"
             line: list[tuple[str, Ink]] = [(left(clean(row[0]), name), ink)]
-            for at in sorted(shown):
-                line += [("  ", "dim"), (right(row[at], wide[at]), moved if at == 3 else ink)]
+            for column in sorted(shown):
+                line += [("  ", "dim"), (right(row[column], wide[column]), moved if column == 3 else ink)]
             lines.append(line)
         return Sheet(lines, title, head=1)
 
 
 class ChangedScreen(Over, inherit_bindings=False):
-    """The same over the whole screen."""
+    """What changed most, over the whole screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,c", "dismiss", "Close", show=False),
@@ -135,7 +135,7 @@ class ChangedScreen(Over, inherit_bindings=False):
 
 
 class PairsPanel(PickPanel):
-    """A line a pair; the band is on the picked one."""
+    """One line per pair; the picked one is highlighted."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("request", "tokens", "τ A", "τ B", "change", "parts at", "cause")
 
@@ -144,7 +144,7 @@ class PairsPanel(PickPanel):
         self._compared = compared
 
     def key(self, look: Look) -> Hashable:
-        """What is picked, and the order."""
+        """The picked pair, and the order."""
         return self.picked, self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -184,7 +184,7 @@ def _change(pair: ComparedPair) -> float | None:
 
 
 def _value(pair: ComparedPair, column: str) -> float | str:
-    """What a pair is sorted by; what there is none of comes last."""
+    """The sort value of a pair; missing values come last."""
     last = float("inf")
     if column == "request":
         return pair.a
@@ -212,8 +212,8 @@ def _line(pair: ComparedPair, name: int, width: int, *, wide: bool, harmless: bo
     line += [(right(NOTHING if change is None else f"{change:+.2f}", NUMBER), moved), ("  ", "dim")]
     line += [(right(NOTHING if pair.at is None else f"{pair.at:,}", 8), "text"), ("  ", "dim")]
     same: Ink = "accepted" if pair.other is None else "dim"
-    said = (left(pair.cause, 10), why) if pair.cause else (left("same text", 10), same)
-    line += [said, ("  ", "dim")]
+    verdict = (left(pair.cause, 10), why) if pair.cause else (left("same text", 10), same)
+    line += [verdict, ("  ", "dim")]
     used = sum(len(text) for text, _ in line)
     return [*line, (cut(clean(pair.title), max(width - used, 0)), "dim")]
 
@@ -277,7 +277,7 @@ class CompareScreen(Over, inherit_bindings=False):
         return self.query_one(PairsPanel)
 
     def action_pick(self, way: int) -> None:
-        """Another pair."""
+        """Pick another pair."""
         self._pairs.pick(way)
 
     def action_next(self, way: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the app asks the user: a step, a prompt, a line for the debugger, the words of a filter."""
+"""The app's dialogs: for a step, a prompt, a line for the debugger, the words of a filter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specscope.tui.widgets.prompt import DebugPrompt
 
 
 class Ask(ModalScreen[str | None]):
-    """Returns what was typed, or None where it was called off."""
+    """A dialog that returns what was typed, or None if it was cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", show=False)]
 
@@ -61,7 +61,7 @@ class Lists:
         return focused if isinstance(focused, ListPanel) else next(iter(self._app.screen.query(ListPanel)), None)
 
     def action_filter(self) -> None:
-        """Show what has a text, of the list on the screen."""
+        """Filter the list on the screen by a text."""
         panel = self._list()
         if panel is None:
             self._say("there is no list here to filter")
@@ -108,10 +108,10 @@ class Dialogs:
             if whole(number) is None:
                 self._say(f"{number!r} is neither a step nor a request: write 17, r3 or r3@17")
                 return
-            at = bisect_left(steps, int(number), key=lambda record: record.step)
-            if at >= len(steps) or steps[at].step != int(number):
+            nearest = bisect_left(steps, int(number), key=lambda record: record.step)
+            if nearest >= len(steps) or steps[nearest].step != int(number):
                 self._say(f"there is no step {number}; this is the nearest")
-            self._standing.goto(at)
+            self._standing.goto(nearest)
 
         last = steps[-1].step
         self._app.push_screen(
@@ -149,7 +149,7 @@ class Dialogs:
             if not matches:
                 self._say(f"no {text!r} in the output of {request.id}")
                 return
-            position = next((at for at in matches if at > here), matches[0])
+            position = next((match for match in matches if match > here), matches[0])
             if matches == [here]:
                 self._say(f"this is the only {text!r} in the output of {request.id}")
             elif position <= here:
@@ -164,29 +164,29 @@ class Dialogs:
         """The positions of the steps with which the text is complete."""
         vocabulary, out = self.viewer.history.vocabulary, ""
         matches: list[int] = []
-        for step, at in zip(request.steps, request.engine_steps, strict=True):
+        for step, position in zip(request.steps, request.engine_steps, strict=True):
             before = len(out)
             out += vocabulary.text(step.output())
             if text in out[max(before - len(text) + 1, 0) :]:
-                matches.append(at)
+                matches.append(position)
         return matches
 
     def action_copy_reference(self) -> None:
         """Put what `specscope replay` opens at this step into the clipboard."""
-        found = self.viewer.history.part(self._standing.current or "", self.viewer.position)
-        if found is None:
+        part = self.viewer.history.part(self._standing.current or "", self.viewer.position)
+        if part is None:
             self._say(
                 f"{self._standing.current} has no step yet" if self._standing.current else "there is no step to copy"
             )
             return
-        reference = f"{self._standing.reference}#{self._standing.current}@{found[1].index}"
+        reference = f"{self._standing.reference}#{self._standing.current}@{part[1].index}"
         plain = reference.replace("#", "")  # which a shell takes as it is inside of a word
         reference = reference if shell_word(plain) == plain else shell_word(reference)
         self._app.copy_to_clipboard(reference)
         self._say(f"copied {reference}")
 
     def action_next_engine(self) -> None:
-        """Another of the engines that are listened to."""
+        """Show the next of the engines that send spans here."""
         following = getattr(self.viewer.control, "next_engine", None)
         if following is None:
             self._say("there is one engine: specscope tui --listen shows several")
@@ -220,7 +220,7 @@ class Dialogs:
         )
 
     def _engine(self, what: str) -> Control | None:
-        """The engine, or a word on why there is none."""
+        """The engine; without one, None and a notice why."""
         control = self.viewer.control
         if control is not None and self.viewer.live and control.obeys:
             return control

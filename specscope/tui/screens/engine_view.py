@@ -1,4 +1,4 @@
-"""The engine over time: where its steps' time goes, batch, queue and KV, up to the position."""
+"""The engine over time: step times by phase, batch, queue and KV, up to the position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 400  # steps that are looked back at
 
 
 class EnginePanel(Panel):
-    """Phases as a table, and a column a step for what changes from step to step."""
+    """Phases as a table, and curves with one column per step."""
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -39,20 +39,22 @@ class EnginePanel(Panel):
         """Go to the step of the column under the pointer."""
         where = event.get_content_offset_capture(self)
         x = where.x - NAME - NUMBER - 2
-        at = column_at(x, len(self._columns), self._span)
+        column = column_at(x, len(self._columns), self._span)
         if self.line_at(where.y) in self._curves and 0 <= x < self._span:
-            self.run_worker(self.app.run_action(f"goto_position({self._columns[at]})"))
+            self.run_worker(self.app.run_action(f"goto_position({self._columns[column]})"))
 
     def key(self, look: Look) -> Hashable:
         """The position."""
         return look.position, look.steps == 0
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """As many steps as the width has columns; wider and higher columns where there is room."""
+        """Draw as many steps as the width has columns, wider and higher where there is room."""
         room = max(min(width - NAME - NUMBER - MOST - 4, LONGEST), 1)
         first = max(look.position + 1 - room, 0)
-        self._columns = [at for at in range(first, look.position + 1) if look.history.steps[at].phases]
-        steps = [look.history.steps[at] for at in self._columns]
+        self._columns = [
+            position for position in range(first, look.position + 1) if look.history.steps[position].phases
+        ]
+        steps = [look.history.steps[position] for position in self._columns]
         title: Line = [("Engine", "strong")]
         if not steps:
             return Sheet([[("no step has run yet", "faint")]], title)
@@ -85,7 +87,7 @@ class EnginePanel(Panel):
         return Sheet(lines, title)
 
     def _intervals(self, look: Look, steps: Sequence[StepRecord], room: int, height: int) -> Sheet:
-        """Of an engine that tells counts only: a curve of each that it tells."""
+        """For an engine that reports only counts: a curve of each count that it reports."""
         curves = _told_values(steps)
         rows = min(max((height - 3) // max(len(curves), 1) - 1, 1), HIGHEST)
         self._span = min(room, WIDEST * len(steps))
@@ -96,22 +98,22 @@ class EnginePanel(Panel):
 
 
 def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
-    """As `_values`, of what intervals tell; nothing that none of them does."""
-    told = [step.aggregate for step in steps if step.aggregate is not None]
+    """As `_values`, from intervals; leaves out what none of them reports."""
+    aggregates = [step.aggregate for step in steps if step.aggregate is not None]
     curves: list[tuple[str, Sequence[float | None], str]] = [
-        ("length", [one.length for one in told], "{:.2f}"),
-        ("drafts", [one.drafts for one in told], "{:,.0f}"),
-        ("tokens", [one.emitted for one in told], "{:,.0f}"),
-        ("running", [one.running for one in told], "{:.0f}"),
-        ("waiting", [one.waiting for one in told], "{:.0f}"),
-        ("KV usage", [one.kv_usage for one in told], "{:.0%}"),
+        ("length", [aggregate.length for aggregate in aggregates], "{:.2f}"),
+        ("drafts", [aggregate.drafts for aggregate in aggregates], "{:,.0f}"),
+        ("tokens", [aggregate.emitted for aggregate in aggregates], "{:,.0f}"),
+        ("running", [aggregate.running for aggregate in aggregates], "{:.0f}"),
+        ("waiting", [aggregate.waiting for aggregate in aggregates], "{:.0f}"),
+        ("KV usage", [aggregate.kv_usage for aggregate in aggregates], "{:.0%}"),
     ]
     known = [each for each in curves if any(value is not None for value in each[1])]
     return [(name, [float(value or 0) for value in values], form) for name, values, form in known]
 
 
 def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
-    """(name, a value a step, how it is written) of all that has a curve."""
+    """(name, one value per step, format) of everything that has a curve."""
     return [
         ("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
         ("running", [float(s.running) for s in steps], "{:.0f}"),
@@ -123,12 +125,12 @@ def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
 
 
 def _left(step: StepRecord) -> LeftOut:
-    """What trace sampling took out of it, as counts."""
+    """What trace sampling took out of a step, as counts."""
     return step.left_out or LeftOut()
 
 
 def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
-    """A line a phase, the drafter's passes among them: median, and its share of the time."""
+    """One line per phase, with the drafter's passes: median time, and share of the total."""
     times: dict[str, list[float]] = {}
     passes: dict[str, list[float]] = {}
     for step in steps:
@@ -155,16 +157,16 @@ def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
 
 
 def _flights(steps: Sequence[StepRecord], width: int) -> list[Line]:
-    """How asynchronous steps went on their way, medians: when each was launched, read and committed."""
-    own = [(step, step.flight) for step in steps if step.flight is not None]
-    if not own:
+    """Medians over asynchronous steps: when they were launched, read and committed."""
+    flights = [(step, step.flight) for step in steps if step.flight is not None]
+    if not flights:
         return []
     rows = (
-        ("launched", [step.start_ns - flight.launched_ns for step, flight in own], "before it ran"),
-        ("read", [flight.read_ns - step.end_ns for step, flight in own], "after it ended"),
-        ("committed", [flight.committed_ns - flight.read_ns for _, flight in own], "after it was read"),
+        ("launched", [step.start_ns - flight.launched_ns for step, flight in flights], "before it ran"),
+        ("read", [flight.read_ns - step.end_ns for step, flight in flights], "after it ended"),
+        ("committed", [flight.committed_ns - flight.read_ns for _, flight in flights], "after it was read"),
     )
-    lines: list[Line] = [[(plural(len(own), "asynchronous step"), "faint")]]
+    lines: list[Line] = [[(plural(len(flights), "asynchronous step"), "faint")]]
     for name, ns, when in rows:
         number = right(f"{max(median(ns), 0) / 1e6:.2f} ms", NUMBER)
         lines.append([(left(f"  {name}", NAME) + number, "faint"), (left(f"  {when}", width - NAME - NUMBER), "faint")])
@@ -172,14 +174,14 @@ def _flights(steps: Sequence[StepRecord], width: int) -> list[Line]:
 
 
 def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Milliseconds of each phase on a GPU, medians; empty where there is none. A record tells of the step before."""
-    told = [step for step in steps if len(step.device_ns) == len(step.phases)]
-    names = [phase.name for phase in told[0].phases] if told else []
-    return {name: median(step.device_ns[i] for step in told) / 1e6 for i, name in enumerate(names)}
+    """Median milliseconds of each phase on a GPU; empty without one. A record holds those of the step before it."""
+    timed = [step for step in steps if len(step.device_ns) == len(step.phases)]
+    names = [phase.name for phase in timed[0].phases] if timed else []
+    return {name: median(step.device_ns[i] for step in timed) / 1e6 for i, name in enumerate(names)}
 
 
 def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, span: int) -> list[Line]:
-    """Columns `rows` high that take `span` cells, the newest value before them, the highest behind."""
+    """Columns `rows` high over `span` cells, with the newest value on the left and the highest on the right."""
     top = max(values)
     rows, wide = rows if top > 0 else 1, spread(len(values), span)
     eighths = [0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values]
@@ -190,8 +192,8 @@ def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, 
         last = row == rows - 1
         label, number = (name, form.format(values[-1])) if last else ("", "")
         line: list[tuple[str, Ink]] = [(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text")]
-        most = f"max {form.format(top)}" if row == 0 and top > 0 else ""
-        lines.append([*line, (left(marks, room), "bar"), (right(most, MOST + 2), "faint")])
+        highest = f"max {form.format(top)}" if row == 0 and top > 0 else ""
+        lines.append([*line, (left(marks, room), "bar"), (right(highest, MOST + 2), "faint")])
     return lines
 
 

@@ -27,7 +27,7 @@ NAMES = ("original", "fork")
 
 
 class ForkPanel(Panel):
-    """A line a step of either side; the band is on the picked one."""
+    """One line per step of either side; the picked one is highlighted."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "screen.pick(-1)", "Step above", show=False),
@@ -55,19 +55,19 @@ class ForkPanel(Panel):
             [(right("step", NUMBER) + "  " + left(heads[0], half + 1) + heads[1], "faint")],
         ]
         head = len(lines)
-        for at in range(max(len(forked.original), len(forked.fork))):
-            line: list[tuple[str, Ink]] = [(right(str(forked.index + at), NUMBER), "dim")]
+        for row in range(max(len(forked.original), len(forked.fork))):
+            line: list[tuple[str, Ink]] = [(right(str(forked.index + row), NUMBER), "dim")]
             for side, parting in zip((forked.original, forked.fork), partings, strict=True):
-                line += [("»" if at == parting else " ", "warn"), (" ", "text")]
+                line += [("»" if row == parting else " ", "warn"), (" ", "text")]
                 line += (
-                    step_cell(look.vocabulary, side[at], half - 1) if at < len(side) else [(" " * (half - 1), "text")]
+                    step_cell(look.vocabulary, side[row], half - 1) if row < len(side) else [(" " * (half - 1), "text")]
                 )
             lines.append(line)
         return Sheet(lines, _title(forked, width - 2), cursor=self.picked + head, keep=self.picked + head, head=head)
 
 
 def _title(forked: Forked, width: int) -> Line:
-    """What of what, and what it did to acceptance."""
+    """What was forked from what, and how acceptance changed."""
     a, b = (figures.tau for figures in forked.figures)
     gained = "" if forked.gained is None else f" ({forked.gained:+.2f})"
     ink: Ink = "text" if not forked.gained else "accepted" if forked.gained > 0 else "rejected"
@@ -116,9 +116,9 @@ class SidePanel(Panel):
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])
         head, lines, order = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
-        said: Line = [(acceptance(step, short=True), "text")]
+        summary: Line = [(acceptance(step, short=True), "text")]
         forced: Line = [("forced" if len(step.verdict.forced) else "", "warn")]
-        title = fit([(0, [(name, "strong")]), (1, said), (2, forced)], width - 2, " · ")
+        title = fit([(0, [(name, "strong")]), (1, summary), (2, forced)], width - 2, " · ")
         why = why_lines(step, step.verdict, look.vocabulary, width, height - len(lines) - 1)
         return Sheet([head, *lines, *why], title, keep=order.index(len(step.tree)) + 1, head=1)
 
@@ -152,7 +152,7 @@ class ForkScreen(Over):
         self.query_one(ForkPanel).focus()
 
     def action_pick(self, way: int) -> None:
-        """Another step."""
+        """Pick another step."""
         table = self.query_one(ForkPanel)
         last = max(len(self._forked.original), len(self._forked.fork)) - 1
         table.picked = min(max(table.picked + way, 0), last)

@@ -63,11 +63,13 @@ def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
     return two_columns(width, [("Keys", keys)], [("Verdicts", MARKS), ("Tokens", COLOURS), NODE, run])
 
 
-def two_columns(width: int, one: Sequence[Part], two: Sequence[Part], labels: tuple[int, int] = LABELS) -> list[Line]:
+def two_columns(
+    width: int, first: Sequence[Part], second: Sequence[Part], labels: tuple[int, int] = LABELS
+) -> list[Line]:
     """Both columns, with labels of these widths, beside each other where there is room, else below each other."""
     both = width >= SIDE_BY_SIDE
     wide = (width - GAP) // 2 if both else width
-    columns = [_column(parts, label_width, wide) for parts, label_width in zip((one, two), labels, strict=True)]
+    columns = [_column(parts, label_width, wide) for parts, label_width in zip((first, second), labels, strict=True)]
     return beside(columns, wide, GAP) if both else [*columns[0], [], *columns[1]]
 
 

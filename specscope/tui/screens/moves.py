@@ -1,4 +1,4 @@
-"""The keys that move about in a run: by steps, by rejections, by requests."""
+"""The keys that move through a run: by steps, by rejections, by requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Moves:
         self._standing.goto(self.viewer.position - 1)
 
     def action_jump(self, way: int) -> None:
-        """A twentieth of the run."""
+        """Move by a twentieth of the run."""
         self._standing.goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
 
     def action_first(self) -> None:
@@ -79,10 +79,10 @@ class Moves:
             place += 1  # its last step lies behind the position: that one is the first candidate
         if whole:
             place = -1 if way > 0 else len(request.steps)
-        for at in range(place + 1, len(request.steps)) if way > 0 else range(place - 1, -1, -1):
-            verdict = request.steps[at].verdict
+        for index in range(place + 1, len(request.steps)) if way > 0 else range(place - 1, -1, -1):
+            verdict = request.steps[index].verdict
             if verdict is not None and verdict.kind is FinalKind.RECOVERED:
-                yield request.engine_steps[at]
+                yield request.engine_steps[index]
 
     def _to(self, name: str, position: int) -> None:
         self._standing.current, self._standing.picked = name, True
@@ -97,5 +97,5 @@ class Moves:
         if not names:
             self._say("no requests yet")
             return
-        at = names.index(self._standing.current) + way if self._standing.current in names else 0
-        self._standing.pick(names[min(max(at, 0), len(names) - 1)])
+        index = names.index(self._standing.current) + way if self._standing.current in names else 0
+        self._standing.pick(names[min(max(index, 0), len(names) - 1)])

@@ -1,4 +1,4 @@
-"""Over: a screen of panels over the main one, fed with the same looks; the keys at a screen's foot. Esc closes it."""
+"""Over: a screen of panels over the main one, fed with the same looks, with its keys at the foot. Esc closes it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Over(ModalScreen[None]):
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """What is shown now, once the panels have their sizes."""
+        """Show the current look once the panels have their sizes."""
         self.call_after_refresh(self.show, self.last)
 
     def show(self, look: Look) -> None:
@@ -111,11 +111,11 @@ class Hints(Panel, can_focus=False):
             if hint.shown(look)
         ]
         line = fit([(hint.rank, [(key, "key"), (f" {word}", "dim")]) for hint, key, word in hints], width - 2)
-        spots, at, by_key = [], 1, {key: hint.action for hint, key, _ in hints}
+        spots, cell, by_key = [], 1, {key: hint.action for hint, key, _ in hints}
         for (text, ink), (word, _) in zip(line, [*line[1:], ("", "dim")], strict=True):
             if ink == "key":
-                spots.append((at, at + len(text + word), by_key[text]))
-            at += len(text)
+                spots.append((cell, cell + len(text + word), by_key[text]))
+            cell += len(text)
         return Sheet([[(" ", "text"), *line]], actions={0: spots})
 
 

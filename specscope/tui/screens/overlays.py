@@ -1,4 +1,4 @@
-"""The screens that are laid over the main one, and what they ask of it."""
+"""The screens over the main one, and the actions that open them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Overlays:
         self.viewer = standing.viewer
 
     def _lay_over(self, kind: type[Over]) -> None:
-        """Show a screen, which is made once and kept: making one takes longer than a key should."""
+        """Show a screen. It is made once and kept: making one is too slow for a key press."""
         name = kind.__name__
         if any(isinstance(screen, kind) for screen in self._app.screen_stack):
             return
@@ -66,7 +66,7 @@ class Overlays:
         self._app.call_after_refresh(self._pick_hit)
 
     def action_breakpoints(self) -> None:
-        """What a run stops at."""
+        """The breakpoints."""
         self._lay_over(PointsScreen)
 
     def action_branches(self) -> None:
@@ -133,7 +133,7 @@ class Overlays:
                     self._arrive(news.last)
 
     def _tell(self, text: str, notice: bool) -> None:
-        """Text of the debugger's: at its prompt where that is open, else kept there, and its first line as a notice."""
+        """Text from the debugger: shown at its prompt if that is open; else kept for it, the first line as a notice."""
         if isinstance(self._app.screen, DebugPrompt):
             self._app.screen.hear(text)
             return
@@ -142,7 +142,7 @@ class Overlays:
             self._standing.say(text.splitlines()[0])
 
     def _arrive(self, stop: Stop | None) -> None:
-        """Show what a run stopped at: its request, and on the step's screen a breakpoint's node."""
+        """Show where a run stopped: the request, and on the step's screen the breakpoint's node."""
         if stop is None or not stop.hits:
             if stop is not None and stop.request in self.viewer.history.requests:
                 self._standing.pick(stop.request)

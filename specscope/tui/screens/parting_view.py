@@ -1,4 +1,4 @@
-"""A pair of requests beside each other: step by step in the order of the output, and both trees of the picked place."""
+"""A pair of requests side by side: step by step in the order of the output, and both trees at the picked place."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlacesPanel(Panel):
         return rows[self.picked].place if rows else 0
 
     def key(self, look: Look) -> Hashable:
-        """What is picked, of which pair."""
+        """The pair, and the picked place."""
         return self.pair.number, self.picked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -69,15 +69,15 @@ class PlacesPanel(Panel):
             parted = self.pair.at is not None and row.place > self.pair.at
             line: list[tuple[str, Ink]] = [(right(f"{row.place:,}", PLACE), "faint" if parted else "dim")]
             for side, steps in enumerate((self.beside.a, self.beside.b)):
-                at = row.parts[side]
-                line.append((" »" if self._parts(side, at) else "  ", "warn"))
-                line += self._cell(side, None if at is None else steps[at], half - 1)
+                index = row.parts[side]
+                line.append((" »" if self._parts(side, index) else "  ", "warn"))
+                line += self._cell(side, None if index is None else steps[index], half - 1)
             lines.append(line)
         return Sheet(lines, self._title(width - 2), cursor=2 + self.picked, keep=2 + self.picked, head=2)
 
-    def _parts(self, side: int, at: int | None) -> bool:
+    def _parts(self, side: int, index: int | None) -> bool:
         """Whether the step that begins there is the one in which the outputs part."""
-        return at is not None and self.pair.at is not None and self.beside.part(side, self.pair.at) == at
+        return index is not None and self.pair.at is not None and self.beside.part(side, self.pair.at) == index
 
     def _cell(self, side: int, step: RequestStep | None, width: int) -> list[tuple[str, Ink]]:
         if step is None:
@@ -110,37 +110,37 @@ class TreePanelOf(Panel):
         self._places, self._side = places, side
 
     def key(self, look: Look) -> Hashable:
-        """What is picked, of which pair."""
+        """The pair, and the picked place."""
         return self._places.pair.number, self._places.picked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree, and below it the decisions that ended its path."""
         places, side = self._places, self._side
         steps = (places.beside.a, places.beside.b)[side]
-        at = places.beside.part(side, places.place)
+        index = places.beside.part(side, places.place)
         name: Line = [(NAMES[side], "strong")]
-        if at is None or steps[at].verdict is None:
+        if index is None or steps[index].verdict is None:
             return Sheet([[("this side has no step here", "faint")]], name)
-        step = steps[at]
+        step = steps[index]
         verdict = step.verdict
         assert verdict is not None
         compared = places.compared
         ties = verdict.near_ties(compared.dtypes[side])
         head, lines, order = tree_lines(step, verdict, compared.vocabularies[side], width, ties)
-        told: Line = [(acceptance(step, short=True), "text")]
+        summary: Line = [(acceptance(step, short=True), "text")]
         where: Line = [(clean(f"{step.request}@{step.index}"), "dim")]
-        ended: Line = [("the output has ended" if at == len(steps) - 1 and self._over(at) else "", "warn")]
-        title = fit([(0, name), (1, where), (2, told), (3, ended)], width - 2, " · ")
+        ended: Line = [("the output has ended" if index == len(steps) - 1 and self._over(index) else "", "warn")]
+        title = fit([(0, name), (1, where), (2, summary), (3, ended)], width - 2, " · ")
         answer = paragraph(brief(step, ended_by(step), Asker(compared.vocabularies[side])), width, "strong")
         why = why_lines(step, verdict, compared.vocabularies[side], width, height - len(lines) - len(answer) - 1)
         final = order.index(len(step.tree))
         return Sheet([*answer, head, *lines, *why], title, keep=final + len(answer) + 1, head=len(answer) + 1)
 
-    def _over(self, at: int) -> bool:
+    def _over(self, index: int) -> bool:
         """Whether the picked place lies behind the last token of the side."""
         beside = self._places.beside
-        step = (beside.a, beside.b)[self._side][at]
-        return self._places.place >= beside.places[self._side][at] + step.emitted
+        step = (beside.a, beside.b)[self._side][index]
+        return self._places.place >= beside.places[self._side][index] + step.emitted
 
 
 class PartingScreen(Over, inherit_bindings=False):
@@ -196,7 +196,7 @@ class PartingScreen(Over, inherit_bindings=False):
         return self.query_one(PlacesPanel)
 
     def action_pick(self, way: int) -> None:
-        """Another place."""
+        """Pick another place."""
         places = self._places
         places.picked = min(max(places.picked + way, 0), max(len(places.beside.rows) - 1, 0))
         self.show(self.last)

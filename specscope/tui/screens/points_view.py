@@ -29,7 +29,7 @@ LEFT = NUMBER + HITS + 2  # cells before the text
 
 
 class PointsPanel(PickPanel):
-    """A line a breakpoint, its commands below it; the band is on the picked one."""
+    """One line per breakpoint, its commands below it; the picked one is highlighted."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
 
@@ -53,8 +53,8 @@ class PointsPanel(PickPanel):
         heads = (("n", right("n", NUMBER)), ("hits", right("hits", HITS - 2)), ("stops at", left("stops at", 10)))
         lines: list[Line] = [self.head(heads)]
         self.rows, cursor = [], 0
-        for at, point in enumerate(points):
-            if at == self.picked:
+        for index, point in enumerate(points):
+            if index == self.picked:
                 cursor = len(lines)
             ink: Ink = "text" if point.enabled else "faint"
             notes = [*([] if point.enabled else ["off"]), *([f"ignores {point.ignore}"] if point.ignore else [])]
@@ -65,15 +65,15 @@ class PointsPanel(PickPanel):
                 [*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, ink)]
             )
             lines += [[(" " * LEFT + row, ink)] for row in more]
-            said = "".join(f" · {note}" for note in notes)
-            if line_width(lines[-1]) + len(said) <= width:
-                lines[-1] = [*lines[-1], (said, "warn")]
+            remarks = "".join(f" · {note}" for note in notes)
+            if line_width(lines[-1]) + len(remarks) <= width:
+                lines[-1] = [*lines[-1], (remarks, "warn")]
             else:
-                lines.append([(" " * LEFT + said[3:], "warn")])
-            self.rows += [at] * (len(lines) - 1 - len(self.rows))
+                lines.append([(" " * LEFT + remarks[3:], "warn")])
+            self.rows += [index] * (len(lines) - 1 - len(self.rows))
             for command in point.commands:
                 lines.append([(" " * (LEFT + 2), "text"), (cut(clean(command), width - LEFT - 2), "dim")])
-                self.rows.append(at)
+                self.rows.append(index)
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
 
@@ -83,7 +83,7 @@ def _value(point: BreakpointInfo, column: str) -> float | str:
 
 
 def _none(width: int, *, alone: bool) -> list[Line]:
-    """How to set the first one. `alone`: whether what conditions can use stands nowhere else."""
+    """How to set the first breakpoint. `alone`: whether the fields for conditions are shown nowhere else."""
     lines = [*paragraph("No breakpoints yet. Press a and type where to stop:", width, "text"), []]
     for example, what in EXAMPLES:
         lines += [[("  " + cut(example, width - 2), "accent")], [("      " + cut(what, width - 6), "dim")]]
@@ -95,7 +95,7 @@ def _none(width: int, *, alone: bool) -> list[Line]:
 
 
 class FieldsPanel(Panel):
-    """What a condition can use, where there is room for it beside the list."""
+    """The fields that a condition can use, beside the list where there is room."""
 
     def key(self, look: Look) -> Hashable:
         """Always the same."""
@@ -115,7 +115,7 @@ class FieldsPanel(Panel):
 
 
 class PointsScreen(Over):
-    """The breakpoints of the debugger that `:` speaks to."""
+    """The breakpoints of the debugger behind `:`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "dismiss", "Close", show=False),
@@ -149,11 +149,11 @@ class PointsScreen(Over):
         self.query_one(PointsPanel).focus()
 
     def action_pick(self, way: int) -> None:
-        """Another breakpoint."""
+        """Pick another breakpoint."""
         self.query_one(PointsPanel).pick(way)
 
     def action_switch(self) -> None:
-        """On or off."""
+        """Enable or disable the picked breakpoint."""
         if point := self._point():
             self._tell(f"{'disable' if point.enabled else 'enable'} {point.number}")
 

@@ -1,4 +1,4 @@
-"""One request from its first step to its last: a line a step, the tree of any of them, the text by origin."""
+"""One request from first step to last: one line per step, the tree of the current one, the text by origin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class OutputCurve:
-    """A column a step: the tokens that came of it. Around the position where there are more steps than cells."""
+    """One column per step: the tokens it emitted. With more steps than cells, only those around the position."""
 
     first: int = 0  # the step of the first column
     count: int = 0  # columns
@@ -44,7 +44,7 @@ class OutputCurve:
 
     @staticmethod
     def over(steps: int, place: int, width: int) -> OutputCurve:
-        """For so many steps, of which that at `place` is looked at."""
+        """The curve for so many steps; the one at `place` is current."""
         count = min(steps, width)
         return OutputCurve(max(0, min(place - width // 2, steps - width)), count, min(width, count * WIDEST))
 
@@ -55,11 +55,11 @@ class OutputCurve:
     def draw(self, steps: Sequence[RequestStep], place: int) -> Line:
         """The columns, that of `place` in another colour."""
         shown = steps[self.first : self.first + self.count]
-        top, at = max(1, *(step.emitted for step in shown)), place - self.first
+        top, column = max(1, *(step.emitted for step in shown)), place - self.first
         line: list[tuple[str, Ink]] = []
         for number, (step, wide) in enumerate(zip(shown, spread(self.count, self.span), strict=True)):
             mark = LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0]
-            line.append((mark.replace(" ", "▁") * wide, "accent") if number == at else (mark * wide, "bar"))
+            line.append((mark.replace(" ", "▁") * wide, "accent") if number == column else (mark * wide, "bar"))
         return line
 
 
@@ -97,15 +97,15 @@ class TimelinePanel(ListPanel):
         self.places = range(len(request.steps))
         if self.order != Order():
             steps = request.steps
-            text = lambda at: _words(look, steps[at])  # noqa: E731
-            self.places = self.arranged(self.places, lambda at, column: _value(steps[at], column), text)
+            text = lambda index: _words(look, steps[index])  # noqa: E731
+            self.places = self.arranged(self.places, lambda index, column: _value(steps[index], column), text)
         place = look.part[0] if look.part is not None else -1
         self._curve = OutputCurve.over(len(request.steps), place, width)
         head: list[Line] = [self._curve.draw(request.steps, place), self.head(HEADS)]
         title = _title(look, len(request.steps), width - 2, self.said())
-        at = self.places.index(place) + len(head) if place in self.places else -1
-        lines = self._drawn if isinstance(self.places, range) else [self._drawn[at] for at in self.places]
-        return Sheet([*head, *lines], title, cursor=at, keep=self.kept(at, (look.current, place)), head=len(head))
+        index = self.places.index(place) + len(head) if place in self.places else -1
+        lines = self._drawn if isinstance(self.places, range) else [self._drawn[index] for index in self.places]
+        return Sheet([*head, *lines], title, cursor=index, keep=self.kept(index, (look.current, place)), head=len(head))
 
     def on_click(self, event: events.Click) -> None:
         """Go to the step under the pointer, in the list or in the curve; on the head, sort."""
@@ -114,9 +114,9 @@ class TimelinePanel(ListPanel):
         where, steps = event.get_content_offset_capture(self), self.look.request.engine_steps
         if where.y == 0 and 0 <= where.x < self._curve.span:
             self._to(steps[self._curve.step_at(where.x)])
-        at = self.line_at(where.y) - self.sheet.head
-        if where.y >= self.sheet.head and 0 <= at < len(self.places):
-            self._to(steps[self.places[at]])
+        row = self.line_at(where.y) - self.sheet.head
+        if where.y >= self.sheet.head and 0 <= row < len(self.places):
+            self._to(steps[self.places[row]])
 
     def _to(self, position: int) -> None:
         self.run_worker(self.app.run_action(f"goto_position({position})"))
@@ -127,8 +127,8 @@ class TimelinePanel(ListPanel):
         if look is None or look.request is None or not self.places:
             return
         place = look.part[0] if look.part is not None else -1
-        at = self.places.index(place) + way if place in self.places else 0
-        self._to(look.request.engine_steps[self.places[min(max(at, 0), len(self.places) - 1)]])
+        index = self.places.index(place) + way if place in self.places else 0
+        self._to(look.request.engine_steps[self.places[min(max(index, 0), len(self.places) - 1)]])
 
 
 def _value(step: RequestStep, column: str) -> float | str:
@@ -139,7 +139,7 @@ def _value(step: RequestStep, column: str) -> float | str:
 
 
 def _words(look: Look, step: RequestStep) -> str:
-    """What a filter looks at: the kind of the final token, and the text."""
+    """The text that a filter searches: the kind of the final token, and the step's text."""
     if step.verdict is None:
         return "prefill"
     forced = " forced" if len(step.verdict.forced) else ""

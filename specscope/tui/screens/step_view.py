@@ -1,4 +1,4 @@
-"""The node inspector: the judged tree with a node picked in it, and all that is known of that node."""
+"""The node inspector: the judged tree with one node picked, and everything known about that node."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NodesPanel(Panel):
         return self.order[self.picked] if self.order else None
 
     def key(self, look: Look) -> Hashable:
-        """The step, and what is picked in it."""
+        """The step, and the picked node."""
         return look.current, look.at, self.picked, self.asked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -81,9 +81,9 @@ class NodesPanel(Panel):
 
     def on_click(self, event: events.Click) -> None:
         """Pick the node under the pointer."""
-        at = self.line_at(event.get_content_offset_capture(self).y) - 1
-        if isinstance(self.screen, StepScreen) and 0 <= at < len(self.order):
-            self.screen.action_pick(at - self.picked)
+        row = self.line_at(event.get_content_offset_capture(self).y) - 1
+        if isinstance(self.screen, StepScreen) and 0 <= row < len(self.order):
+            self.screen.action_pick(row - self.picked)
 
 
 class PlacePanel(Panel):
@@ -129,11 +129,11 @@ class PlacePanel(Panel):
         if view is not None:
             return node_view_lines(view, look.vocabulary, width, height)
         if self.asked == self.place(look):
-            said, ink = self.refused or "asking the engine …", "warn" if self.refused else "accent"
+            hint, ink = self.refused or "asking the engine …", "warn" if self.refused else "accent"
         else:
-            said, ink = (ENTER, "accent") if look.asks else (REPLAYED, "dim")
+            hint, ink = (ENTER, "accent") if look.asks else (REPLAYED, "dim")
         step, verdict = look.part[1], look.part[1].verdict
-        head: list[Line] = [[(line, ink)] for line in folded(said, width)]  # type: ignore[list-item]
+        head: list[Line] = [[(line, ink)] for line in folded(hint, width)]  # type: ignore[list-item]
         tops = likeliest_lines(above(step, node), look.vocabulary, width)
         asked = [*head, []] if self.asked == self.place(look) or not tops else []
         below = [] if asked else head
@@ -201,7 +201,7 @@ class StepScreen(Over):
         self.query_one(NodesPanel).focus()
 
     def action_pick(self, way: int) -> None:
-        """Another node."""
+        """Pick another node."""
         panel = self.query_one(NodesPanel)
         panel.picked = min(max(panel.picked + way, 0), max(len(panel.order) - 1, 0))
         self.show(self.last)

@@ -39,11 +39,11 @@ class SpansPanel(PickPanel):
         return [*([""] if look.request is not None else []), *timeline.other_traces(look.history)]
 
     def next_trace(self, way: int) -> None:
-        """Another of them."""
+        """Show the next or previous trace."""
         if self.look is None or not (traces := self.traces(self.look)):
             return
-        at = traces.index(self.trace) if self.trace in traces else len(traces) - 1
-        self.trace, self._row, self.picked = traces[(at + way) % len(traces)], "", 0
+        index = traces.index(self.trace) if self.trace in traces else len(traces) - 1
+        self.trace, self._row, self.picked = traces[(index + way) % len(traces)], "", 0
         self.show(self.look)
 
     def key(self, look: Look) -> Hashable:
@@ -79,8 +79,8 @@ class SpansPanel(PickPanel):
         for row in self.shown:
             here = row.position is not None and row.position == look.at
             lines.append(row_line(row, shown, layout, inks, here=here, flat=flat))
-        at = head + self.picked
-        return Sheet(lines, self._title(look, width), cursor=at, keep=self.kept(at, self._row), head=head)
+        cursor = head + self.picked
+        return Sheet(lines, self._title(look, width), cursor=cursor, keep=self.kept(cursor, self._row), head=head)
 
     def _read(self, look: Look) -> SpanTimeline:
         traces = self.traces(look)
@@ -95,12 +95,12 @@ class SpansPanel(PickPanel):
     def _title(self, look: Look, width: int) -> Line:
         others, traces = self.timeline.others, timeline.other_traces(look.history)
         services = len({row.service for row in self.timeline.rows if row.span is not None})
-        told = f"{plural(others, 'span')} of {plural(services, 'other service')}" if others else "no other service"
+        spans = f"{plural(others, 'span')} of {plural(services, 'other service')}" if others else "no other service"
         number = f"{traces.index(self.trace) + 1} of " if self.trace in traces else ""
         more = f"{number}{plural(len(traces), 'trace')} without a request" if traces else ""
         parts: list[tuple[int, Line]] = [
             (0, [(self.timeline.title, "strong")]),
-            (1, [(told, "text")]),
+            (1, [(spans, "text")]),
             (3, [(more, "dim")]),
             (2, self.said()),
         ]
@@ -115,13 +115,13 @@ class SpansPanel(PickPanel):
         """Pick the row under the pointer; on the head, sort."""
         if self.clicked_head(event, line=self.sheet.head - 1):
             return
-        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if 0 <= at < len(self.rows):
-            self.pick(at - self.picked)
+        row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
+        if 0 <= row < len(self.rows):
+            self.pick(row - self.picked)
 
 
 def _note(note: str, width: int) -> list[Line]:
-    """What is missing is no fault; anything else is."""
+    """A note as lines: dim where something is only missing, else as a warning."""
     return paragraph(note, width, "dim" if note in timeline.MISSING else "warn")
 
 
@@ -143,7 +143,7 @@ class SpanPanel(Panel):
         return self._spans.key(look), self._spans.item
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Its facts and attributes."""
+        """The row's facts and attributes."""
         row: TimelineRow | None = self._spans.item
         if row is None:
             return Sheet([], [("Span", "strong")])
@@ -188,12 +188,12 @@ class SpansScreen(Over):
         self.show(self.last)
 
     def action_trace(self, way: int) -> None:
-        """Another trace: the current request's, or one of other services alone."""
+        """Show another trace: the current request's, or one of other services alone."""
         self.query_one(SpansPanel).next_trace(way)
         self.show(self.last)
 
     def action_go(self) -> None:
-        """To the picked step; of any other row show or hide the attributes."""
+        """Go to the picked step; for any other row show or hide the attributes."""
         row: TimelineRow | None = self.query_one(SpansPanel).item
         if row is not None and row.position is not None:
             self.run_worker(self._go(row.position))

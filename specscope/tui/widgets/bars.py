@@ -42,8 +42,8 @@ class StatusBar(Panel, can_focus=False):
             parts.append((1, progress_line(*read, READING_BAR)))
         record = look.record
         if record is not None:
-            told = look.aggregate is None or look.history.acceptance.knows("emitted")
-            speed = look.history.speed_at(look.position) if told else None
+            speed_known = look.aggregate is None or look.history.acceptance.knows("emitted")
+            speed = look.history.speed_at(look.position) if speed_known else None
             what = "step " if look.aggregate is None else "interval "
             parts.append((2, [(what, "dim"), (f"{record.step:,}", "strong")]))
             parts.append((3, [(f"{speed:.0f}" if speed is not None else "–", "strong"), (" tok/s", "dim")]))
@@ -76,7 +76,7 @@ def progress_line(share: float, left: float | None, room: int) -> Line:
 
 
 def duration(seconds: float) -> str:
-    """`12 s`, `3 min`: never none."""
+    """`12 s`, `3 min`; at least one unit."""
     return f"{max(math.ceil(seconds), 1)} s" if seconds < 100 else f"{round(seconds / 60)} min"
 
 
@@ -101,7 +101,7 @@ def _right(title: str, room: int) -> Line:
 
 
 class Banner(Panel, can_focus=False):
-    """One clear line when the engine ended badly."""
+    """One clear line when the engine failed."""
 
     def key(self, look: Look) -> Hashable:
         """The error."""

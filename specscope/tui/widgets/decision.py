@@ -35,7 +35,7 @@ P_INKS: dict[str, Ink] = dict.fromkeys(("p", "raw_p", "p_tried"), "target")  # o
 
 
 def tried(verdict: Verdict, node: int) -> bool:
-    """Whether the coin was thrown for it."""
+    """Whether a node was tried, so that its coin was tossed."""
     return int(verdict.outcome[node]) != Outcome.UNTRIED
 
 
@@ -55,14 +55,14 @@ def mark_line(a: float, coin: float, width: int, ink: Ink) -> list[tuple[str, In
         won = round(min(max(a, 0.0), 1.0) * width)
         line: Line = [("━" * won, "accepted"), ("─" * (width - won), "rail")]
         return [part for part in line if part[0]]
-    won, at = round(min(max(a, 0.0), 1.0) * width), min(int(min(max(coin, 0.0), 1.0) * width), width - 1)
+    won, mark = round(min(max(a, 0.0), 1.0) * width), min(int(min(max(coin, 0.0), 1.0) * width), width - 1)
     if coin < a:
         won = max(won, 1)
-        at = min(at, won - 1)
+        mark = min(mark, won - 1)
     else:
         won = min(won, width - 1)
-        at = max(at, won)
-    cells = ["━" * min(won, at), "─" * (at - won), "●", "━" * (won - at - 1), "─" * (width - max(won, at + 1))]
+        mark = max(mark, won)
+    cells = ["━" * min(won, mark), "─" * (mark - won), "●", "━" * (won - mark - 1), "─" * (width - max(won, mark + 1))]
     inks: tuple[Ink, ...] = ("accepted", "rail", ink, "accepted", "rail")
     return [(text, shade) for text, shade in zip(cells, inks, strict=True) if text]
 
@@ -75,9 +75,9 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
         a, coin = float(verdict.accept_prob[node]), float(verdict.coin[node])
         ink, sign = INKS[Outcome(int(verdict.outcome[node]))], coin_sign(verdict, node)
         fell = "below" if sign == BELOW else probability(coin)
-        said = f"  {fell} {sign} a {probability(a)}" if coin else f"  none  a {probability(a)}"
+        comparison = f"  {fell} {sign} a {probability(a)}" if coin else f"  none  a {probability(a)}"
         line = mark_line(a, coin_on_line(verdict, node), room, ink)
-        lines.append([(left("coin", LABEL), "dim"), *line, (said, "text")])
+        lines.append([(left("coin", LABEL), "dim"), *line, (comparison, "text")])
     return [*lines, *(bar_line(row, P_INKS.get(row.name, "bonus"), room) for row in node_numbers(step, node))]
 
 
@@ -95,10 +95,10 @@ def bar_line(row: WordRow, ink: Ink, room: int) -> Line:
 def beside(blocks: Sequence[Sequence[Line]], width: int, gap: int = 2) -> list[Line]:
     """Blocks of lines beside each other, each in `width` cells."""
     rows: list[Line] = []
-    for at in range(max(map(len, blocks), default=0)):
+    for index in range(max(map(len, blocks), default=0)):
         row: list[tuple[str, Ink]] = []
         for number, block in enumerate(blocks):
-            line = block[at] if at < len(block) else []
+            line = block[index] if index < len(block) else []
             missing = width - line_width(line) + gap if number < len(blocks) - 1 else 0
             row += [*line, (" " * missing, "text")]
         rows.append(row)
@@ -110,9 +110,9 @@ def trial(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary
     outcome = Outcome(int(verdict.outcome[node]))
     token = cut(show_token(vocabulary, int(step.tree.token[node])), max(width - 12, 8))
     residual = f"residual {probability(float(verdict.residual_mass[node]))}"
-    said: Line = [(residual if outcome is Outcome.REJECTED and not verdict.is_greedy else "", "faint")]
+    residual_part: Line = [(residual if outcome is Outcome.REJECTED and not verdict.is_greedy else "", "faint")]
     name: Line = [(f"{MARKS[outcome]} {token}", INKS[outcome])]
-    head = fit([(0, name), (1, [(outcome.name.lower(), "dim")]), (2, said)], width)
+    head = fit([(0, name), (1, [(outcome.name.lower(), "dim")]), (2, residual_part)], width)
     return [head, *decision(step, verdict, node, width), []]
 
 
@@ -129,8 +129,8 @@ def trials(blocks: list[list[Line]], width: int) -> list[Line]:
     columns = max(1, min(len(blocks), (width + 2) // NARROWEST))
     wide = column_width(len(blocks), width)
     lines: list[Line] = []
-    for at in range(0, len(blocks), columns):
-        lines += beside(blocks[at : at + columns], wide)
+    for first in range(0, len(blocks), columns):
+        lines += beside(blocks[first : first + columns], wide)
     return lines
 
 
@@ -169,7 +169,7 @@ def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Voca
     final = node == len(step.tree)
     last, parent = end(step).parent, above(step, node).parent
     others = [other for other in step.tree.children(parent) if other != node]
-    path = [] if parent == ROOT else [int(at) for at in step.tree.path_to(parent)]
+    path = [] if parent == ROOT else [int(number) for number in step.tree.path_to(parent)]
     wide = column_width(len(others) + (parent == last and not final), width)
     blocks = [trial(step, verdict, other, vocabulary, wide) for other in others]
     if parent == last and not final:
@@ -178,11 +178,11 @@ def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Voca
     if blocks:
         title = "rejected before it" if final else "siblings"
         lines += [[(title, "accent")], *trials(blocks, width)]
-    rest = [at for at in range(len(step.tree)) if at not in {node, *others, *path}]
+    rest = [number for number in range(len(step.tree)) if number not in {node, *others, *path}]
     for title, them in (("path to it", path), ("rest of the tree", rest)):
         if them:
             wide = column_width(len(them), width)
-            drawn = [trial(step, verdict, at, vocabulary, wide) for at in them]
+            drawn = [trial(step, verdict, number, vocabulary, wide) for number in them]
             lines += [[(title, "accent")], *trials(drawn, width)]
     return lines
 

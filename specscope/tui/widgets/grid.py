@@ -37,7 +37,7 @@ class GridPanel(PickPanel):
         return self.grids[self.chosen] if self.grids else None
 
     def columns(self) -> tuple[str, ...]:
-        """Of the question that is shown."""
+        """The columns of the question that is shown."""
         return () if self.grid is None else self.grid.columns
 
     def choose(self, question: int) -> None:
@@ -77,7 +77,7 @@ class GridPanel(PickPanel):
         if not grid.rows:
             return Sheet([line for note in grid.notes or ("nothing",) for line in paragraph(note, width, "dim")], title)
         columns = grid.fitted(width, len(GAP))
-        cells = [(grid.columns[at], _place(grid, at, grid.columns[at], w)) for at, w in columns]
+        cells = [(grid.columns[column], _place(grid, column, grid.columns[column], w)) for column, w in columns]
         lines: list[Line] = [self.head(cells, GAP), *(_line(grid, row, columns) for row in shown)]
         return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
 
@@ -87,12 +87,12 @@ class GridPanel(PickPanel):
         return None if self.grid is None or self.item is None else self.grid.examples[self.item]
 
     def _value(self, row: int, column: str) -> float | str:
-        """What a row is sorted by; what is not known stands as if it were the highest."""
+        """The sort value of a row; an unknown value sorts as the highest."""
         grid = self.grid
         assert grid is not None
-        at = self.columns().index(column) if column in self.columns() else 0
-        value = grid.values[row][at]
-        words = any(isinstance(values[at], str) for values in grid.values)
+        place = self.columns().index(column) if column in self.columns() else 0
+        value = grid.values[row][place]
+        words = any(isinstance(values[place], str) for values in grid.values)
         return value if value is not None else ("\uffff" if words else float("inf"))
 
 
@@ -102,11 +102,11 @@ def _place(grid: Table, column: int, text: str, width: int) -> str:
 
 def _line(grid: Table, row: int, columns: Sequence[tuple[int, int]]) -> Line:
     line: list[tuple[str, Ink]] = []
-    for at, wide in columns:
-        text, rank = clean(grid.rows[row][at]), grid.ranks.get(grid.columns[at], 0)
+    for column, wide in columns:
+        text, rank = clean(grid.rows[row][column]), grid.ranks.get(grid.columns[column], 0)
         ink: Ink = "bar" if text and text[0] in BARS else "dim" if rank > 2 else "text"
         line += [(GAP, "dim")] if line else []
-        line.append((_place(grid, at, text, wide), ink))
+        line.append((_place(grid, column, text, wide), ink))
     return line
 
 
@@ -119,7 +119,7 @@ class RowPanel(Panel):
         rows.in_full = self
 
     def key(self, look: Look) -> Hashable:
-        """That of the list."""
+        """The list's key."""
         return self._rows.key(look)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:

@@ -23,7 +23,7 @@ REQUEST = 16  # cells of a request's id
 
 
 class IntervalsPanel(Panel):
-    """As many intervals as there are rows, the one that is looked at among them; below, what is not told."""
+    """As many intervals as there are rows, the current one among them; below, what the source does not report."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "app.backward", "Interval before", show=False),
@@ -47,13 +47,13 @@ class IntervalsPanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A head, the intervals, and a note."""
-        told = look.aggregate
+        current = look.aggregate
         title: Line = [("Intervals", "strong")]
-        if told is None:
+        if current is None:
             control = look.viewer.control
             what = "no data" if control is None else f"{control.progress[0]}: no data yet"
             return Sheet([[(clean(what), "faint")]], title)
-        note = folded(f"{told.source} does not report {', '.join(missing(told))}.", max(width, 8))[
+        note = folded(f"{current.source} does not report {', '.join(missing(current))}.", max(width, 8))[
             : max(height // 5, 1)
         ]
         rows = max(height - 1 - len(note), 1)
@@ -61,13 +61,16 @@ class IntervalsPanel(Panel):
         self._first = max(min(self._first, look.steps - rows), 0)
         shown = look.history.steps[self._first : self._first + rows]
         self._count = len(shown)
-        told_of = [(cells(step, step.aggregate), step.aggregate) for step in shown if step.aggregate is not None]
-        layout = _Layout(width, told_of)
+        aggregates = [(cells(step, step.aggregate), step.aggregate) for step in shown if step.aggregate is not None]
+        layout = _Layout(width, aggregates)
         lines: list[Line] = [layout.head()]
-        lines += [layout.row(found, one) for found, one in told_of]
+        lines += [layout.row(row, aggregate) for row, aggregate in aggregates]
         lines += [[]] * (rows - len(shown))
         lines += [[(line, "faint")] for line in note]
-        names = (f"engine {told.engine}" if told.engine else "", look.history.run.target if look.history.run else "")
+        names = (
+            f"engine {current.engine}" if current.engine else "",
+            look.history.run.target if look.history.run else "",
+        )
         about = clean(" ".join(name for name in names if name))
         title = [("Intervals", "strong"), (f"  {cut(about, width - 14)}" if about else "", "dim")]
         return Sheet(lines, title, head=1, cursor=1 + look.position - self._first)
@@ -77,25 +80,25 @@ class _Layout:
     """Which columns there is room for."""
 
     def __init__(self, width: int, rows: Sequence[tuple[Mapping[str, str], Aggregate]]) -> None:
-        self._depth = depth = max((len(told.accepted_at) for _, told in rows), default=0)
-        self._requests = any(told.request for _, told in rows)
-        known = {name for found, _ in rows for name, cell in found.items() if cell != NOTHING}
+        self._depth = depth = max((len(aggregate.accepted_at) for _, aggregate in rows), default=0)
+        self._requests = any(aggregate.request for _, aggregate in rows)
+        known = {name for row, _ in rows for name, cell in row.items() if cell != NOTHING}
         numbers = depth * (NARROWEST if depth * NARROWEST <= width // 2 else LEVEL)
         room = width - numbers - (REQUEST if self._requests else 0)
-        kept: list[str] = []
+        shown: list[str] = []
         for name in BY_NEED:
             if COLUMNS[name] + 1 > room:
                 break
             if name in known:
-                kept.append(name)
+                shown.append(name)
                 room -= COLUMNS[name] + 1
-        self._columns = [name for name in COLUMNS if name in kept]
+        self._columns = [name for name in COLUMNS if name in shown]
         self._cell = min((room + numbers - 1) // depth, WIDEST) if depth else 0
 
     def head(self) -> Line:
         """The names of the columns."""
         names = "".join(right(name, COLUMNS[name]) + " " for name in self._columns)
-        cells = (left(self._name(at), self._cell) for at in range(1, self._depth + 1))
+        cells = (left(self._name(depth), self._cell) for depth in range(1, self._depth + 1))
         return [(names, "faint"), (" " + "".join(cells), "faint"), (" request" if self._requests else "", "faint")]
 
     def _name(self, depth: int) -> str:
@@ -103,19 +106,19 @@ class _Layout:
             return str(depth % 10)
         return f" depth {depth}" if self._cell > NARROWEST + 1 else f" {depth}"
 
-    def row(self, found: Mapping[str, str], told: Aggregate) -> Line:
+    def row(self, by_column: Mapping[str, str], aggregate: Aggregate) -> Line:
         """One interval."""
         inks: dict[str, Ink] = {"length": "strong", "time": "dim"}
         line: list[tuple[str, Ink]] = [
-            (right(found[name], COLUMNS[name]) + " ", inks.get(name, "text")) for name in self._columns
+            (right(by_column[name], COLUMNS[name]) + " ", inks.get(name, "text")) for name in self._columns
         ]
-        rates = counts(told).per_position
+        rates = counts(aggregate).per_position
         line.append((" ", "text"))
         for rate in rates:
             line += self._rate(rate)
         line.append((" " * ((self._depth - len(rates)) * self._cell), "text"))
-        line.append((f" {cut(clean(told.request), REQUEST - 1)}" if told.request else "", "dim"))
-        line.append(("  restarted" if told.reset else "", "warn"))
+        line.append((f" {cut(clean(aggregate.request), REQUEST - 1)}" if aggregate.request else "", "dim"))
+        line.append(("  restarted" if aggregate.reset else "", "warn"))
         return line
 
     def _rate(self, rate: float | None) -> Line:

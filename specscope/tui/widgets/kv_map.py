@@ -1,4 +1,4 @@
-"""Whose the blocks of the KV cache are. Records tell how many each request holds, not where they lie."""
+"""Which requests hold the blocks of the KV cache. Records say how many each request holds, not where they lie."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROWS = 3  # at most
 
 def held(record: StepRecord, block_size: int) -> list[tuple[str, int]]:
     """Blocks of each request of the step's batch, by what it has computed when the step is over."""
-    blocks, gone = [], {end.info.id for end in record.finished}  # what has ended holds none any more
+    blocks, gone = [], {end.info.id for end in record.finished}  # requests that have ended hold none
     for part in record.requests:
         if part.request in gone:
             continue
@@ -23,7 +23,7 @@ def held(record: StepRecord, block_size: int) -> list[tuple[str, int]]:
 
 
 def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
-    """A cell a block, or a cell for several where there are many; then who is who."""
+    """One cell per block, or per several where there are many; then the legend."""
     total = record.blocks_used + record.blocks_free
     mine = held(record, block_size)
     ahead = record.blocks_used - sum(count for _, count in mine)
@@ -32,13 +32,13 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
     owners = [*((name, count, OWNERS[i % len(OWNERS)]) for i, (name, count) in enumerate(mine))]
     if ahead > 0:  # room for drafts, and requests outside the batch
         owners.append(("drafts and others", ahead, "dim"))
-    room = -(-total // per)  # what requests say of themselves may be more than there is
+    room = -(-total // per)  # requests may claim more blocks than there are
     for _, count, ink in owners:
         cells += [("■", ink)] * min(-(-count // per), room - len(cells))
     cached = min(-(-record.blocks_cached // per), room - len(cells))  # free, but a prefix may be found there
     cells += [("▫", "dim")] * cached
     cells += [("·", "rail")] * (room - len(cells))
-    lines: list[Line] = [_joined(cells[at : at + width]) for at in range(0, len(cells), width)]
+    lines: list[Line] = [_joined(cells[first : first + width]) for first in range(0, len(cells), width)]
     legend: list[tuple[str, Ink]] = []
     for name, count, ink in owners:
         entry: list[tuple[str, Ink]] = [("■ ", ink), (f"{clean(name)} {count:,}  ", "dim")]
@@ -53,7 +53,7 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
 
 
 def _joined(cells: list[tuple[str, Ink]]) -> Line:
-    """Cells of one ink as one piece."""
+    """Neighbouring cells of one ink joined into one piece."""
     line: list[tuple[str, Ink]] = []
     for text, ink in cells:
         if line and line[-1][1] == ink:

@@ -30,13 +30,13 @@ class LengthsPanel(Panel):
         if look is None or not 0 <= x < self._span:
             return
         column = column_at(x, self._count, self._span)
-        at = (column + 1) * self._per - 1
+        last = (column + 1) * self._per - 1
         if look.scope is None:
-            self._to(at if column * self._per <= look.position else -1, look.position)
+            self._to(last if column * self._per <= look.position else -1, look.position)
         elif look.request is not None:
             steps = look.request.engine_steps
             place = look.request.count_at(look.position) - 1
-            self._to(steps[min(at, place)] if 0 <= column * self._per <= place else -1, look.position)
+            self._to(steps[min(last, place)] if 0 <= column * self._per <= place else -1, look.position)
 
     def _to(self, position: int, newest: int) -> None:
         if position >= 0:
@@ -63,8 +63,8 @@ class LengthsPanel(Panel):
             for row, text in enumerate(columns(buckets, rows, top, self._span))
         ]
         unit = "step" if look.aggregate is None else "interval"
-        own = "" if look.pooled or look.aggregate is not None else f" of {clean(look.scope_name)}"
-        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" one column: {plural(size, unit)}{own}", "faint")])
+        scope = "" if look.pooled or look.aggregate is not None else f" of {clean(look.scope_name)}"
+        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" one column: {plural(size, unit)}{scope}", "faint")])
         return Sheet(lines, title)
 
 

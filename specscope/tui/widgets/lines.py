@@ -114,14 +114,14 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
 
     def render_line(self, y: int) -> Strip:
         """One row of the widget."""
-        width, at = self.size.width, self.line_at(y)
-        band = at == self.sheet.cursor
+        width, number = self.size.width, self.line_at(y)
+        band = number == self.sheet.cursor
         base = self._style("", band)
-        if at >= len(self.sheet.lines):
+        if number >= len(self.sheet.lines):
             return Strip.blank(width, base)
-        segments = [Segment(text, self._style(ink, band)) for text, ink in self.sheet.lines[at]]
+        segments = [Segment(text, self._style(ink, band)) for text, ink in self.sheet.lines[number]]
         strip = Strip(segments).adjust_cell_length(width, base)
-        for begin, end, action in self.sheet.actions.get(at, ()):
+        for begin, end, action in self.sheet.actions.get(number, ()):
             parts = [strip.crop(0, begin), strip.crop(begin, end), strip.crop(end, width)]
             parts[1] = parts[1].apply_style(Style.from_meta({"@click": action}))
             strip = Strip.join(parts)
@@ -145,7 +145,7 @@ class Panel(Lines):
         raise NotImplementedError
 
     def show(self, look: Look) -> None:
-        """Take a new look; draw where the picture changed. Unreadable records give a line, never a crash."""
+        """Take a new look, and redraw if the picture changed. Unreadable records give a line, never a crash."""
         self.look = look
         area = self.area
         if not area.width or not area.height:

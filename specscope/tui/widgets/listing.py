@@ -50,28 +50,28 @@ class ListPanel(Panel):
         return -1 if same and (self.order.column or self.order.reverse) else line
 
     def columns(self) -> tuple[str, ...]:
-        """What it can be sorted by."""
+        """The columns it can be sorted by."""
         return self.COLUMNS
 
     def sort_next(self) -> None:
-        """By the next column; after the last as the items came."""
+        """Sort by the next column; after the last, restore the original order."""
         columns = ("", *self.columns())
-        at = columns.index(self.order.column) if self.order.column in columns else 0
-        self.set_order(replace(self.order, column=columns[(at + 1) % len(columns)], reverse=False))
+        index = columns.index(self.order.column) if self.order.column in columns else 0
+        self.set_order(replace(self.order, column=columns[(index + 1) % len(columns)], reverse=False))
 
     def sort_reverse(self) -> None:
-        """The other way round."""
+        """Reverse the order."""
         self.set_order(replace(self.order, reverse=not self.order.reverse))
 
     def sort_by(self, column: str) -> None:
-        """By a column; by the same one again, the other way round."""
+        """Sort by a column; the same column again reverses the order."""
         same = self.order.column == column
         self.set_order(replace(self.order, column=column, reverse=same and not self.order.reverse))
 
     def arranged(
         self, items: Sequence[Item], value: Callable[[Item, str], float | str], text: Callable[[Item], str]
     ) -> list[Item]:
-        """The items that have the words, in order. Ties stay as they came."""
+        """The items that contain the words, sorted. Ties keep their order."""
         words = self.order.words.casefold()
         shown = [item for item in items if words in text(item).casefold()] if words else list(items)
         column = self.order.column
@@ -82,12 +82,14 @@ class ListPanel(Panel):
         return shown
 
     def head(self, cells: Sequence[tuple[str, str]], gap: str = "  ") -> list[tuple[str, Ink]]:
-        """The head's line from (column, its padded name); an arrow on the one that is sorted by.
+        """The head's line from (column, its padded name); an arrow marks the sorted column.
 
         Where a name fills its column, the arrow stands in the gap beside it: no column moves.
         """
         texts: list[str] = [cells[0][1], *(text for _, name in cells[1:] for text in (gap, name))]
-        by = next((2 * at for at, (column, _) in enumerate(cells) if column and column == self.order.column), None)
+        by = next(
+            (2 * place for place, (column, _) in enumerate(cells) if column and column == self.order.column), None
+        )
         if by is not None:
             arrow = DOWN if self.order.reverse else UP
             name = texts[by]
@@ -139,17 +141,17 @@ class PickPanel(ListPanel):
         self.rows: list[int] = []  # of each line below the head, the item's place in `shown`
 
     def set_order(self, order: Order) -> None:
-        """The first is picked, as its line is the first that is seen."""
+        """Set the order and pick the first item, whose line is the first in view."""
         self.pick(-self.picked)
         super().set_order(order)
 
     @property
     def item(self) -> Any | None:  # noqa: ANN401
-        """The picked one; None where there is none."""
+        """The picked item; None where there is none."""
         return self.shown[min(self.picked, len(self.shown) - 1)] if self.shown else None
 
     def pick(self, way: int) -> None:
-        """Another one."""
+        """Move the pick by so many lines."""
         self.picked = min(max(self.picked + way, 0), max(len(self.shown) - 1, 0))
         if self.look is not None:
             self.show(self.look)
@@ -158,6 +160,6 @@ class PickPanel(ListPanel):
         """Pick the item under the pointer; on the head, sort."""
         if self.clicked_head(event):
             return
-        at = self.line_at(event.get_content_offset_capture(self).y) - 1
-        if 0 <= at < len(self.rows):
-            self.pick(self.rows[at] - self.picked)
+        row = self.line_at(event.get_content_offset_capture(self).y) - 1
+        if 0 <= row < len(self.rows):
+            self.pick(self.rows[row] - self.picked)

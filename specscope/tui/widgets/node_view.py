@@ -39,19 +39,19 @@ CONTEXT_LINES = 4  # of it at least
 
 
 def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: int) -> list[Line]:
-    """What there is to be said of the place, then the distributions. More lines than `height` where it is low."""
-    said, every = _said(view, vocabulary, width), list(view.columns.items())
+    """Remarks on the place, then the distributions. May exceed a small `height`."""
+    remarks, every = _said(view, vocabulary, width), list(view.columns.items())
     fit_in = [n for n in (len(every), len(every) // 2, 2) if width >= n * (NARROWEST + GAP) - GAP]
     columns = fit_in[0] if fit_in else 1
     rows = -(-len(every) // columns)
     if len(every) == 6 and columns == 2:
-        every = [every[at] for at in (0, 3, 1, 4, 2, 5)]  # the drafter's beside the target's
+        every = [every[index] for index in (0, 3, 1, 4, 2, 5)]  # the drafter's beside the target's
     wide = (width - GAP * (columns - 1)) // columns
-    tokens = max((height - len(said) - 1) // rows - OVERHEAD, FEWEST)
+    tokens = max((height - len(remarks) - 1) // rows - OVERHEAD, FEWEST)
     blocks = [_column(*each, view, vocabulary, wide, tokens) for each in every]
-    lines = [*said, []]
-    for at in range(0, len(every), columns):
-        lines += beside(blocks[at : at + columns], wide, GAP)
+    lines = [*remarks, []]
+    for index in range(0, len(every), columns):
+        lines += beside(blocks[index : index + columns], wide, GAP)
     return lines
 
 
@@ -69,7 +69,7 @@ def _said(view: NodeView, vocabulary: Vocabulary, width: int) -> list[Line]:
 
 
 def _column(
-    name: str, column: DistributionView | str, view: NodeView, vocabulary: Vocabulary, width: int, most: int
+    name: str, column: DistributionView | str, view: NodeView, vocabulary: Vocabulary, width: int, tokens: int
 ) -> list[Line]:
     """A distribution under its name: a token a line with its bar; where the view's own token stands."""
     if isinstance(column, str):  # why there is none
@@ -77,10 +77,10 @@ def _column(
     ink: Ink = "target" if name.startswith("target") else "bonus"
     entropy: Line = [(f"H {column.entropy:.2f} nats", "dim")]
     lines: list[Line] = [fit([(0, [(name, "strong")]), (1, entropy)], width)]
-    shown = [(top.token, top.prob) for top in column.top[:most]]
+    shown = [(top.token, top.prob) for top in column.top[:tokens]]
     lines += [
-        [("▸ " if at == 0 else "  ", "accent"), (row, "accent")]
-        for at, row in enumerate(folded(column.place, width - MARK))
+        [("▸ " if number == 0 else "  ", "accent"), (row, "accent")]
+        for number, row in enumerate(folded(column.place, width - MARK))
     ]
     texts = [show_token(vocabulary, token) for token, _ in shown]
     room = min(max(map(cell_len, texts), default=1), width - MARK - SHORTEST_BAR - NUMBER - 1)
@@ -101,11 +101,11 @@ def _column(
 
 
 def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width: int, height: int) -> list[Line]:
-    """Why it was kept or not, then the lines for a node, with as much context as there is room for.
+    """Why a node was kept or not, then its facts, with as much context as there is room for.
 
     For the final token `node` is the number of nodes.
     """
-    answer = [line for at, text in enumerate(look.why(step, node)) for line in paragraph(text, width, _ink(at))]
+    answer = [line for number, text in enumerate(look.why(step, node)) for line in paragraph(text, width, _ink(number))]
     final = node == len(step.tree)
     room = min(max(width - LABEL - VALUE, 8), LONGEST)
     picture = [final_bar(step, verdict, room)] if final else decision(step, verdict, node, width)
@@ -123,7 +123,7 @@ def _ink(place: int) -> Ink:
     return "strong" if place == 0 else "text"
 
 
-def _context(look: Look, step: RequestStep, node: int, width: int, most: int) -> list[Line]:
+def _context(look: Look, step: RequestStep, node: int, width: int, limit: int) -> list[Line]:
     """The text before the node: prompt and output, in the colours of the output's panel, then the drafted path."""
     if look.request is None or look.part is None or step.verdict is None:
         return []
@@ -137,7 +137,7 @@ def _context(look: Look, step: RequestStep, node: int, width: int, most: int) ->
     for before in steps[first : look.part[0]]:
         feed_step(wrapper, before, look.vocabulary)
     ahead = step.tree.path_to(node)[:-1] if node < len(step.tree) else step.verdict.path
-    for at in ahead:
-        feed(wrapper, look.vocabulary, int(step.tree.token[at]), "accent", "accent")
-    rows = wrapper.lines()[-most:]
-    return [[(left("context" if at == 0 else "", LABEL), "dim"), *row] for at, row in enumerate(rows)]
+    for drafted in ahead:
+        feed(wrapper, look.vocabulary, int(step.tree.token[drafted]), "accent", "accent")
+    rows = wrapper.lines()[-limit:]
+    return [[(left("context" if number == 0 else "", LABEL), "dim"), *row] for number, row in enumerate(rows)]

@@ -63,7 +63,7 @@ class OutputPanel(Panel):
         lines = self._wrapper.lines()
         run = look.history.run
         lack = "" if run is None else run.privacy.lack
-        lines += [[(f"— {said}", "dim")] for said in (self._end(look), lack) if said]
+        lines += [[(f"— {remark}", "dim")] for remark in (self._end(look), lack) if remark]
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
 
     def on_click(self, event: events.Click) -> None:
@@ -77,7 +77,7 @@ class OutputPanel(Panel):
             self.run_worker(self.app.run_action(f"goto_position({look.request.engine_steps[place]})"))
 
     def place_at(self, look: Look, width: int, line: int, x: int) -> int:
-        """Which of the request's steps wrote what stands there; -1 for the prompt and for no text.
+        """The step of the request that wrote the text at a place; -1 for the prompt and for no text.
 
         The text is wrapped anew with the steps in the place of the inks: it costs nothing until someone clicks.
         """
@@ -174,7 +174,7 @@ class Wrapper(Generic[Mark]):
             self._put(char, mark)
 
     def note(self, text: str, mark: Mark) -> None:
-        """Add text that is not the model's; bytes that wait for their rest are given up."""
+        """Add text that is not the model's; incomplete bytes are discarded."""
         for char in self._decoder.decode(b"", True) + text:
             self._put(char, mark)
         self._decoder.reset()
@@ -200,9 +200,9 @@ class Wrapper(Generic[Mark]):
         if char == " ":
             self._space = len(self._row)
 
-    def _break(self, at: int) -> None:
-        self._done.append(_runs(self._row[:at]))
-        self._row = self._row[at:]
+    def _break(self, end: int) -> None:
+        self._done.append(_runs(self._row[:end]))
+        self._row = self._row[end:]
         self._cells = sum(cell_len(char) for char, _ in self._row)
         self._space = -1
 

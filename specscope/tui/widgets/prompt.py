@@ -82,19 +82,19 @@ class DebugPrompt(ModalScreen[None]):
         self._run(line)
 
     def action_earlier(self, way: int) -> None:
-        """A line typed before, or after that."""
+        """Recall an earlier line, or a later one."""
         self._at = min(max(self._at + way, 0), len(self.talk.typed))
         box = self.query_one(Input)
         box.value = self.talk.typed[self._at] if self._at < len(self.talk.typed) else ""
         box.cursor_position = len(box.value)
 
     def action_complete(self) -> None:
-        """The rest of a word where only one fits; else all that fit."""
+        """Complete a word if only one fits; else list all that fit."""
         box = self.query_one(Input)
-        found = self._complete(box.value)
+        completions = self._complete(box.value)
         head, _, _ = box.value.rpartition(" ")
-        if len(found) == 1:
-            box.value = f"{head} {found[0]} " if head else f"{found[0]} "
+        if len(completions) == 1:
+            box.value = f"{head} {completions[0]} " if head else f"{completions[0]} "
             box.cursor_position = len(box.value)
-        elif found:
-            self.hear("  ".join(found[:24]))
+        elif completions:
+            self.hear("  ".join(completions[:24]))

@@ -39,7 +39,7 @@ class RatesPanel(Panel):
         return look.position, look.scope, look.pooled
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """As much as the height allows; bars come first."""
+        """Draw as much as the height allows; bars come first."""
         counts = look.counts
         if height == 1:
             return Sheet([_summary(look, counts, width)])
@@ -140,11 +140,11 @@ def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
     return fit(short, width), strip
 
 
-def _averages(told: Aggregate, width: int) -> list[Line]:
-    """What is told as an average, under its own name."""
+def _averages(aggregate: Aggregate, width: int) -> list[Line]:
+    """The averages that the source reports, each under its own name."""
     return [
         [(left(clean(name), max(width - 9, 4)), "dim"), (right(f"{value:,.2f}", 9), "strong")]
-        for name, value in told.averages.items()
+        for name, value in aggregate.averages.items()
     ]
 
 
@@ -166,7 +166,7 @@ def _rates(counts: Acceptance) -> list[str]:
 
 
 def _conditional(counts: Acceptance) -> list[str]:
-    """The same of the drafts that came to a trial there."""
+    """As `_rates`, of the drafts that came to a trial at each depth."""
     return [_rate(*pair) for pair in zip(counts.conditional, counts.tried_at, strict=True)]
 
 
@@ -176,8 +176,8 @@ def _rate(rate: float | None, of: int) -> str:
 
 def _cells(counts: Acceptance) -> tuple[int, int]:
     """The widths of the two columns of rates."""
-    found = [max(map(len, column), default=0) for column in (_rates(counts), _conditional(counts))]
-    return found[0], max(found[1], len("conditional"))
+    widths = [max(map(len, column), default=0) for column in (_rates(counts), _conditional(counts))]
+    return widths[0], max(widths[1], len("conditional"))
 
 
 def _bars(counts: Acceptance, width: int) -> list[Line]:
@@ -198,7 +198,7 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
 
 
 def _summary(look: Look, counts: Acceptance, width: int) -> Line:
-    """All of it on one line, for screens with no room for more."""
+    """Everything on one line, for small screens."""
     if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
         return fit([(0, part) for part in _averages(look.aggregate, width)], width)
     if not counts.drafts:

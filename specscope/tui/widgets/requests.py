@@ -29,7 +29,7 @@ STATE_INKS: dict[str, Ink] = {
 
 
 def _row(look: Look, name: str) -> RequestRow:
-    """A request as it stood at the position looked at; asked to end, where no step has ended it yet."""
+    """A request at the current position; `cancelling` where it was asked to end and no step has ended it yet."""
     row = request_row(look.history.requests[name], look.position, look.vocabulary)
     ended = look.history.requests[name].ended
     cancels = name in look.pending[1] and (ended is None or ended > look.position)
@@ -88,9 +88,9 @@ class RequestsPanel(ListPanel):
 
     def on_click(self, event: events.Click) -> None:
         """Choose the request under the pointer; on the head, sort."""
-        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if not self.clicked_head(event) and 0 <= at < len(self.names):
-            self.post_message(self.Picked(self.names[at]))
+        row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
+        if not self.clicked_head(event) and 0 <= row < len(self.names):
+            self.post_message(self.Picked(self.names[row]))
 
 
 def _value(item: RequestRow, column: str) -> float | str:

@@ -1,4 +1,4 @@
-"""The time slider: where in the run the screen looks. Live, its right end follows the newest step."""
+"""The time slider: the screen's position in the run. Live, its right end follows the newest step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Slider(Panel):
 
     @dataclass
     class Moved(Message):
-        """Someone wants to see this position."""
+        """The user asked for this position."""
 
         position: int
 
@@ -43,16 +43,16 @@ class Slider(Panel):
         words = _words(look)
         room = max(1, width - 4 - line_width(words))
         self._track = (1, room)
-        at = round(look.position / (look.steps - 1) * (room - 1)) if look.steps > 1 else room - 1
-        at = min(max(at, 0), room - 1)
+        cell = round(look.position / (look.steps - 1) * (room - 1)) if look.steps > 1 else room - 1
+        cell = min(max(cell, 0), room - 1)
         knob: Ink = "accent" if self.has_focus or not look.viewer.follow else "text"
         if look.steps == 0:
             return Sheet([[(" ", "text"), ("─" * room, "rail"), ("  ", "text"), *words]])
         line: Line = [
             (" ", "text"),
-            ("━" * at, "bar"),
+            ("━" * cell, "bar"),
             ("●", knob),
-            ("─" * (room - 1 - at), "rail"),
+            ("─" * (room - 1 - cell), "rail"),
             ("  ", "text"),
             *words,
         ]

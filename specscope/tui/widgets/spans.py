@@ -24,7 +24,7 @@ class Layout:
     """How wide each column is."""
 
     name: int
-    service: int  # 0: there is no room for it
+    service: int  # 0 where there is no room for it
     time: int
     bars: int
 
@@ -38,7 +38,7 @@ class Layout:
 
 
 def milliseconds(nanoseconds: int) -> str:
-    """As a number, with the digits that matter."""
+    """Nanoseconds as a number of milliseconds, with the digits that matter."""
     value = nanoseconds / 1e6
     return f"{value:,.0f}" if abs(value) >= 99_999 else f"{value:,.2f}" if abs(value) < 100 else f"{value:,.1f}"
 
@@ -49,10 +49,12 @@ def axis(span_ns: int, width: int) -> str:
     step = 10.0**-3
     while True:
         for factor in (1, 2, 5):
-            at = [n * step * factor for n in range(int(whole / (step * factor)) + 1)] if whole / step < 10_000 else []
-            labels = [f"{value:,.10g}" for value in at]
-            if at and width * step * factor / whole >= max(map(len, labels)) + TICK:
-                return _placed(labels, [int(value / whole * width) for value in at], width)
+            ticks = (
+                [n * step * factor for n in range(int(whole / (step * factor)) + 1)] if whole / step < 10_000 else []
+            )
+            labels = [f"{value:,.10g}" for value in ticks]
+            if ticks and width * step * factor / whole >= max(map(len, labels)) + TICK:
+                return _placed(labels, [int(value / whole * width) for value in ticks], width)
         step *= 10
 
 
@@ -67,20 +69,20 @@ def _placed(labels: Sequence[str], cells: Sequence[int], width: int) -> str:
 def row_line(
     row: TimelineRow, timeline: SpanTimeline, layout: Layout, inks: Mapping[str, Ink], *, here: bool, flat: bool
 ) -> Line:
-    """One row. `here`: it is the step that is looked at; `flat`: the rows are not below their parents."""
-    own = row.span is None
-    ink: Ink = "bar" if own else inks[row.service]
+    """One row. `here`: it is the current step; `flat`: the rows are not nested below their parents."""
+    ours = row.span is None
+    ink: Ink = "bar" if ours else inks[row.service]
     indent = 0 if flat else min(row.depth, DEEPEST)
     mark: tuple[str, Ink] = ("! ", "warn") if row.early_ns else ("▸ " if here else "  ", "accent")
-    line: list[tuple[str, Ink]] = [mark, (left(" " * indent + row.name, layout.name), "text" if own else "strong")]
+    line: list[tuple[str, Ink]] = [mark, (left(" " * indent + row.name, layout.name), "text" if ours else "strong")]
     if layout.service:
-        line.append((" " + left(row.service, layout.service), "dim" if own else ink))
+        line.append((" " + left(row.service, layout.service), "dim" if ours else ink))
     times = "".join(" " + right(milliseconds(t), layout.time) for t in (row.start_ns - timeline.start_ns, row.took_ns))
     return [*line, (times + " ", "dim"), *_bar(row, timeline, layout.bars, ink)]
 
 
 def _bar(row: TimelineRow, timeline: SpanTimeline, width: int, ink: Ink) -> Line:
-    """As long as it took, to an eighth of a cell, from the cell of its start; of a lane a line, with a mark a step."""
+    """A row's bar, to an eighth of a cell, from the cell of its start; for a lane a line, with a mark for each step."""
 
     def cell(at_ns: int) -> int:
         return min((at_ns - timeline.start_ns) * width // timeline.span_ns, width - 1)
@@ -91,18 +93,18 @@ def _bar(row: TimelineRow, timeline: SpanTimeline, width: int, ink: Ink) -> Line
         return [(" " * first, "text"), ("█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else ""), ink)]
     counts = Counter(map(cell, row.marks))
     last = max(first + (eighths + 7) // 8 - 1, *counts)
-    marks = "".join("─" if not counts[at] else "▌" if counts[at] == 1 else "█" for at in range(first, last + 1))
+    marks = "".join("─" if not counts[x] else "▌" if counts[x] == 1 else "█" for x in range(first, last + 1))
     return [(" " * first, "text"), (marks, ink)]
 
 
 def inks_of(timeline: SpanTimeline) -> dict[str, Ink]:
     """A colour for each other service."""
     services = sorted({row.service for row in timeline.rows if row.span is not None})
-    return {service: SERVICE_INKS[at % len(SERVICE_INKS)] for at, service in enumerate(services)}
+    return {service: SERVICE_INKS[number % len(SERVICE_INKS)] for number, service in enumerate(services)}
 
 
 def row_facts(row: TimelineRow, timeline: SpanTimeline, width: int) -> list[Line]:
-    """All that is known of a row."""
+    """Everything known about a row."""
     seconds, rest = divmod(row.start_ns, 10**9)
     began = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest // 1000:06} UTC"
     start, took = milliseconds(row.start_ns - timeline.start_ns), milliseconds(row.took_ns)
@@ -123,8 +125,8 @@ def row_facts(row: TimelineRow, timeline: SpanTimeline, width: int) -> list[Line
     lines += [*_table(facts, width), []]
     lines += _table([(key, str(value)) for key, value in span.attributes.items()], width)
     if span.left_out:
-        said = f"{plural(span.left_out, 'attribute')} not shown: too many, or their values are bytes or maps"
-        lines += paragraph(said, width, "warn")
+        remark = f"{plural(span.left_out, 'attribute')} not shown: too many, or their values are bytes or maps"
+        lines += paragraph(remark, width, "warn")
     return lines if span.attributes or span.left_out else [*lines, [("no attributes", "faint")]]
 
 

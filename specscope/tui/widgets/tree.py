@@ -74,9 +74,9 @@ class TreePanel(Panel):
 
     def on_click(self, event: events.Click) -> None:
         """Open the step's decisions at the node under the pointer."""
-        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if self.look is not None and 0 <= at < len(self._order):
-            self.run_worker(self.app.run_action(f"step_at({self.look.at}, {self._order[at]})"))
+        row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
+        if self.look is not None and 0 <= row < len(self._order):
+            self.run_worker(self.app.run_action(f"step_at({self.look.at}, {self._order[row]})"))
 
     def _loading(self, look: Look, width: int) -> Sheet:
         control = look.viewer.control
@@ -88,7 +88,7 @@ class TreePanel(Panel):
 
 
 def _waiting(look: Look, width: int) -> list[Line]:
-    """What an engine waits for that has run no step: which keys start it."""
+    """What an engine without any step yet waits for: the keys that start it."""
     if not look.asks or look.steps or look.status not in ("paused", "idle"):
         return [[(look.absence, "dim")]]
     paused = look.status == "paused"
@@ -136,7 +136,7 @@ def _root(look: Look, step: RequestStep, width: int) -> Line:
     if step.lossy:
         parts.append((1, [(f"{clean(step.rule)}: not lossless", "warn")]))
     if step.method is not None:
-        parts += [(3, [(said, "dim")]) for said in about_method(step.method)]
+        parts += [(3, [(remark, "dim")]) for remark in about_method(step.method)]
     parts.append((5, [(f"{clean(step.request)}@{step.index}", "dim")]))
     if step.prefill_tokens and step.verdict is not None:
         parts.append((4, [(f"prefill {step.prefill_tokens:,}", "dim")]))

@@ -31,7 +31,7 @@ class JudgedNodes:
 
     @staticmethod
     def of(step: RequestStep, verdict: Verdict) -> JudgedNodes:
-        """Of a step and its verdict."""
+        """The judged nodes of a step and its verdict."""
         return JudgedNodes(step, verdict, raw_ps(step), draft_ps(step))
 
 
@@ -48,7 +48,7 @@ class TreeColumn:
 
 
 def _when(outcomes: tuple[Outcome, ...], value: Callable[[Verdict, int], float]) -> Cell:
-    """A cell that is blank for nodes of other outcomes."""
+    """A cell function that is blank for nodes of other outcomes."""
     return lambda j, n: (
         probability(float(value(j.verdict, n))) if Outcome(int(j.verdict.outcome[n])) in outcomes else ""
     )
@@ -111,7 +111,7 @@ TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than thi
 
 
 def _accept(v: Verdict, n: int) -> str:
-    """`< 0.812`: what the coin had to stay below, with the sign of how it fell."""
+    """`< 0.812`: the bound that the coin had to stay below, with the sign of the outcome."""
     if not tried(v, n):
         return ""
     return f"{coin_sign(v, n)} " + left(probability(float(v.accept_prob[n])), DIGITS)
@@ -160,7 +160,7 @@ def squeeze(lead: str, indent: int) -> str:
 
 
 def _same(step: RequestStep, verdict: Verdict) -> list[TreeColumn]:
-    """Of p and q as tried, those that are nowhere another number than p and q as drawn: they would say nothing."""
+    """The columns p and q as tried that nowhere differ from p and q as drawn, and so would say nothing."""
     nodes = range(len(step.tree))
     return [
         *([] if any(p_tried(verdict, node) is not None for node in nodes) else [P_TRIAL, P_ALL]),
@@ -171,7 +171,7 @@ def _same(step: RequestStep, verdict: Verdict) -> list[TreeColumn]:
 def _columns(
     columns: tuple[TreeColumn, ...], step: RequestStep, same: Collection[TreeColumn], *, greedy: bool
 ) -> tuple[TreeColumn, ...]:
-    """Those of the form that say something. Where q is a point mass, what the drafter thought of the token says more.
+    """The form's columns that carry information. Where q is a point mass, the drafter's own probability says more.
 
     Where there is no room for both, p and q as tried stand in the place of p and q only where they are others.
     """
@@ -239,8 +239,8 @@ def tree_lines(
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             rest = columns
             if columns and columns[0] is SOURCE:
-                said, rest = SOURCE.cell(judged, row.node), columns[1:]
-                line.append((_cell(said, SOURCE), SOURCE_INKS[said]))
+                source, rest = SOURCE.cell(judged, row.node), columns[1:]
+                line.append((_cell(source, SOURCE), SOURCE_INKS[source]))
             line += [(_cells(judged, row.node, rest), ink)]
             if columns and columns[-1].head == LINE.head and ink == "text":
                 a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
