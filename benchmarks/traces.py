@@ -40,7 +40,7 @@ LENGTH = 3  # bytes before a span that say how long it is
 OF_ENGINE = ("engine_step", "schedule", "draft", "forward", "verify", "commit", "draft_pass")  # shared by its requests
 
 
-class _Wire(SpanExporter):
+class WireSize(SpanExporter):
     """Counts what an OTLP exporter would send."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class _Wire(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-class SpanParts(_Wire):
+class SpanParts(WireSize):
     """The same, and what the spans of engine steps take of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = _Wire()
+        self.engine = WireSize()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """One export."""
@@ -169,7 +169,7 @@ def measured(
     run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], sizes: TraceSizes, ratio: float
 ) -> TraceRow:
     """A row: the run sent often enough, each time with other trace ids."""
-    wire, kept, spent = _Wire(), 0, 0.0
+    wire, kept, spent = WireSize(), 0, 0.0
     laps = 1 if ratio == 1 else max(1, round(KEPT / ratio / REQUESTS))
     for lap in range(laps):
         named = dataclasses.replace(run, run_id=f"bench traces {lap}")

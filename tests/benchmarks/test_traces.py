@@ -43,7 +43,7 @@ class Weighed(Receiver):
 @pytest.mark.parametrize("level", [SpanLevel.TREES, SpanLevel.REQUESTS])
 def test_the_bytes_are_those_that_a_receiver_gets(recorded, level):
     run, vocabulary, records = recorded
-    wire = traces.Wire()
+    wire = traces.WireSize()
     with Weighed(lambda spans: None) as receiver:
         url = f"http://127.0.0.1:{receiver.http_port}/v1/traces"
         for exporter in (wire, make_exporter(url, "http/protobuf")):
