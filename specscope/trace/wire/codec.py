@@ -7,7 +7,6 @@ one length. Notes that are JSON in one attribute go the same way. What fails is 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import chain
@@ -132,7 +131,6 @@ class _Plan:
         arrays = [field for field in there if field.dtype is not None and len(field.dimensions) == 1]
         self.rest = [field for field in there if field not in plain and field not in arrays]
         self.names = [field.name for field in plain]
-        self.size = len(dataclasses.fields(kind))
         self.floats = [field.name for field in plain if field.is_float and not field.attribute]
         self.arrays = [(f.name, f.dimensions[0], np.dtype(f.dtype), f.may_be_empty, f) for f in arrays]
         # A tuple of values each, however few
@@ -174,11 +172,7 @@ def read(
     for field in plan.gone:
         field_values[field.name] = _nameless(field, lengths)
     field_values |= given
-    if len(field_values) < plan.size:
-        return kind(**field_values)
-    record = object.__new__(kind)
-    vars(record).update(field_values)  # what __init__ of a frozen dataclass does slowly, field by field
-    return record
+    return kind(**field_values)
 
 
 def _value(
