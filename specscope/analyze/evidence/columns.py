@@ -19,6 +19,7 @@ from specscope.analyze.evidence.fields import (
     of_notes,
     of_trees,
     of_verdicts,
+    tells_method,
 )
 from specscope.analyze.evidence.parents import TreeRows, TriedParents
 from specscope.analyze.evidence.visits import Visit
@@ -120,6 +121,7 @@ class Columns:
     score = of_notes("score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
     source = of_methods("source", np.int32, -1)  # who drafted it: a number of method.SOURCES; -1 where only one drafts
     confidence = of_methods("confidence", np.float64, np.nan)
+    tells_confidence = tells_method("confidence")
     module = of_methods("module", np.int32, -1)
 
     @staticmethod

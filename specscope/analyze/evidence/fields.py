@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices, join, stack
-from specscope.trace.record.tree import Doubles
+from specscope.trace.record.tree import Bools, Doubles
 
 T = TypeVar("T", bound=np.generic)
 
@@ -38,16 +38,26 @@ def of_methods(name: str, kind: type[T], missing: float) -> cached_property[NDAr
     return cached_property(lambda columns: _where_told(columns, "method", name, kind, missing))
 
 
+def tells_method(name: str) -> cached_property[Bools]:
+    """[N] whether the step's MethodNotes have a value of this field for each node."""
+    return cached_property(lambda columns: _fitting(columns, "method", name)[0][columns.step])
+
+
 def _where_told(columns: Any, notes: str, name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
-    """[N] of notes over the nodes; those of another length tell nothing."""
-    column, is_told = np.full(len(columns.token), missing, kind), np.zeros(len(columns), np.bool_)
-    values = []
+    """[N] a field of notes over the nodes; `missing` where they tell nothing."""
+    column, (fits, values) = np.full(len(columns.token), missing, kind), _fitting(columns, notes, name)
+    column[fits[columns.step]] = join(values, kind)
+    return column
+
+
+def _fitting(columns: Any, notes: str, name: str) -> tuple[Bools, list[NDArray[Any]]]:  # noqa: ANN401
+    """[S] which steps' notes have a value of this field for each node, and these; another length tells nothing."""
+    fits, values = np.zeros(len(columns), np.bool_), []
     for step, (part, size) in enumerate(zip(columns.parts, np.diff(columns.start).tolist(), strict=True)):
         if (note := getattr(part, notes)) is not None and len(array := getattr(note, name)) == size:
-            is_told[step] = True
+            fits[step] = True
             values.append(array)
-    column[is_told[columns.step]] = join(values, kind)
-    return column
+    return fits, values
 
 
 def of_parents(name: str, kind: type[T]) -> cached_property[NDArray[T]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,14 +10,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.export.nodes import ids, node_columns
-from specscope.analyze.export.schema import NAME, SCHEMAS
+from specscope.analyze.export.nodes import ids, node_columns, parent_columns
+from specscope.analyze.export.schema import NAME, PARENTS, SCHEMAS, as_batch
+from specscope.trace.history.history import History
 from specscope.trace.history.undrafted import why_undrafted
 from specscope.trace.record.records import RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
 
 MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records before they are written
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
+TABLES = {**{name: SCHEMAS[name] for name in ("steps", "nodes", "finals")}, "parents": pa.schema(PARENTS)}
 DEPTH_AT = SCHEMAS["steps"].get_field_index("depth") - SCHEMAS["steps"].get_field_index("start_ns")
 
 
@@ -47,12 +49,22 @@ class StepRows:
     """Collects engine steps of one run; `flush` writes their rows."""
 
     def __init__(
-        self, run: RunInfo, capture: str, vocabulary: Vocabulary, prompt_length: Callable[[str], int | None]
+        self,
+        run: RunInfo,
+        capture: str,
+        vocabulary: Vocabulary,
+        prompt_length: Callable[[str], int | None],
+        *,
+        with_parents: bool = False,
     ) -> None:
-        """`prompt_length`: tokens of a request's prompt, None where they are not known."""
+        """`prompt_length`: tokens of a request's prompt, None where they are not known.
+
+        `with_parents`: also the table of parents, which files do not have: there each node has its parent's columns.
+        """
         self._info, self._of = run, (run.run_id, capture)
         self._vocabulary = vocabulary
         self._prompt_length = prompt_length
+        self._with_parents = with_parents
         self._begin()
 
     def _begin(self) -> None:
@@ -139,20 +151,23 @@ class StepRows:
             depth = np.zeros(len(self._keys), np.int32)
             depth[judged] = c.tree_depth
             steps.insert(DEPTH_AT, depth)
-            tables.add("steps", [*self._run(len(self._keys)), *keys, *steps], len(self._keys))
-            rows = pa.array(judged[c.step])
-            columns = node_columns(c, self._pieces)
-            tables.add("nodes", [*self._run(len(rows)), *(key.take(rows) for key in keys), *columns], len(rows))
-            rows = pa.array(judged)
+            self._add(tables, "steps", keys, np.arange(len(self._keys)), steps)
+            self._add(tables, "nodes", keys, judged[c.step], node_columns(c, self._pieces))
             finals = _columns(self._finals)
             if finals:
                 tokens = np.array(finals[0], np.int32)
                 finals[:1] = [ids(tokens), self._pieces(tokens)]
-            tables.add("finals", [*self._run(len(rows)), *(key.take(rows) for key in keys), *finals], len(rows))
+            self._add(tables, "finals", keys, judged, finals)
+            if self._with_parents:
+                self._add(tables, "parents", keys, judged[c.parents.step], parent_columns(c))
         self._begin()
 
-    def _run(self, rows: int) -> list[pa.Array]:
-        return [repeated(text, rows) for text in self._of]
+    def _add(
+        self, tables: Sink, name: str, keys: Sequence[pa.Array], rows: NDArray[np.int64], columns: Iterable[Any]
+    ) -> None:
+        """Columns behind the keys of the rows of `steps` that they belong to."""
+        run = [repeated(text, len(rows)) for text in self._of]
+        tables.add(name, [*run, *(key.take(pa.array(rows)) for key in keys), *columns], len(rows))
 
     def _key_columns(self) -> list[pa.Array]:
         kinds = (pa.int64(), pa.int32(), pa.bool_(), NAME, pa.int32())
@@ -191,3 +206,36 @@ def _engine_columns(record: StepRecord) -> tuple[Any, ...]:
         some(record.speculation_off),
         record.budget,
     )
+
+
+def tables_of(history: History, source: str) -> dict[str, pa.Table]:
+    """The tables by name, along the path on which the history stands."""
+    assert history.run is not None  # CaptureReader sees to it
+
+    def prompt_length(request: str) -> int | None:
+        info = history.requests[request].info
+        return None if info is None else len(info.prompt_tokens) or None
+
+    batches = _Batches()
+    rows = StepRows(history.run, source, history.vocabulary, prompt_length, with_parents=True)
+    for record in history.steps:
+        rows.add(record, True)
+        if rows.is_full:
+            rows.flush(batches)
+    rows.flush(batches)
+    return {
+        name: pa.Table.from_batches(batches.by_table[name], schema).unify_dictionaries()
+        for name, schema in TABLES.items()
+    }
+
+
+class _Batches:
+    """Rows that are kept, where a file would write them."""
+
+    def __init__(self) -> None:
+        self.by_table: dict[str, list[pa.RecordBatch]] = {name: [] for name in TABLES}
+
+    def add(self, name: str, columns: Iterable[Any], rows: int) -> None:
+        """Rows of a table: its columns in order."""
+        if rows:
+            self.by_table[name].append(as_batch(TABLES[name], columns))

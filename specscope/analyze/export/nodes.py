@@ -47,7 +47,7 @@ def node_columns(c: Columns, pieces: Pieces) -> list[pa.Array]:
         _doubles(c.margin, judged & has_margin),
         _floats(c.prob, noted & deterministic),
         _floats(c.score, noted),
-        _floats(c.confidence, _tells(c, "confidence")),
+        _floats(c.confidence, c.tells_confidence),
         _ints(c.module, c.module >= 0),
         _coded(SOURCES, c.source, c.source >= 0),
         *_parent_columns(c),
@@ -106,16 +106,6 @@ def _lists(tokens: Array, shares: Array, widths: Array, row: Array, given: Bools
         pa.ListArray.from_arrays(ends, pa.array(values[listed].astype(kind))).take(pa.array(row, mask=~known))
         for values, kind, known in ((tokens, np.int32, with_ids), (shares, np.float32, given))
     )
-
-
-def _tells(c: Columns, name: str) -> Bools:
-    """[N] whether the step's method notes have a value of this name for each node."""
-    sizes = np.diff(c.start).tolist()
-    methods = [part.method for part in c.parts]
-    has_values = [
-        method is not None and len(getattr(method, name)) == n for method, n in zip(methods, sizes, strict=True)
-    ]
-    return np.array(has_values, np.bool_)[c.step]
 
 
 def ids(tokens: Array) -> pa.Array:
