@@ -9,15 +9,17 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import specscope
 from specscope.errors import UserError
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, resource_attributes
+from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, brief, engine_resource, resource_attributes
 
 BATCH = 128  # spans an export
+WITH_STEPS = (SpanLevel.STEPS, SpanLevel.TREES)
 PROTOCOLS = ("grpc", "http/protobuf")
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope(SCOPE, specscope.__version__)
@@ -33,7 +35,8 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
         resource=resource,
         attributes=span.attributes,
         links=[Link(SpanContext(trace, span_id, False, _FLAGS)) for trace, span_id in span.links],
-        kind=SpanKind.INTERNAL,
+        kind=SpanKind(span.kind - 1),  # OTLP's numbers begin with "unspecified"
+        status=Status(StatusCode.UNSET if span.error is None else StatusCode.ERROR, span.error or None),
         start_time=span.start_ns,
         end_time=span.end_ns,
         instrumentation_scope=_SCOPE,
@@ -43,16 +46,26 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
 class SpanSink:
     """A sink that hands a run's spans to an exporter. Spans that it refuses are counted in `failed`."""
 
-    def __init__(self, exporter: SpanExporter, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel) -> None:
+    def __init__(
+        self, exporter: SpanExporter, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel, service: str = ""
+    ) -> None:
+        """`service`: its name, as `resource_attributes` has it."""
         self.failed = 0
         self._exporter = exporter
         self._encoder = Encoder(run, vocabulary, level)
-        self._resource = Resource.create(resource_attributes(run))
+        resource = resource_attributes(run, service)
+        self._resource = Resource.create(brief(resource))
+        self._engine_resource = Resource.create(engine_resource(brief(resource)))
+        # What the resource has a digest of; it goes with the first span, until one was taken
+        self._once = {name: resource[name] for name in (DRAFT_TOKENS,) if name in resource and level in WITH_STEPS}
         self._batch: list[ReadableSpan] = []
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
-        self._batch += [readable(span, self._resource) for span in self._encoder.encode(record)]
+        spans = self._encoder.encode(record)
+        if self._once and spans and not self._batch:
+            spans[0] = spans[0]._replace(attributes=spans[0].attributes | self._once)
+        self._batch += [readable(span, self._engine_resource if span.of_engine else self._resource) for span in spans]
         if len(self._batch) >= BATCH or record.finished:
             self.flush()
 
@@ -60,7 +73,11 @@ class SpanSink:
         """Export what is waiting."""
         batch: Sequence[ReadableSpan] = self._batch
         self._batch = []
-        if batch and self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+        if not batch:
+            return
+        if self._exporter.export(batch) is SpanExportResult.SUCCESS:
+            self._once = {}
+        else:
             self.failed += len(batch)
 
     def close(self) -> None:

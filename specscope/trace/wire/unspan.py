@@ -25,11 +25,13 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
+from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema
 from specscope.trace.wire.codec import DamagedError, check_times, checked_span, read, read_json, unescaped_bytes
+from specscope.trace.wire.genai import CHAT
 from specscope.trace.wire.schema import Resource, newer
 
 Attributes = Mapping[str, Any]
@@ -109,7 +111,7 @@ class Decoder:
 
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
         """Take one span; gives the records that it completes."""
-        kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+        kind = schema.kind_of(name)
         if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
             kind = aggregate_span.AggregateStep
         if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
@@ -240,11 +242,13 @@ class Decoder:
         if name in self._infos:
             self._ended[name] = self._infos.pop(name)
         info, _ = self._ended.get(name, (None, 0))
+        figures = read(span, RequestFigures, {}) if span.has_figures else None
         given = {
-            "info": info or _info_of_root(start_ns, span),
+            "info": info or _info_of_root(start_ns, span, figures),
             "finished_ns": end_ns,
             "reason": span.reasons[0],
             "sampled": None if span.sampling_reason is None else read(span, Sampled, {}),
+            "figures": figures,
         }
         gone = {"output": no_tokens(span.length)} if isinstance(span, schema.NamelessRoot) else {}
         return read(span, RequestEnd, {}, given=given | gone)
@@ -289,7 +293,7 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
     return read(span, RequestInfo, {}, given=given | gone)
 
 
-def _info_of_root(start_ns: int, span: schema.Root) -> RequestInfo:
+def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
     names = ("temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed", "stop")
     try:
@@ -297,4 +301,7 @@ def _info_of_root(start_ns: int, span: schema.Root) -> RequestInfo:
     except UserError as error:
         raise DamagedError(f"`gen_ai.request`: {error}") from None
     labels = read_json(span.labels, dict[str, str], "specscope.request.labels")
-    return RequestInfo(span.request, start_ns, 0, "", np.zeros(0, np.int32), params, labels)
+    queued = None if figures is None else figures.queue_s
+    admitted = 0 if queued is None else start_ns + round(queued * 1e9)
+    nothing, chat = np.zeros(0, np.int32), span.operation == CHAT
+    return RequestInfo(span.request, start_ns, admitted, "", nothing, params, labels, chat=chat)
