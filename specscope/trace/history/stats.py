@@ -104,7 +104,9 @@ class Acceptance:
         self.depth += sign * step.depth
         self._widen(step.depth)
         tried = step.accepted + (1 if step.kind is FinalKind.RECOVERED else 0)
-        reached = zip((self.proposed_at, self.accepted_at, self.tried_at), (step.depth, step.accepted, tried), strict=True)
+        reached = zip(
+            (self.proposed_at, self.accepted_at, self.tried_at), (step.depth, step.accepted, tried), strict=True
+        )
         for counts, deepest in reached:
             for d in range(min(deepest, step.depth)):
                 counts[d] += sign

@@ -56,15 +56,16 @@ class SpanSink:
         resource = resource_attributes(run, service)
         self._resource = Resource.create(brief(resource))
         self._engine_resource = Resource.create(engine_resource(brief(resource)))
-        # What the resource has a digest of; it goes with the first span, until one was taken
+        # What the resource has a digest of; it goes with the first span
         self._once = {name: resource[name] for name in (DRAFT_TOKENS,) if name in resource and level in WITH_STEPS}
         self._batch: list[ReadableSpan] = []
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
         spans = self._encoder.encode(record)
-        if self._once and spans and not self._batch:
+        if self._once and spans:
             spans[0] = spans[0]._replace(attributes=spans[0].attributes | self._once)
+            self._once = {}
         self._batch += [readable(span, self._engine_resource if span.of_engine else self._resource) for span in spans]
         if len(self._batch) >= BATCH or record.finished:
             self.flush()
@@ -73,11 +74,7 @@ class SpanSink:
         """Export what is waiting."""
         batch: Sequence[ReadableSpan] = self._batch
         self._batch = []
-        if not batch:
-            return
-        if self._exporter.export(batch) is SpanExportResult.SUCCESS:
-            self._once = {}
-        else:
+        if batch and self._exporter.export(batch) is not SpanExportResult.SUCCESS:
             self.failed += len(batch)
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class _Part(NamedTuple):
     undrafted: Undrafted | None
     end_ns: int
 
-    def count(self, step: int) -> None:
+    def add(self, step: int) -> None:
         """Add it to the request's sums."""
         self.sums.acceptance.add(self.counts)
         if self.undrafted is not None:
@@ -88,7 +88,7 @@ class RequestTally:
             if (counts := StepCounts.of(part)) is not None:
                 why = None if counts.drafted else why_undrafted(self._run, record, part)
                 parts.append(_Part(sums, counts, why, record.end_ns))
-                parts[-1].count(record.step)
+                parts[-1].add(record.step)
         ended = [end.info.id for end in record.finished]
         for name in ended:
             self._sums.setdefault(name, _Sums()).ended = (record.step, record.branch)
@@ -130,7 +130,7 @@ class RequestTally:
                 part.take_back(number)
         for number in sorted(new - old):
             for part in self._steps[number].parts:
-                part.count(number)
+                part.add(number)
         self._last = after
 
     def figures(self, end: RequestEnd) -> RequestFigures | None:

@@ -21,7 +21,15 @@ from specscope.trace.history.draw import draw_tree
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
 from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.privacy import strip
-from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.records import (
+    FinishReason,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    Verdict,
+)
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
 from specscope.trace.wire import aggregate_span, genai
@@ -215,7 +223,10 @@ class Encoder:
             attributes |= self._written(record.left_out)
         if record.aggregate is not None:
             attributes |= aggregate_span.attributes(record.aggregate)
-        times, links = (record.start_ns, record.end_ns), tuple(self._step_span(part, record) for part in record.requests)
+        times, links = (
+            (record.start_ns, record.end_ns),
+            tuple(self._step_span(part, record) for part in record.requests),
+        )
         yield Span("engine_step", trace, root, 0, *times, attributes, links, of_engine=True)
 
     def _step_span(self, part: RequestStep, record: StepRecord) -> tuple[int, int]:

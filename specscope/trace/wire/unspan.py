@@ -12,6 +12,7 @@ from msgspec import UNSET
 from specscope.errors import UserError
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.wording import plural
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy, no_tokens
@@ -59,6 +60,15 @@ def run_info(resource: Attributes) -> RunInfo:
         raise UserError(f"{why}: {error}") from None
 
 
+def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:
+    """The run with its draft vocabulary, where this is what it lacks. One that is damaged is named in `faults`."""
+    try:
+        return completed(run, packed)
+    except ValueError as error:
+        faults.add("the draft vocabulary", f"`{DRAFT_TOKENS}` {error}")
+        return run
+
+
 @dataclass
 class _Pending:
     """The spans of one engine step that have arrived."""
@@ -95,6 +105,7 @@ class Decoder:
         self.faults = Faults()
         self.lost = 0
         self.summaries = 0
+        self.draft_tokens = ""  # the draft vocabulary, where a span told it; who reads it empties it
         self._pending: dict[int, _Pending] = {}
         self._held = 0  # bytes of them, roughly
         self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes
@@ -111,6 +122,8 @@ class Decoder:
 
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
         """Take one span; gives the records that it completes."""
+        if isinstance(packed := attributes.get(DRAFT_TOKENS), str):
+            self.draft_tokens = packed
         kind = schema.kind_of(name)
         if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
             kind = aggregate_span.AggregateStep
