@@ -20,10 +20,8 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import Arrival, Ended
 
 TITLE = 80  # characters
-CHAT, SERVED = (
-    "chatcmpl-",
-    ("chatcmpl-", "cmpl-"),
-)  # how vLLM's server begins the ids of requests; offline they are numbers
+# How vLLM's server begins the ids of requests; offline they are numbers
+CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
 LEFT_OUT = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
 IGNORED = "ignored by vLLM"
 LABELS = (*RULES, "repetition_detection")

@@ -104,10 +104,8 @@ class Acceptance:
         self.depth += sign * step.depth
         self._widen(step.depth)
         tried = step.accepted + (1 if step.kind is FinalKind.RECOVERED else 0)
-        reached = zip(
-            (self.proposed_at, self.accepted_at, self.tried_at), (step.depth, step.accepted, tried), strict=True
-        )
-        for counts, deepest in reached:
+        by_depth = ((self.proposed_at, step.depth), (self.accepted_at, step.accepted), (self.tried_at, tried))
+        for counts, deepest in by_depth:
             for d in range(min(deepest, step.depth)):
                 counts[d] += sign
 

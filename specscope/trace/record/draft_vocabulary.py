@@ -75,10 +75,10 @@ def lacks_draft_tokens(run: RunInfo | None) -> bool:
 
 
 def completed(run: RunInfo, packed: object) -> RunInfo:
-    """The run with its draft vocabulary, where it lacks that and this is it. Raises ValueError for one that is damaged."""
-    if not lacks_draft_tokens(run) or not isinstance(packed, str) or digest(packed) != run.draft_tokens:
+    """The run with its draft vocabulary, where it lacks that and this is it. Raises ValueError where it is damaged."""
+    if not lacks_draft_tokens(run) or not isinstance(packed, str) or packed.startswith(DIGEST):
         return run
-    if packed.startswith(DIGEST):
+    if digest(packed) != run.draft_tokens:
         return run
     unpack(packed, run.draft_vocab)
     return dataclasses.replace(run, draft_tokens=packed)

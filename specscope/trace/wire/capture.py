@@ -78,9 +78,8 @@ def span_json(span: Span) -> dict[str, Any]:
     if span.links:
         links = [{"traceId": f"{trace:032x}", "spanId": f"{span_id:016x}"} for trace, span_id in span.links]
         out["links"] = [link | {"flags": SAMPLED_LOCAL} for link in links]
-    return out | {
-        "status": {} if span.error is None else {"code": ERROR} | ({"message": span.error} if span.error else {})
-    }
+    status = {} if span.error is None else {"code": ERROR} | ({"message": span.error} if span.error else {})
+    return out | {"status": status}
 
 
 def line_json(resource: Mapping[str, Any], spans: Sequence[Span]) -> bytes:

@@ -1,9 +1,10 @@
 """Records to spans: the writing half of the codec. `unspan.py` is the other.
 
 A request is a trace, or a part of its caller's: a root span with the children `queue`, `prefill` and `decode_step`.
-An engine step is a span of a trace of its own with its phases as children; each decode_step links to it. Trace and
-span ids are hashes of the run and of what the span stands for, so links and parents need no state. A request that
-ended on more than one branch of an edited run has a root span for each end, of which the first has the children.
+An engine step is a span of a trace of its own with its phases as children, under another service; it and the
+decode_steps of its requests link to each other. Trace and span ids are hashes of the run and of what the span stands
+for, so links and parents need no state. A request that ended on more than one branch of an edited run has a root span
+for each end, of which the first has the children.
 """
 
 from __future__ import annotations
@@ -223,11 +224,8 @@ class Encoder:
             attributes |= self._written(record.left_out)
         if record.aggregate is not None:
             attributes |= aggregate_span.attributes(record.aggregate)
-        times, links = (
-            (record.start_ns, record.end_ns),
-            tuple(self._step_span(part, record) for part in record.requests),
-        )
-        yield Span("engine_step", trace, root, 0, *times, attributes, links, of_engine=True)
+        links = tuple(self._step_span(part, record) for part in record.requests)
+        yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
 
     def _step_span(self, part: RequestStep, record: StepRecord) -> tuple[int, int]:
         """Trace and id of a request's span of a step."""
@@ -235,7 +233,7 @@ class Encoder:
         return self._request_trace(part.request), self._span(part.request, record.step, name)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:
-        """`chat {model}` or `text_completion {model}`, with the GenAI conventions' attributes and the request's figures.
+        """`chat {model}` or `text_completion {model}`, by the GenAI conventions, with the request's figures.
 
         At level `requests` it is all that is sent of the request, and small: without the output's token ids.
         """
@@ -283,7 +281,7 @@ def resource_attributes(run: RunInfo, service: str = "") -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Resource attributes that OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME give, as the OpenTelemetry SDK reads them."""
+    """Resource attributes that the environment gives, as the OpenTelemetry SDK reads them."""
     pairs = (item.partition("=") for item in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
     given = {key.strip(): unquote(value.strip()) for key, sign, value in pairs if sign and key.strip()}
     given = {key: value for key, value in given.items() if not key.startswith(OURS)}
