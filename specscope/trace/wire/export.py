@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -43,6 +44,12 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
     )
 
 
+def _detected(attributes: Mapping[str, Any]) -> Resource:
+    """A resource, with what OTEL_EXPERIMENTAL_RESOURCE_DETECTORS asks for, and without the SDK, which made no span."""
+    whole = Resource.create(attributes).attributes
+    return Resource({name: value for name, value in whole.items() if not name.startswith("telemetry.sdk.")})
+
+
 class SpanSink:
     """A sink that hands a run's spans to an exporter. Spans that it refuses are counted in `failed`."""
 
@@ -54,8 +61,8 @@ class SpanSink:
         self._exporter = exporter
         self._encoder = Encoder(run, vocabulary, level)
         resource = resource_attributes(run, service)
-        self._resource = Resource.create(brief(resource))
-        self._engine_resource = Resource.create(engine_resource(brief(resource)))
+        self._resource = _detected(brief(resource))
+        self._engine_resource = _detected(engine_resource(brief(resource)))
         # What the resource has a digest of; it goes with the first span
         self._once = {name: resource[name] for name in (DRAFT_TOKENS,) if name in resource and level in WITH_STEPS}
         self._batch: list[ReadableSpan] = []

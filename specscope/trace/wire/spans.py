@@ -10,9 +10,10 @@ for each end, of which the first has the children.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -38,10 +39,18 @@ from specscope.trace.wire.codec import first, written
 from specscope.trace.wire.engine_spans import OURS
 from specscope.trace.wire.request_tally import RequestTally
 from specscope.trace.wire.schema import FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, SUMMARY
+from specscope.trace.wire.wire_field import wired
 
 SCOPE = "specscope"
 SERVICE, OF_ENGINE = "specscope", " engine"  # the service's name by default; what is added to it for engine steps
 KEPT = 20_000  # requests that have ended and are remembered
+PARAMS = "specscope.run.params"
+# What a reader assumes of a run where a resource does not tell
+ASSUMED = {
+    f.attribute: f.default if f.plain is None else f.plain(f.default)
+    for f in wired(RunInfo)
+    if f.default is not MISSING
+}
 PASS = "draft_pass"  # the name of a span for each of the drafter's passes
 
 
@@ -295,6 +304,8 @@ def engine_resource(resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """The resource with a digest in place of the draft vocabulary, which is told once."""
-    told = resource.get(DRAFT_TOKENS)
-    return {**resource} | ({DRAFT_TOKENS: digest(told)} if told else {})
+    """The resource as batches repeat it: a digest in place of the draft vocabulary, and nothing that a reader assumes."""
+    told = {name: value for name, value in resource.items() if value != ASSUMED.get(name, MISSING)}
+    params = json.loads(resource[PARAMS])
+    told[PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
+    return told | ({DRAFT_TOKENS: digest(told[DRAFT_TOKENS])} if DRAFT_TOKENS in told else {})

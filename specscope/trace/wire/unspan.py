@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,8 @@ HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first co
 INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
 PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
+# Parameters that are not set: a resource may leave them out
+UNSET_PARAMS = {name: value for name, value in SamplingParams().to_dict().items() if not value}
 UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
 
@@ -52,12 +55,12 @@ def run_info(resource: Attributes) -> RunInfo:
         raise UserError(f"these spans come from another program ({service})")
     try:
         checked = checked_span(resource, Resource)
-        return read(
-            checked, RunInfo, {}, given={"privacy": Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)}
-        )
+        privacy = Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)
+        run = read(checked, RunInfo, {}, given={"privacy": privacy})
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
+    return dataclasses.replace(run, params={**UNSET_PARAMS, **run.params}) if run.params else run
 
 
 def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:
