@@ -242,6 +242,7 @@ class Root(OfStep, frozen=True, kw_only=True):
     seed: Int64 = field(name="gen_ai.request.seed")
     stop: list[Short] = field(name="gen_ai.request.stop_sequences", default_factory=list)
     operation: Short = field(name="gen_ai.operation.name", default=TEXT_COMPLETION)
+    length: TokenCount = field(name="gen_ai.usage.output_tokens", default=0)  # of its output
 
     @property
     def has_figures(self) -> bool:

@@ -45,12 +45,9 @@ SCOPE = "specscope"
 SERVICE, OF_ENGINE = "specscope", " engine"  # the service's name by default; what is added to it for engine steps
 KEPT = 20_000  # requests that have ended and are remembered
 PARAMS = "specscope.run.params"
+_DEFAULTS = [field for field in wired(RunInfo) if field.default is not MISSING]
 # What a reader assumes of a run where a resource does not tell
-ASSUMED = {
-    f.attribute: f.default if f.plain is None else f.plain(f.default)
-    for f in wired(RunInfo)
-    if f.default is not MISSING
-}
+ASSUMED = {f.attribute: f.default if f.plain is None else f.plain(f.default) for f in _DEFAULTS}
 PASS = "draft_pass"  # the name of a span for each of the drafter's passes
 
 
@@ -304,7 +301,7 @@ def engine_resource(resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """The resource as batches repeat it: a digest in place of the draft vocabulary, and nothing that a reader assumes."""
+    """The resource as batches repeat it: a digest for the draft vocabulary, and nothing that a reader assumes."""
     told = {name: value for name, value in resource.items() if value != ASSUMED.get(name, MISSING)}
     params = json.loads(resource[PARAMS])
     told[PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})

@@ -266,7 +266,8 @@ class Decoder:
             "sampled": None if span.sampling_reason is None else read(span, Sampled, {}),
             "figures": figures,
         }
-        gone = {"output": no_tokens(span.length)} if isinstance(span, schema.NamelessRoot) else {}
+        nameless = isinstance(span, schema.NamelessRoot) or not span.output_tokens  # or of level `requests`
+        gone = {"output": no_tokens(span.length)} if nameless else {}
         return read(span, RequestEnd, {}, given=given | gone)
 
 
