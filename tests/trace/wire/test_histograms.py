@@ -187,7 +187,9 @@ def test_over_http_the_scraper_decides() -> None:
             request = urllib.request.Request(url, headers={"Accept": accept})
             with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
                 assert answer.headers["Content-Type"].startswith(kind)
-                assert (" # {" in answer.read().decode()) == (kind == OPENMETRICS)
+                text = answer.read().decode()
+            assert (" # {" in text) == (kind == OPENMETRICS)
+            assert '\nvllm:e2e_request_latency_seconds_count{engine="0",model_name="m"} 1.0\n' in text
     finally:
         metrics.close()
 
