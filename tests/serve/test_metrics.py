@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 
 from specscope.trace.wire.metrics import OPENMETRICS
 from specscope.trace.wire.spans import own_trace
-from tests.waiting import until
+from tests.serve.command import BODY, Command
+from tests.waiting import HANG_SECONDS, until
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -87,3 +88,16 @@ def test_a_callers_trace_is_the_exemplar(server):
     answer = server.complete().json()
     run = server.engine.run_info.run_id
     until(lambda: f"{own_trace(run, answer['id']):032x}" in ids())
+
+
+def test_a_server_that_sends_no_spans_gives_no_exemplars(tiny, tmp_path):
+    """The command's own --sample is what decides."""
+    server = Command(tiny, tmp_path / "run.jsonl", "--sample", "0", "--sample-capture")
+    try:
+        httpx2.post(server.url + "/v1/completions", json=BODY, timeout=HANG_SECONDS).raise_for_status()
+        until(lambda: ended(server))
+        assert not any(one.exemplar for one in samples(server))
+    finally:
+        server.process.kill()
+        server.process.wait(HANG_SECONDS)
+        server.process.stderr.close()

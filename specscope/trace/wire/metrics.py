@@ -19,7 +19,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -362,7 +362,7 @@ class Metrics(Collector):
             server, _ = start_http_server(port, host, self.registry)
         except (OSError, OverflowError):
             raise port_taken(host, port) from None
-        app = server.get_app()
+        app = make_wsgi_app(self.registry)
         server.set_app(
             lambda environ, start: app(environ | {"HTTP_ACCEPT": answered(environ.get("HTTP_ACCEPT", ""))}, start)
         )
