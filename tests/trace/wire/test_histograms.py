@@ -16,12 +16,15 @@ from specscope.trace.record.records import FinishReason, RequestInfo, RequestSte
 from specscope.trace.record.trace_sampling import Reason, TraceSampling, ratio_keeps
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.request_words import read_sampling
+from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.histograms import HISTOGRAMS, buckets_to
 from specscope.trace.wire.metrics import OPENMETRICS, PLAIN, Metrics
-from specscope.trace.wire.spans import Encoder, own_trace
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import Encoder, SpanLevel, own_trace
+from tests.processes import free_port
 from tests.support import records as made
 from tests.trace.strategies import RUN
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 MS = made.MS
 RUN_OF_100 = dataclasses.replace(RUN, max_context=100)
@@ -192,6 +195,25 @@ def test_over_http_the_scraper_decides() -> None:
             assert '\nvllm:e2e_request_latency_seconds_count{engine="0",model_name="m"} 1.0\n' in text
     finally:
         metrics.close()
+
+
+def test_the_metrics_port_has_them() -> None:
+    bus, port = Bus(), free_port()
+    options = OutputOptions(None, None, None, SpanLevel.OFF, port, sampling=read_sampling(0.5, "tau < 2"))
+    outputs = Outputs(options, bus, RUN_OF_100, Vocabulary(), None)
+
+    def page() -> str:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}", headers={"Accept": OPENMETRICS})
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
+            return answer.read().decode()
+
+    try:
+        for record in life(asked("a"), [(3, 3), (3, 0)]):
+            bus.publish(record)
+        until(lambda: f'{LENGTH}_count{{engine="0",model_name="a/model"}} 1.0' in page(), says=page)
+        assert f'# {{trace_id="{own_trace(RUN.run_id, "a"):032x}"}} 2.5 ' in page()
+    finally:
+        outputs.close()
 
 
 def test_a_request_whose_spans_are_not_sent_is_no_exemplar() -> None:
