@@ -280,6 +280,14 @@ class History:
         return self.without_steps > 0 and not any(request.steps for request in self.requests.values())
 
     @property
+    def figures_note(self) -> str:
+        """A remark on requests of which there is no step; "" for none."""
+        count, requests = self.without_steps, len(self.requests)
+        alone = "requests" if self.figures_only else f"{count:,} of {requests:,} requests"
+        lacks = "no steps, so no trees, phases, text or questions"
+        return f"figures of {alone} alone, as their own spans tell them: {lacks}" if count else ""
+
+    @property
     def branch(self) -> int:
         """The branch on which the history stands."""
         return self.steps[-1].branch if self.steps else 0
