@@ -19,7 +19,7 @@ from specscope.trace.kinds import LOOK, OTLP_PROTOBUF, FileKind, is_array, looks
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.wrapped import jaeger, protobuf
 
-PIECE = 2**22  # bytes that are read at once
+PIECE = 2**20  # bytes that are read at once
 JAEGER = "data"  # the list of Jaeger's page
 NAMES = ("resourceSpans", "resource_spans", "batches")  # of the lists; Tempo's are `batches` and in `trace`
 LISTS = frozenset((JAEGER, *NAMES, *(f"{outer}.{name}" for outer in ("result", "trace") for name in NAMES)))
