@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
+
+import msgspec
 
 from specscope.errors import UserError
 from specscope.trace.kinds import DEEPEST, is_array, looks_like_json
 
 LARGEST = 32 * 2**20  # bytes of a line or a document: decoded it is up to twelve times larger; our lines have some MiB
-TOKENS = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*("?)|[{}\[\]]')  # a string has an end, and is on one line
+# A string has an end, and is on one line. An object with no brackets in it is one token: most are, so this is quick.
+_STRING = rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+'
+_NO_BRACKETS = rb'[^"{}\[\]]*+'
+TOKENS = re.compile(
+    _STRING + rb'("?)|\{' + _NO_BRACKETS + rb"(?:" + _STRING + rb'"' + _NO_BRACKETS + rb")*+\}|[{}\[\]]"
+)
 
 
 class Document(NamedTuple):
@@ -52,7 +60,9 @@ def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[i
 
 def is_whole(line: bytes) -> bool:
     """Whether a line holds one object and no more."""
-    splitter = Splitter(lambda _: None)
+    with suppress(msgspec.MsgspecError, RecursionError):
+        return line.lstrip().startswith(b"{") and bool(msgspec.json.decode(line, type=msgspec.Raw))
+    splitter = Splitter(lambda _: None)  # damaged, but whole
     found = [document.text[:1] for document in splitter.take(1, line)]
     return found == [b"{"] and not any(splitter.rest())
 
@@ -80,15 +90,17 @@ class Splitter:
         self._is_begun = False
 
     def take(self, number: int, piece: bytes) -> list[Document]:
-        """What ends in a piece of line `number`: the line, or a part of it."""
+        """What ends in a piece that begins in line `number`."""
         piece, self._in_string = self._in_string + piece, b""
         complete: list[Document] = []
-        start = 0
+        start = counted = 0
         for match in TOKENS.finditer(piece):
             token = match[0]
             if token in b"{[":
                 if self._depth == self._items:
-                    start, self._first, self._is_begun = match.start(), number, True
+                    start, self._is_begun = match.start(), True
+                    number += piece.count(b"\n", counted, start)
+                    self._first, counted = number, start
                 self._open(token)
             elif token in b"}]":
                 if self._close() and self._is_begun:
@@ -96,6 +108,11 @@ class Splitter:
                     if self._size <= LARGEST:
                         complete.append(Document(self._first, self._list_name, b"".join(self._parts)))
                     self._forget()
+            elif token.startswith(b"{"):
+                if self._depth == self._items and len(token) <= LARGEST:
+                    number += piece.count(b"\n", counted, match.start())
+                    counted = match.start()
+                    complete.append(Document(number, self._list_name, token))
             elif not match[1] and piece[match.end() :] in (b"", b"\\"):
                 self._in_string, piece = piece[match.start() :], piece[: match.start()]
             else:
@@ -103,7 +120,8 @@ class Splitter:
         if self._is_begun:
             self._keep(piece[start:])
         if len(self._in_string) > LARGEST:
-            raise UserError(f"line {number} has a text of over {LARGEST >> 20} MiB, the limit")
+            self._too_large(number)
+            self._in_string = b""
         return complete
 
     def _open(self, bracket: bytes) -> None:

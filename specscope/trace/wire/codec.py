@@ -242,8 +242,7 @@ def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
     return checked_span({**attributes, **{name: _array(name, attributes[name], texts[name]) for name in texts}}, kind)
 
 
-@cache
-def _arrays(kind: type) -> Mapping[str, Any]:
+def _array_types(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
     """The attributes that are declared to be arrays, with their types."""
     types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     return {name: declared for name, declared in types.items() if _is_array(msgspec.inspect.type_info(declared))}
@@ -255,6 +254,9 @@ def _is_array(declared: msgspec.inspect.Type) -> bool:
     if isinstance(declared, msgspec.inspect.UnionType):
         return any(map(_is_array, declared.types))
     return isinstance(declared, msgspec.inspect.ListType | msgspec.inspect.VarTupleType)
+
+
+_arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
 
 
 def _array(name: str, text: str, declared: Any) -> Any:  # noqa: ANN401

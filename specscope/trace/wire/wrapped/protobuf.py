@@ -144,7 +144,7 @@ def _lines(message: bytes | None, name: str) -> Iterator[bytes]:
     """A message as lines. Raises ValueError, DecodeError."""
     if message is not None and is_compressed(message):
         try:
-            message = open_plain(BufferedReader(BytesIO(message)), name).read(LARGEST + 1)  # type: ignore[arg-type]
+            message = open_plain(BufferedReader(BytesIO(message)), name).read(LARGEST + 1)
         except BROKEN as error:
             raise ValueError(reason(error)) from None
     if message is None or len(message) > LARGEST:

@@ -7,7 +7,7 @@ made of, such as Jaeger's `data`, may be of any length: each of its entries beco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, BinaryIO
 
@@ -51,7 +51,7 @@ def unwrapped(content: BinaryIO, kind: FileKind | None, name: str, leave_out: Le
     if not looks_like_json(start) or (_is_plain(first) and is_whole(first)):
         yield from _lines(chain(head, pieces), leave_out)
         return
-    yield from _taken_apart(chain(head, pieces), is_array(start), name, leave_out)
+    yield from _taken_apart(chain(head, _chunks(content, head)), is_array(start), name, leave_out)
 
 
 def _is_plain(line: bytes) -> bool:
@@ -65,6 +65,14 @@ def _pieces(content: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number += ends
         ends = piece.endswith(b"\n")
         yield number, piece
+
+
+def _chunks(content: BinaryIO, head: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """What follows, with the number of the line that each begins in."""
+    number = head[-1][0] + head[-1][1].count(b"\n")
+    while chunk := content.read(PIECE):
+        yield number, chunk
+        number += chunk.count(b"\n")
 
 
 def _lines(pieces: Iterable[tuple[int, bytes]], leave_out: LeaveOut) -> Iterator[tuple[int, bytes]]:
