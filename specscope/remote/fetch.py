@@ -38,6 +38,7 @@ class HttpClient:
         self._silent, self._whole = silent, whole
         self._idle: defaultdict[str, list[HTTPConnection]] = defaultdict(list)  # by where they lead
         self._under_way: set[_Deadline] = set()
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def get(self, url: str, limit: int, headers: Mapping[str, str]) -> bytes:
@@ -47,6 +48,8 @@ class HttpClient:
         """
         deadline = _Deadline(self._whole)
         with self._lock:
+            if self._is_closed:
+                raise OSError("it is closed")
             self._under_way.add(deadline)
         try:
             with deadline:
@@ -64,6 +67,7 @@ class HttpClient:
     def close(self) -> None:
         """End what is under way, with an error there, and close all connections."""
         with self._lock:
+            self._is_closed = True
             for deadline in self._under_way:
                 deadline.end()
             for connections in self._idle.values():

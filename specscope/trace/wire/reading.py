@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.kinds import BENCH, CAPTURE, kind_of, start_of
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.stored import FetchedCapture, file_of
 from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import is_ours
 from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
@@ -48,9 +48,9 @@ class CaptureReader:
 
         `others_alone`: also read a file with spans of other services and no run of ours.
         """
-        self.path = Path(path)
-        self.name = printable(str(self.path))
-        self.warnings: list[str] = []
+        self.path = file_of(path)
+        self.name = printable(path if isinstance(path, FetchedCapture) else str(self.path))
+        self.warnings: list[str] = list(path.notes) if isinstance(path, FetchedCapture) else []
         self.history = History() if history is None else history
         self.done = False
         self._began = time.monotonic()
@@ -264,5 +264,7 @@ def split_reference(text: str) -> tuple[str, str]:
 
 def split_file(text: str) -> tuple[str, str]:
     """FILE#REST as (FILE, REST); a file whose name has a # in it is one."""
+    if isinstance(text, FetchedCapture):
+        return text, text.place
     file, sign, rest = text.rpartition("#")
     return (text, "") if not sign or os.path.exists(text) else (file, rest)
