@@ -41,12 +41,12 @@ def fetch_capture(
     """
     client = HttpClient(SILENT, WHOLE)
     try:
-        api, page, documents = _trace(client, address, headers)
+        api, lines, spans = _trace(client, address, headers)
         file, path = _new_file()
         with file:
-            write_line(file, page)
+            file.write(lines)
             steps = _Steps(client, f"{api}{{}}{address.query}", headers, file)
-            steps.fetch(_linked(documents), progress)
+            steps.fetch(_linked(spans), progress)
     except OSError as error:
         raise UserError(f"{address}: cannot write what was fetched: {error.strerror}") from error
     finally:
@@ -66,15 +66,10 @@ def _new_file() -> tuple[BinaryIO, Path]:
     return open(number, "wb"), Path(name)
 
 
-def write_line(file: BinaryIO, page: bytes) -> None:
-    """An answer as a line. A string in JSON has no line breaks, so those that it has stand between its parts."""
-    file.write(page.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n")
-
-
 def _trace(
     client: HttpClient, address: StoreAddress, headers: Mapping[str, str]
 ) -> tuple[str, bytes, list[dict[str, Any]]]:
-    """The API that has the trace, its answer, and the answer's spans. Raises UserError."""
+    """The API that has the trace, its answer in lines, and the answer's spans. Raises UserError."""
     why = gone = ""
     for api in address.apis:
         try:
@@ -93,14 +88,14 @@ def _trace(
         if len(page) > LARGEST:
             raise UserError(f"{address}: the trace is larger than {LARGEST >> 20} MiB, the limit")
         try:
-            spans = list(_spans(_documents(page)))
+            lines, spans = _read(page)
         except ValueError:
             is_page = page.lstrip()[:1] == b"<"
             what = "with a page: is it behind a login (--header 'Name: value')?" if is_page else "with no JSON"
             why = f"{address}: this is not a trace store: it answers {what}"
             continue
         if spans:
-            return api, page, spans
+            return api, lines, spans
         gone = f"{address}: the store has no such trace (its answer holds no spans)"
     raise UserError(gone or why)
 
@@ -148,27 +143,32 @@ class _Steps:
             with self._lock:
                 self._unasked += 1
             return
+        lines, failure = b"", ""
         try:
             page = self._client.get(self._url.format(trace), LARGEST + 1, _with_accept(self._headers))
-            failure = "" if len(page) <= LARGEST else f"a trace is larger than {LARGEST >> 20} MiB"
-            is_there = not failure and any(_spans(_documents(page)))
+            if len(page) > LARGEST:
+                failure = f"a trace is larger than {LARGEST >> 20} MiB"
+            else:
+                lines, spans = _read(page)
+                lines = lines if spans else b""
         except StatusError as error:
-            is_there, failure = False, "" if error.status in GONE else f"the store answers {error}"
+            failure = "" if error.status in GONE else f"the store answers {error}"
         except (OSError, HTTPException, ValueError) as error:
-            is_there, failure = False, first_line(error)
+            failure = first_line(error)
         with self._lock:
             self._failures += [failure] if failure else []
-            if is_there:
-                self._room -= len(page)
-                write_line(self._file, page)
+            self._room -= len(lines)
+            self._file.write(lines)
 
 
-def _documents(page: bytes) -> list[Any]:
-    """The JSON of an answer: one document, or one a line. Raises ValueError."""
+def _read(page: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+    """An answer of one JSON document or one a line: as one a line, and its spans. Raises ValueError."""
+    whole = page.replace(b"\r", b" ").replace(b"\n", b" ")  # no string in JSON has a line break
     try:
-        return [decoded(page)]
+        return whole + b"\n", list(_spans(decoded(whole)))
     except ValueError:
-        return [decoded(line) for line in page.splitlines() if line.strip()]
+        lines = [line for line in page.splitlines() if line.strip()]
+        return b"\n".join([*lines, b""]), list(_spans([decoded(line) for line in lines]))
 
 
 def _spans(value: object) -> Iterator[dict[str, Any]]:
