@@ -20,6 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 PORTS = {"http": 80, "https": 443}
 REDIRECTIONS = (301, 302, 303, 307, 308)
 MOST_REDIRECTIONS = 5
+CLOSED = "its client was closed"
 
 
 class StatusError(OSError):
@@ -49,7 +50,7 @@ class HttpClient:
         deadline = _Deadline(self._whole)
         with self._lock:
             if self._is_closed:
-                raise OSError("it is closed")
+                raise OSError(CLOSED)
             self._under_way.add(deadline)
         try:
             with deadline:
@@ -61,7 +62,8 @@ class HttpClient:
             with self._lock:
                 self._under_way.discard(deadline)
         if deadline.is_over:  # what was read is a part
-            raise TimeoutError(f"its page did not come within {self._whole:g} s")
+            late = TimeoutError(f"its page did not come within {self._whole:g} s")
+            raise OSError(CLOSED) if self._is_closed else late
         return page
 
     def close(self) -> None:

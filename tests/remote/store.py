@@ -24,7 +24,7 @@ PAGE = Answer(b"<!doctype html>\n<html><body>Log in</body></html>", 200, (("Cont
 
 
 class Store:
-    """Serves `answers` by path, the query left out, at `url` until `close`; `asked`: each request's path and headers."""
+    """Serves `answers` by path, the query left out, at `url` until `close`; `asked`: paths, headers."""
 
     def __init__(self, answers, otherwise=NONE, login=None):
         """`login`: an Authorization without which 401 is answered."""
