@@ -161,7 +161,8 @@ def fetches_captures(function: F) -> F:
         "headers",
         multiple=True,
         metavar="'NAME: VALUE'",
-        help="Send this to the trace store where CAPTURE is an address, such as a login; may be given several times.",
+        help="Where CAPTURE is the address of a trace in Jaeger or Tempo (http://HOST:16686/trace/ID), send this to it "
+        "too, such as a login; may be given several times.",
     )(fetched)  # type: ignore[return-value]
 
 

@@ -306,14 +306,16 @@ def capture(
 @fetches_captures
 @click.pass_obj
 def replay(lifetime: Lifetime, file: str) -> None:
-    """Show the capture FILE on the same screen as a live run.
+    """Show a capture on the same screen as a live run.
 
     \b
       specscope replay run.jsonl
       specscope replay run.jsonl#r3@17
+      specscope replay http://localhost:16686/trace/4f836fc2338be204b3bf1b5f58777b77
 
-    The screen has a time slider. FILE#REQUEST@STEP opens at that step of that request: run.jsonl#r3@17. On the screen,
-    y copies such a reference.
+    CAPTURE is a file, or the address of a request's trace in Jaeger or Tempo, as it stands in the browser. The screen
+    has a time slider. CAPTURE#REQUEST@STEP opens at that step of that request. On the screen, y copies such a
+    reference.
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.wire.reading import CaptureReader, split_reference
