@@ -70,18 +70,12 @@ def _trace(
     client: HttpClient, address: StoreAddress, headers: Mapping[str, str]
 ) -> tuple[str, bytes, list[dict[str, Any]]]:
     """The API that has the trace, its answer in lines, and the answer's spans. Raises UserError."""
-    why = gone = ""
+    refusals: list[tuple[int, str]] = []  # how much each says, and its words
     for api in address.apis:
         try:
             page = client.get(f"{api}{address.trace}{address.query}", LARGEST + 1, _with_accept(headers))
         except StatusError as error:
-            if error.status in LOGIN:
-                raise UserError(
-                    f"{address}: the store answers {error}: give a login with --header 'Name: value'"
-                ) from None
-            if error.status not in GONE:
-                raise UserError(f"{address}: the store answers {error}") from None
-            gone = f"{address}: the store has no such trace ({error})"
+            refusals.append(_refusal(error))
             continue
         except (OSError, HTTPException, ValueError) as error:
             raise UserError(f"{address} cannot be reached: {first_line(error)}") from None
@@ -92,12 +86,18 @@ def _trace(
         except ValueError:
             is_page = page.lstrip()[:1] == b"<"
             what = "with a page: is it behind a login (--header 'Name: value')?" if is_page else "with no JSON"
-            why = f"{address}: this is not a trace store: it answers {what}"
+            refusals.append((0, f"this is not a trace store: it answers {what}"))
             continue
         if spans:
             return api, lines, spans
-        gone = f"{address}: the store has no such trace (its answer holds no spans)"
-    raise UserError(gone or why)
+        refusals.append((1, "the store has no such trace (its answer holds no spans)"))
+    raise UserError(f"{address}: {max(refusals)[1]}")
+
+
+def _refusal(error: StatusError) -> tuple[int, str]:
+    if error.status in LOGIN:
+        return 3, f"the store answers {error}: give a login with --header 'Name: value'"
+    return (1, f"the store has no such trace ({error})") if error.status in GONE else (2, f"the store answers {error}")
 
 
 def _with_accept(headers: Mapping[str, str]) -> dict[str, str]:

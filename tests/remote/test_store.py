@@ -67,7 +67,7 @@ def test_whatever_the_answer_is_wrapped_in_its_steps_are_found(wrapped):
     assert sum(len(list(stores._spans(json.loads(line)))) for line in lines) == sum(map(len, TRACES.values()))
 
 
-@pytest.mark.parametrize("otherwise", [NONE, PAGE], ids=["404", "page"])
+@pytest.mark.parametrize("otherwise", [NONE, PAGE, Answer(b"", 400)], ids=["404", "page", "400"])
 def test_the_older_api_is_a_way_out_and_is_then_kept_to(otherwise):
     answers = {path.replace("/v3", ""): answer for path, answer in jaeger(TRACES, "/p").items()}
     with Store(answers, otherwise) as store:
