@@ -13,10 +13,10 @@ from typing import Self
 
 from specscope.errors import UserError
 from specscope.trace.checked import checked_url, without_login
-from specscope.trace.history.place_name import read_place
 
 # What the address of a trace ends with: a page of Jaeger, or the API of Jaeger or Tempo
 _TRACE = re.compile(r"(?P<root>.*)/(?P<what>trace|api/(?:v[23]/)?traces)/(?P<id>[0-9a-fA-F]{1,32})/?")
+_PLACE = re.compile(r".+@[0-9]+(?::[0-9]*)?(?:/[0-9]+)?")  # a step of a request, or several
 # The APIs that may answer for each, the best one first: by the oldest, Jaeger gives arrays as text
 _APIS = {
     "trace": ("api/v3/traces", "api/traces"),
@@ -30,7 +30,7 @@ class StoreAddress(str):
     """The address of a trace, as people copy it from their browser."""
 
     trace: str  # its id, as given
-    place: str  # REQUEST@STEP[/NODE] after it; "" for none
+    place: str  # what follows # where that names a step, as of a file; "" for none
     apis: tuple[str, ...]  # URLs that its id follows, with the login
     query: str  # what follows the id there
 
@@ -50,7 +50,7 @@ class StoreAddress(str):
         address = cls(without_login(parts._replace(query="", fragment="").geturl()))
         root = parts._replace(path=known["root"], query="", fragment="").geturl()
         address.trace = known["id"].lower()
-        address.place = parts.fragment if read_place(parts.fragment).index is not None else ""  # else it is the page's
+        address.place = parts.fragment if _PLACE.fullmatch(parts.fragment) else ""  # else it is the page's
         address.apis = tuple(f"{root}/{api}/" for api in _APIS[known["what"]])
         address.query = f"?{parts.query}" if parts.query and known["what"] != "trace" else ""
         return address

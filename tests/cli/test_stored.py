@@ -1,12 +1,14 @@
 """Captures by their address in a trace store: every verb reads them as it reads a file, and tells no password."""
 
 import json
+import os
 
 import pytest
 
-from tests.processes import SPECSCOPE, Terminal
+from tests.processes import SPECSCOPE, Terminal, ended
 from tests.remote.store import PLANTED, Answer, Store, jaeger, traces_of
 from tests.support.commands import specscope
+from tests.waiting import HANG_SECONDS
 
 REQUEST, TRACES = traces_of()
 
@@ -111,11 +113,15 @@ def test_a_password_is_not_in_a_refusal_either(store, words):
     told(verb, *(f"{store.given}{end}" for end in ends or [""]), code=2)
 
 
-@pytest.mark.parametrize("word", ["fetching", "r0"])
-def test_a_screen_shows_it_and_a_bar_meanwhile(store, word):
-    terminal = Terminal([*SPECSCOPE, "replay", f"{store.given}#r0@3"])
+def test_a_screen_shows_it_and_a_bar_meanwhile_and_nothing_is_left(store, tmp_path):
+    terminal = Terminal([*SPECSCOPE, "replay", f"{store.given}#r0@3"], TMPDIR=str(tmp_path))
     try:
-        terminal.wait_for(lambda: word.encode() in terminal.screen)
+        for word in (b"fetching", b"r0"):
+            terminal.wait_for(lambda word=word: word in terminal.screen)
+        assert len(os.listdir(tmp_path)) == 1
+        terminal.type("q")
+        assert ended(terminal.process, HANG_SECONDS)
         assert b"secret" not in terminal.screen
+        assert os.listdir(tmp_path) == []
     finally:
         terminal.close()

@@ -41,6 +41,7 @@ def test_an_address_is_known_by_its_end(text, root, apis, query):
     [
         ("#r3@17", "r3@17"),
         ("#r3@17/4", "r3@17/4"),
+        ("#r3@10:40", "r3@10:40"),
         ("?uiFind=a@1#r3@0", "r3@0"),
         ("#r3", ""),
         ("#a=b@c", ""),
