@@ -1,7 +1,7 @@
 """Captures that lie in a trace store: their addresses, and what they are once they were fetched.
 
 Both are text: the address as it may be shown, without its login. So whoever shows, compares or suggests the name of a
-capture needs not know where it came from.
+capture does not have to know where it came from.
 """
 
 from __future__ import annotations
