@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.kinds import BENCH, ReadAs, kind_of, start_of
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.stored import FetchedCapture, file_of
 from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import OtherSpans, is_ours
 from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
@@ -50,10 +50,10 @@ class CaptureReader:
 
         `others_alone`: also read a file with spans of other services and no run of ours.
         """
-        self.path = Path(path)
-        self.name = printable(str(self.path))
-        self.warnings: list[str] = []
-        self._newer: list[str] = []  # a remark on who wrote it
+        self.path = file_of(path)
+        self.name = printable(path if isinstance(path, FetchedCapture) else str(self.path))
+        self._remarks = list(path.notes) if isinstance(path, FetchedCapture) else []  # on who wrote it, and how it came
+        self.warnings = [*self._remarks]
         self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
         self.history = History() if history is None else history
         self.done = False
@@ -151,7 +151,7 @@ class CaptureReader:
         """The documents from the first on; what was reported of them is reported anew."""
         self._file.seek(0)
         self._content = open_plain(self._file, str(self.path))
-        self.warnings = [*self._newer]
+        self.warnings = [*self._remarks]
         self._passes += 1
         self._decoder.faults = Faults()
         self.history.others = OtherSpans()
@@ -216,8 +216,8 @@ class CaptureReader:
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
             self.history.run = run_info(resource)
-            self._newer = [f"{self.name}: {words}"] if (words := newer(resource)) else []
-            self.warnings += self._newer
+            written = [f"{self.name}: {words}"] if (words := newer(resource)) else []
+            self._remarks, self.warnings = [*self._remarks, *written], [*self.warnings, *written]
             self._decoder.privacy = self.history.run.privacy
         run = resource.get("specscope.run.id")
         if not isinstance(run, str):
@@ -307,5 +307,7 @@ def split_reference(text: str) -> tuple[str, str]:
 
 def split_file(text: str) -> tuple[str, str]:
     """FILE#REST as (FILE, REST); a file whose name has a # in it is one."""
+    if isinstance(text, FetchedCapture):
+        return text, text.place
     file, sign, rest = text.rpartition("#")
     return (text, "") if not sign or os.path.exists(text) else (file, rest)
