@@ -17,8 +17,8 @@ from specscope.trace.history.place_name import PlaceName, read_place
 from specscope.trace.history.stats import Acceptance, Counted, measure
 from specscope.trace.history.totals import RunningTotals
 from specscope.trace.history.undrafted import Undrafted, why_undrafted
+from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
-from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.engine_spans import OtherSpans
 

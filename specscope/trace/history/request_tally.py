@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from specscope.trace.history.stats import Acceptance, StepCounts
 from specscope.trace.history.undrafted import Undrafted, why_undrafted
+from specscope.trace.record.aggregate import DEPTHS, RequestFigures
 from specscope.trace.record.records import FinalKind, RequestEnd, RunInfo, StepRecord
-from specscope.trace.record.request_figures import DEPTHS, RequestFigures
 
 KEPT = 20_000  # request steps that are remembered, and requests at most
 
