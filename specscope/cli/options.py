@@ -91,7 +91,7 @@ _OUTPUT = [
         type=click.Choice([level.value for level in SpanLevel]),
         default="trees",
         show_default=True,
-        help="What is sent to the endpoint; captures always hold trees.",
+        help="What is sent to the endpoint; requests: one span a request, with its figures. Captures hold trees.",
     ),
     click.option(
         "--on-full",
