@@ -187,7 +187,8 @@ class _Server:
 def share_no_bars() -> None:
     """Give tqdm a lock of this process, before a library draws a bar.
 
-    Its own would be a named semaphore here, which an end without clean-up leaves to Python's resource tracker: it warns.
+    Its own would be a named semaphore here, and ends without clean-up leave it to Python's resource tracker, which
+    warns.
     """
     from tqdm import tqdm
 
