@@ -18,6 +18,7 @@ from specscope.analyze.export.writer import Tables, check_folder, open_tables
 from specscope.errors import UserError
 from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.history.history import History
+from specscope.trace.kinds import CAPTURE, kind_of, start_of
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
@@ -98,6 +99,9 @@ def find_path(name: str, progress: Progress) -> Path | None:
 
 
 def _has_branches(name: str) -> bool:
+    """Whether it may have: of a file in another form than a capture's own, only reading it tells."""
+    if kind_of(start_of(file_of(name))) is not CAPTURE:
+        return True
     try:
         with open(file_of(name), "rb") as raw, open_plain(raw, name) as file:
             return any(BEGINS in line for line in file)
