@@ -14,6 +14,8 @@ from specscope.trace.wire.spans import SpanLevel
 from tests.searching import of_file, rows, tells
 from tests.serve.running import running
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 PROMPT = "quokkas"  # the tiny model has a token for each of its bytes
 STOP, LABEL = "wombat", "numbat"
 ASKED = {"ignore_eos": True, "stop": [STOP], "logit_bias": {"251": 0.5}, "stop_token_ids": [250], "logprobs": 2}
@@ -45,7 +47,7 @@ def test_it_leaves_by_no_way(served_engine, tmp_path, level, protocol):
             client = AttachedCommands(str(socket))
             told = "\n".join(asked(client, LOOKS))
             client.close()
-            page = str(server.serving.service.observed.text())
+            page = str(server.serving.service.observed.page()[0])
         outputs.close()
     assert answer
     info = next(info for record in records for info in record.admitted)

@@ -22,6 +22,7 @@ from specscope.trace.kinds import CAPTURE, kind_of, start_of
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
+from specscope.trace.stored import file_of
 from specscope.trace.wire.reading import CaptureReader, without_gc
 
 # A capture is read record by record: all that is kept is which steps its last branch goes through.
@@ -102,7 +103,7 @@ def _has_branches(name: str) -> bool:
     if kind_of(start_of(name)) is not CAPTURE:
         return True
     try:
-        with open(name, "rb") as raw, open_plain(raw, name) as file:
+        with open(file_of(name), "rb") as raw, open_plain(raw, name) as file:
             return any(BEGINS in line for line in file)
     except BROKEN as error:
         raise UserError(f"cannot read {name}: {reason(error)}") from error
@@ -118,7 +119,7 @@ def stream(reader: CaptureReader, progress: Progress) -> None:
 def size(name: str) -> int:
     """Bytes of a file, at least 1."""
     try:
-        return max(os.stat(name).st_size, 1)
+        return max(os.stat(file_of(name)).st_size, 1)
     except OSError:
         return 1  # reading it reports what is wrong
 

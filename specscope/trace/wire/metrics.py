@@ -12,28 +12,34 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.records import FinishReason, StepRecord
-from specscope.trace.record.trace_sampling import Reason
+from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
+from specscope.trace.record.trace_sampling import Reason, TraceSampling
+from specscope.trace.wire.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
+from specscope.trace.wire.histograms import Histograms
 
 if TYPE_CHECKING:
     from specscope.trace.wire.sampling_sink import SamplingSink
 
+PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a page of metrics
+
 EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
 
-EXPORT_TIMEOUT = 5  # seconds that one export may take, and that `close` waits for an endpoint that is not there
+EXPORT_TIMEOUT = 5.0  # seconds that one export may take
+NO_METRICS = (404, 405, "UNIMPLEMENTED")  # answers of an endpoint that takes traces alone, as Jaeger's
 
 # FinishReason as vLLM's finished_reason label has it.
 VLLM_REASON = {
@@ -247,14 +253,13 @@ class _LogLines:
             self._log(line)
 
 
-class _PrometheusServer(Protocol):
-    """What we use of the server that prometheus_client starts."""
+def answered(accept: str) -> str:
+    """What a request with this Accept header is answered with, as such a header: OpenMetrics where that is taken.
 
-    server_port: int
-
-    def shutdown(self) -> None: ...
-
-    def server_close(self) -> None: ...
+    With any other escaping prometheus_client writes `vllm_` for `vllm:` in OpenMetrics.
+    """
+    kinds = [part.partition(";")[0].strip() for part in accept.split(",")]
+    return f"{OPENMETRICS}; version=1.0.0; escaping=allow-utf-8" if OPENMETRICS in kinds else PLAIN
 
 
 def port_taken(host: str, port: int) -> UserError:
@@ -269,6 +274,9 @@ class Metrics(Collector):
     With `endpoint`, a provider is made that exports there over OTLP every `seconds`, and `close` ends it. With `log`,
     vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
     records are known to be missing; `sampling` is what decides whose spans are kept, where not all are.
+
+    With `run`, the Prometheus text has the histograms of its requests too (histograms.py). Their exemplars are
+    requests whose spans are sent, as far as `traced` tells that before they end.
     """
 
     def __init__(
@@ -283,8 +291,11 @@ class Metrics(Collector):
         seconds: float = EXPORT_SECONDS,
         lost: Callable[[], int] = lambda: 0,
         sampling: Callable[[], SamplingSink | None] | None = None,
+        run: RunInfo | None = None,
+        traced: TraceSampling | None = None,
     ) -> None:
         self.totals = Totals()
+        self.registry = CollectorRegistry()  # all that the Prometheus text has
         self._labels = {"model_name": model, "engine": engine}
         self._lock = threading.Lock()
         self._lines = _LogLines(log, seconds) if log is not None else None
@@ -300,15 +311,17 @@ class Metrics(Collector):
             ),
             *(() if sampling is None else _of_sampling(sampling)),
         )
-        self._servers: list[_PrometheusServer] = []
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        self._made: list[MeterProvider] = []
-        if endpoint:
-            reader = otlp_reader(endpoint, protocol, seconds)
-            self._made.append(MeterProvider([reader], Resource.create({"service.name": "specscope"})))
-        for meter_provider in [*self._made, *([provider] if provider else [])]:
-            self._instrument(meter_provider)
+        self._servers: list[WSGIServer] = []
+        self.registry.register(self)
+        self._histograms: Callable[[StepRecord], None] = lambda _: None
+        if run is not None:
+            self._histograms = Histograms(self.registry, self._labels, run, traced or TraceSampling())
+        self.unsent = ""  # after `close`: why the last ones were not sent
+        self._sent = OtlpMetrics(endpoint, protocol, seconds) if endpoint else None
+        if self._sent is not None:
+            self._instrument(self._sent.provider)
+        if provider is not None:
+            self._instrument(provider)
 
     def __call__(self, record: StepRecord) -> None:
         """Count one engine step."""
@@ -316,6 +329,7 @@ class Metrics(Collector):
             if self._lines is not None:
                 self._lines.before(record, self.totals)
             self.totals.add(record)
+        self._histograms(record)
 
     def collect(self) -> Iterator[Metric]:
         """The series as prometheus_client's families."""
@@ -328,19 +342,31 @@ class Metrics(Collector):
                 metric.add_metric([labels[name] for name in names], value)
             yield metric
 
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """All that is in the registry as text, and its content type, for a request with this Accept header.
+
+        OpenMetrics where that is taken: only there are exemplars. Else the Prometheus text format.
+        """
+        encode, kind = choose_encoder(answered(accept))
+        return encode(self.registry), kind
+
     def prometheus_text(self) -> str:
         """All series in the Prometheus text format."""
-        return generate_latest(self._registry).decode()
+        return self.page()[0].decode()
 
     def serve_prometheus(self, port: int, host: str = "127.0.0.1") -> int:
-        """Serve that text over HTTP until `close`; port 0 takes any free one. Returns the port.
+        """Serve the page over HTTP until `close`; port 0 takes any free one. Returns the port.
 
         Raises UserError where the port cannot be used.
         """
         try:
-            server, _ = start_http_server(port, host, self._registry)
+            server, _ = start_http_server(port, host, self.registry)
         except (OSError, OverflowError):
             raise port_taken(host, port) from None
+        app = make_wsgi_app(self.registry)
+        server.set_app(
+            lambda environ, start: app(environ | {"HTTP_ACCEPT": answered(environ.get("HTTP_ACCEPT", ""))}, start)
+        )
         self._servers.append(server)
         return int(server.server_port)
 
@@ -349,12 +375,12 @@ class Metrics(Collector):
         with self._lock:
             if self._lines is not None:
                 self._lines.flush(self.totals)
-        for provider in self._made:
-            provider.shutdown()
+        if self._sent is not None:
+            self.unsent = self._sent.close()
         for server in self._servers:
             server.shutdown()
             server.server_close()
-        self._made, self._servers = [], []
+        self._sent, self._servers = None, []
 
     def _read(self, series: Series) -> list[tuple[float, dict[str, str]]]:
         with self._lock:
@@ -371,24 +397,41 @@ class Metrics(Collector):
             make(series.otlp_name, [observe], series.unit, series.text)
 
 
-def otlp_reader(endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS) -> MetricReader:
-    """A reader that exports every `seconds` to an OTLP endpoint, `http://localhost:4317` for one.
+class OtlpMetrics:
+    """Metrics on their way to an OTLP endpoint, `http://localhost:4317` for one, every `seconds`.
 
     `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL; anything else raises UserError.
     """
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    exporter: Any
+    def __init__(self, endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS) -> None:
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+        exporter = _exporter(endpoint, protocol)
+        self._where = place_of(endpoint, protocol, "METRICS")
+        self._last = LastExport.of(exporter)
+        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
+        self.provider = MeterProvider([reader], Resource.create({"service.name": "specscope"}))
+
+    def close(self) -> str:
+        """Send the last ones; why they were not sent, "" where they were, or where the endpoint takes traces alone."""
+        patience = EXPORT_TIMEOUT if self._last.succeeded else UNKNOWN
+        self.provider.shutdown(timeout_millis=patience * 1000)
+        if self._last.succeeded:
+            return ""
+        failure = self._last.failure(self._where) if self._last.ended else silence(self._where, patience)
+        return "" if failure.status in NO_METRICS else failure.text
+
+
+def _exporter(endpoint: str, protocol: str) -> Any:  # noqa: ANN401
+    once = one_try(protocol, "METRICS")
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 
-        exporter = GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_TIMEOUT)
-    elif protocol == "http/protobuf":
+        return GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_TIMEOUT, **once)
+    if protocol == "http/protobuf":
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
 
         url = endpoint if "://" in endpoint else f"http://{endpoint}"
         base = url.rstrip("/").removesuffix("/v1/metrics").removesuffix("/v1/traces")
-        exporter = HttpExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT)
-    else:
-        raise UserError(f"unknown OTLP protocol {protocol!r}; use grpc or http/protobuf")
-    return PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
+        return HttpExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT, **once)
+    raise UserError(f"unknown OTLP protocol {protocol!r}; use grpc or http/protobuf")
