@@ -260,11 +260,13 @@ _arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
 
 
 def _is_text(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, str) and value.startswith("[")
+    return isinstance(value, str) and value[:1] in ("[", "")
 
 
 def _array(name: str, text: str, declared: Any) -> Any:  # noqa: ANN401
     """An array that came as a text of JSON. Raises DamagedError."""
+    if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
+        raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays with NaN in them (its API v3 has them)")
     try:
         return msgspec.json.decode(text, type=declared, strict=False)
     except (msgspec.MsgspecError, RecursionError) as error:
