@@ -1,14 +1,15 @@
 """The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
 
 import dataclasses
-from dataclasses import replace
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
+from specscope.trace.record.records import Absent
 from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.trace.strategies import RUN, runs, vocabularies
