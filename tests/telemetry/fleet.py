@@ -1,0 +1,110 @@
+"""Real runs, as the engines of a fleet send them: some requests of poor acceptance, some failed, some of a caller."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specscope import Engine, SamplingParams
+from specscope.trace.history.history import History
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.export import SpanSink, make_exporter
+from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
+
+REQUESTS = 84
+MS = 1_000_000
+NO_TOKEN = "z"  # the one character that none of the model's tokens writes
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What an engine did, and so what it sends."""
+
+    run: RunInfo
+    vocabulary: Vocabulary
+    records: list[StepRecord]
+
+    def send(self, endpoint: str, level: SpanLevel = SpanLevel.TREES) -> None:
+        """Send its spans, as the engine does."""
+        sink = SpanSink(make_exporter(endpoint), self.run, self.vocabulary, level)
+        for record in self.records:
+            sink(record)
+        sink.close()
+        assert sink.failed == 0
+
+    def spans(self) -> list[Span]:
+        """The spans that it sends."""
+        encoder = Encoder(self.run, self.vocabulary, SpanLevel.TREES)
+        return [span for record in self.records for span in encoder.encode(record)]
+
+    def ends(self) -> dict[str, RequestEnd]:
+        """How each request ended."""
+        return {end.info.id: end for record in self.records for end in record.finished}
+
+    def traces(self) -> dict[str, str]:
+        """The id of each request's trace: its caller's, or its own."""
+        callers = {name: end.info.traceparent.split("-")[1:2] for name, end in self.ends().items()}
+        return {name: caller[0] if caller else f"{own_trace(self.run.run_id, name):032x}" for name, caller in callers.items()}
+
+    def failed(self) -> set[str]:
+        """The requests that failed."""
+        return {name for name, end in self.ends().items() if end.reason is FinishReason.ERROR}
+
+    def poor(self, tau: float, drafts: int) -> set[str]:
+        """The requests whose mean acceptance length over so many drafts is below a bound."""
+        history = History()
+        for record in self.records:
+            history.append(record)
+        counts = {name: request.acceptance for name, request in history.requests.items()}
+        return {name for name, a in counts.items() if a.drafts >= drafts and a.tau is not None and a.tau < tau}
+
+    def slow(self, milliseconds: int) -> set[str]:
+        """The requests that took longer, from arrival to end."""
+        took = {name: (end.finished_ns - end.info.arrival_ns) // MS for name, end in self.ends().items()}
+        return {name for name, time in took.items() if time > milliseconds}
+
+
+def run_fleet(target: Path, folder: Path) -> list[Sent]:
+    """Run 84 requests to their ends on two engines.
+
+    Of each seven one is of random text, one fails (every other while it runs), and five repeat themselves sooner or later.
+    """
+    model = shutil.copytree(target, folder / "model")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["xx"] = vocabulary.pop(NO_TOKEN)
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    half = REQUESTS // 2
+    return [_run(model, range(half)), _run(model, range(half, REQUESTS))]
+
+
+def _run(model: Path, numbers: Iterable[int]) -> Sent:
+    engine = Engine(target=str(model), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, threads=1)
+    for number in numbers:
+        kind, params = "code", SamplingParams(max_tokens=32 + number % 5, ignore_eos=True)
+        if number % 7 == 0:
+            kind, params = "chat", SamplingParams(max_tokens=12, temperature=2.5, ignore_eos=True, seed=number)
+        elif number % 7 == 1:
+            form = StructuredOutputs(regex="(" if number % 2 else f"hello hello {NO_TOKEN}")
+            kind, params = "form", SamplingParams(max_tokens=20, structured_outputs=form)
+        caller = f"00-{number + 1:032x}-{number + 1:016x}-01" if number % 6 == 0 else ""
+        engine.add(f"abcabcabc{number} {number}", params, labels={"kind": kind}, traceparent=caller)
+    records = []
+    while engine.busy:
+        records.append(engine.step())
+    return Sent(engine.run_info, engine.vocabulary, records)
+
+
+def steps_of(records: Iterable[StepRecord]) -> dict[str, list[tuple[int, RequestStep]]]:
+    """The steps of each request, with the numbers of their engine steps."""
+    steps = defaultdict(list)
+    for record in records:
+        for part in record.requests:
+            steps[part.request].append((record.step, part))
+    return dict(steps)

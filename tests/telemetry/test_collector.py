@@ -1,0 +1,104 @@
+"""traces/collector.yaml as it is shipped, in the real collector, behind the real exporter of real runs."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from specscope.remote.otlp import Received
+from specscope.remote.receiver import Receiver
+from specscope.trace.wire.reading import read_capture
+from tests.processes import free_port
+from tests.telemetry import programs
+from tests.telemetry.fleet import Sent, run_fleet, steps_of
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+CONFIG = str(Path(__file__).parents[2] / "traces" / "collector.yaml")
+TAU, DRAFTS = 1.3, 4
+
+
+@pytest.fixture(scope="module")
+def collector() -> Path:
+    try:
+        return programs.collector()
+    except programs.NotHereError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny, tmp_path_factory) -> list[Sent]:
+    return run_fleet(tiny, tmp_path_factory.mktemp("fleet"))
+
+
+def variables(folder: Path, jaeger: Receiver, slow: int) -> dict[str, str]:
+    """What the shipped file reads of the environment."""
+    return {
+        "COLLECTOR_GRPC": f"127.0.0.1:{free_port()}",
+        "COLLECTOR_HTTP": f"127.0.0.1:{free_port()}",
+        "COLLECTOR_METRICS_PORT": str(free_port()),
+        "COLLECTOR_FOLDER": str(folder),
+        "COLLECTOR_JAEGER": f"127.0.0.1:{jaeger.grpc_port}",
+        "COLLECTOR_TAU": str(TAU),
+        "COLLECTOR_DRAFTS": str(DRAFTS),
+        "COLLECTOR_SLOW_MS": str(slow),
+        "COLLECTOR_PERCENT": "20",
+    }
+
+
+def spans_of_file(path: Path) -> dict[str, set[str]]:
+    """The ids of the spans of each trace in a file."""
+    spans = defaultdict(set)
+    for line in path.read_text().splitlines():
+        for by_resource in json.loads(line)["resourceSpans"]:
+            for by_scope in by_resource["scopeSpans"]:
+                for span in by_scope["spans"]:
+                    spans[span["traceId"]].add(span["spanId"])
+    return dict(spans)
+
+
+def spans_received(received: list[Received]) -> dict[str, set[str]]:
+    """The same of what a receiver was handed."""
+    spans = defaultdict(set)
+    for span in [one.message() for one in list(received)]:
+        spans[span.trace_id.hex()].add(span.span_id.hex())
+    return dict(spans)
+
+
+def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet, tmp_path):
+    """Those that failed, the poor and the slow ones, a share of the others; nothing to complain of."""
+    took = sorted((end.finished_ns - end.info.arrival_ns) // 1_000_000 for sent in fleet for end in sent.ends().values())
+    slow, files, behind = took[70], tmp_path / "files", []
+    wanted = [sent.failed() | sent.poor(TAU, DRAFTS) | sent.slow(slow) for sent in fleet]
+    with Receiver(behind.extend) as jaeger:
+        environment = variables(files, jaeger, slow)
+        with programs.running(collector, [CONFIG], tmp_path / "log", environment) as here:
+            for sent in fleet:
+                sent.send(f"http://{environment['COLLECTOR_GRPC']}")
+            at_once = {  # those with a caller's span above them are decided when the collector ends
+                sent.traces()[name]
+                for sent, names in zip(fleet, wanted, strict=True)
+                for name in names
+                if not sent.ends()[name].info.traceparent
+            }
+            until(lambda: at_once <= set(spans_received(behind)), says=here.text)
+            here.stop()
+    assert here.complaints() == []
+    assert len(list(files.iterdir())) == len(fleet)
+    kept_all = {}
+    for sent, names in zip(fleet, wanted, strict=True):
+        kept = spans_of_file(files / f"specscope-{sent.run.run_id}.jsonl")
+        kept_all |= kept
+        whole = defaultdict(set)
+        for span in sent.spans():
+            whole[f"{span.trace:032x}"].add(f"{span.id:016x}")
+        assert kept == {trace: whole[trace] for trace in kept}
+        by_trace = {trace: name for name, trace in sent.traces().items()}
+        requests = {by_trace[trace] for trace in kept if trace in by_trace}
+        assert names <= requests
+        assert names < requests < set(by_trace.values())  # a share of the others
+        assert 0 < len(kept) - len(requests) < len(whole) - len(by_trace)  # and of the engine steps
+    assert spans_received(behind) == kept_all
