@@ -18,6 +18,7 @@ from specscope.trace.wire.export import SpanSink, make_exporter
 from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
 
 REQUESTS = 84
+SERVICE = "fleet"
 MS = 1_000_000
 NO_TOKEN = "z"  # the one character that none of the model's tokens writes
 
@@ -32,7 +33,7 @@ class Sent:
 
     def send(self, endpoint: str, level: SpanLevel = SpanLevel.TREES) -> None:
         """Send its spans, as the engine does."""
-        sink = SpanSink(make_exporter(endpoint), self.run, self.vocabulary, level)
+        sink = SpanSink(make_exporter(endpoint), self.run, self.vocabulary, level, SERVICE)
         for record in self.records:
             sink(record)
         sink.close()
@@ -51,6 +52,10 @@ class Sent:
         """The id of each request's trace: its caller's, or its own."""
         callers = {name: end.info.traceparent.split("-")[1:2] for name, end in self.ends().items()}
         return {name: caller[0] if caller else f"{own_trace(self.run.run_id, name):032x}" for name, caller in callers.items()}
+
+    def labelled(self, kind: str) -> set[str]:
+        """The requests with a label `kind`."""
+        return {name for name, end in self.ends().items() if end.info.labels["kind"] == kind}
 
     def failed(self) -> set[str]:
         """The requests that failed."""
@@ -94,7 +99,9 @@ def _run(model: Path, numbers: Iterable[int]) -> Sent:
             form = StructuredOutputs(regex="(" if number % 2 else f"hello hello {NO_TOKEN}")
             kind, params = "form", SamplingParams(max_tokens=20, structured_outputs=form)
         caller = f"00-{number + 1:032x}-{number + 1:016x}-01" if number % 6 == 0 else ""
-        engine.add(f"abcabcabc{number} {number}", params, labels={"kind": kind}, traceparent=caller)
+        text = f"abcabcabc{number} {number}"
+        prompt = [{"role": "user", "content": text}] if kind == "chat" else text
+        engine.add(prompt, params, labels={"kind": kind}, traceparent=caller)
     records = []
     while engine.busy:
         records.append(engine.step())
