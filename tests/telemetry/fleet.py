@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections import defaultdict
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from specscope import Engine, SamplingParams
 from specscope.trace.history.history import History
+from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
@@ -19,6 +21,7 @@ from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
 
 REQUESTS = 84
 SERVICE = "fleet"
+CALLER = 0xCA11 << 112  # the ids of traces that a caller began
 MS = 1_000_000
 NO_TOKEN = "z"  # the one character that none of the model's tokens writes
 
@@ -46,7 +49,7 @@ class Sent:
 
     def ends(self) -> dict[str, RequestEnd]:
         """How each request ended."""
-        return {end.info.id: end for record in self.records for end in record.finished}
+        return ends_of(self.records)
 
     def traces(self) -> dict[str, str]:
         """The id of each request's trace: its caller's, or its own."""
@@ -61,13 +64,17 @@ class Sent:
         """The requests that failed."""
         return {name for name, end in self.ends().items() if end.reason is FinishReason.ERROR}
 
-    def poor(self, tau: float, drafts: int) -> set[str]:
-        """The requests whose mean acceptance length over so many drafts is below a bound."""
+    def acceptance(self) -> dict[str, Acceptance]:
+        """What each request's drafts came to."""
         history = History()
         for record in self.records:
             history.append(record)
-        counts = {name: request.acceptance for name, request in history.requests.items()}
-        return {name for name, a in counts.items() if a.drafts >= drafts and a.tau is not None and a.tau < tau}
+        return {name: request.acceptance for name, request in history.requests.items()}
+
+    def poor(self, tau: float, drafts: int) -> set[str]:
+        """The requests whose mean acceptance length over so many drafts is below a bound."""
+        counts = self.acceptance().items()
+        return {name for name, a in counts if a.drafts >= drafts and a.tau is not None and a.tau < tau}
 
     def slow(self, milliseconds: int) -> set[str]:
         """The requests that took longer, from arrival to end."""
@@ -90,7 +97,8 @@ def run_fleet(target: Path, folder: Path) -> list[Sent]:
 
 
 def _run(model: Path, numbers: Iterable[int]) -> Sent:
-    engine = Engine(target=str(model), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, threads=1)
+    chunks = {"max_batch": 8, "max_step_tokens": 64}  # some prompts are fed in more steps than one
+    engine = Engine(target=str(model), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, threads=1, **chunks)
     for number in numbers:
         kind, params = "code", SamplingParams(max_tokens=32 + number % 5, ignore_eos=True)
         if number % 7 == 0:
@@ -98,7 +106,7 @@ def _run(model: Path, numbers: Iterable[int]) -> Sent:
         elif number % 7 == 1:
             form = StructuredOutputs(regex="(" if number % 2 else f"hello hello {NO_TOKEN}")
             kind, params = "form", SamplingParams(max_tokens=20, structured_outputs=form)
-        caller = f"00-{number + 1:032x}-{number + 1:016x}-01" if number % 6 == 0 else ""
+        caller = f"00-{CALLER + number:032x}-{number + 1:016x}-01" if number % 6 == 0 else ""
         text = f"abcabcabc{number} {number}"
         prompt = [{"role": "user", "content": text}] if kind == "chat" else text
         engine.add(prompt, params, labels={"kind": kind}, traceparent=caller)
@@ -115,3 +123,9 @@ def steps_of(records: Iterable[StepRecord]) -> dict[str, list[tuple[int, Request
         for part in record.requests:
             steps[part.request].append((record.step, part))
     return dict(steps)
+
+
+def ends_of(records: Iterable[StepRecord]) -> dict[str, RequestEnd]:
+    """The end of each request, but for the sums that its span adds."""
+    ends = [end for record in records for end in record.finished]
+    return {end.info.id: dataclasses.replace(end, figures=None) for end in ends}

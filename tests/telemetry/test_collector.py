@@ -13,7 +13,7 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.wire.reading import read_capture
 from tests.processes import free_port
 from tests.telemetry import programs
-from tests.telemetry.fleet import Sent, run_fleet, steps_of
+from tests.telemetry.fleet import Sent, ends_of, run_fleet, steps_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,8 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
     assert len(list(files.iterdir())) == len(fleet)
     kept_all = {}
     for sent, names in zip(fleet, wanted, strict=True):
-        kept = spans_of_file(files / f"specscope-{sent.run.run_id}.jsonl")
+        path = files / f"specscope-{sent.run.run_id}.jsonl"
+        kept = spans_of_file(path)
         kept_all |= kept
         whole = defaultdict(set)
         for span in sent.spans():
@@ -101,4 +102,9 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
         assert names <= requests
         assert names < requests < set(by_trace.values())  # a share of the others
         assert 0 < len(kept) - len(requests) < len(whole) - len(by_trace)  # and of the engine steps
+        reader = read_capture(path)
+        assert not [line for line in reader.warnings if "left out" in line]
+        sent_steps, steps = steps_of(sent.records), steps_of(reader.history.steps)
+        assert steps == {name: sent_steps[name] for name in requests if name in sent_steps}
+        assert ends_of(reader.history.steps) == {name: sent.ends()[name] for name in requests}
     assert spans_received(behind) == kept_all

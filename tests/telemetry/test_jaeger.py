@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,11 +22,12 @@ from specscope.trace.wire.reading import read_capture
 from tests.processes import free_port
 from tests.support.commands import specscope
 from tests.telemetry import programs
-from tests.telemetry.fleet import SERVICE, Sent, run_fleet, steps_of
+from tests.telemetry.fleet import SERVICE, Sent, ends_of, run_fleet, steps_of
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.slow
 CONFIG = str(Path(__file__).parent / "jaeger.yaml")
+QUERIES = Path(__file__).parents[2] / "docs" / "queries.md"
 ENGINE = f"{SERVICE} engine"
 MANY = 100_000  # more traces than there are
 
@@ -83,18 +86,28 @@ def values_of(holder: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def jaeger(tiny, tmp_path_factory) -> Iterator[Jaeger]:
+def fleet(tiny, tmp_path_factory) -> list[Sent]:
+    return run_fleet(tiny, tmp_path_factory.mktemp("fleet"))
+
+
+@contextlib.contextmanager
+def jaeger_with(fleet: list[Sent], store: str, folder: Path) -> Iterator[Jaeger]:
+    """A Jaeger that has all spans of the fleet."""
     try:
         program = programs.jaeger()
     except programs.NotHereError as error:
         pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("jaeger")
     ports = {f"JAEGER_{name}": str(free_port()) for name in ("OTLP", "HTTP", "GRPC")}
-    fleet = run_fleet(tiny, folder)
-    with programs.running(program, [CONFIG], folder / "log", ports):
+    with programs.running(program, [CONFIG], folder / "log", {**ports, "JAEGER_STORE": store}):
         for sent in fleet:
             sent.send(f"http://127.0.0.1:{ports['JAEGER_OTLP']}")
         yield Jaeger(f"http://127.0.0.1:{ports['JAEGER_HTTP']}", fleet)
+
+
+@pytest.fixture(scope="module")
+def jaeger(fleet, tmp_path_factory) -> Iterator[Jaeger]:
+    with jaeger_with(fleet, "memory", tmp_path_factory.mktemp("jaeger")) as here:
+        yield here
 
 
 def read(answer: Any, path: Path) -> list[StepRecord]:
@@ -105,18 +118,13 @@ def read(answer: Any, path: Path) -> list[StepRecord]:
     return list(reader.history.steps)
 
 
-def as_sent(records: list[StepRecord]) -> dict[str, Any]:
-    """The end of each request, but for the sums that only its span holds."""
-    return {end.info.id: dataclasses.replace(end, figures=None) for record in records for end in record.finished}
-
-
 def test_a_request_s_trace_holds_all_of_the_request(jaeger, tmp_path):
     for sent in jaeger.fleet:
-        steps, ends = steps_of(sent.records), as_sent(sent.records)
+        steps, ends = steps_of(sent.records), sent.ends()
         for name, trace in sent.traces().items():
             records = read(jaeger.trace(trace), tmp_path / "trace.json")
             assert steps_of(records) == ({name: steps[name]} if name in steps else {})
-            assert as_sent(records) == {name: ends[name]}
+            assert ends_of(records) == {name: ends[name]}
 
 
 def test_all_traces_of_a_service_are_the_run(tmp_path, jaeger):
@@ -165,15 +173,34 @@ def test_links_lead_from_steps_to_engine_steps_and_back(jaeger):
     assert {(step, here) for here, step in there} <= links
 
 
-def test_attributes_find_the_right_requests(jaeger):
-    def expected(choose):
-        return {sent.traces()[name] for sent in jaeger.fleet for name in choose(sent)}
+@pytest.mark.parametrize("store", ["memory", "badger"])
+def test_the_searches_of_the_docs_find_the_right_requests(store, fleet, tmp_path):
+    """docs/queries.md, a search a line. This version's store in memory cannot find errors; the one in files can."""
+    (page,) = re.findall(r"```logfmt\n(.*?)```", QUERIES.read_text(), re.S)
+    searches = [dict(word.split("=") for word in line.split()) for line in page.splitlines()]
+    assert {"error": "true"} in searches
+    with jaeger_with(fleet, store, tmp_path) as jaeger:
+        for search in searches:
+            if store == "badger" or "error" not in search:
+                expected = {sent.traces()[name] for sent in fleet for name in matches(sent, search)}
+                assert expected, search
+                assert jaeger.find(**search) == expected, search
+        for kind in ("code", "chat", "form"):
+            expected = {sent.traces()[name] for sent in fleet for name in sent.labelled(kind)}
+            assert jaeger.find(**{"specscope.label.kind": kind}) == expected
 
-    for kind in ("code", "chat", "form"):
-        assert jaeger.find(**{"specscope.label.kind": kind}) == expected(lambda sent, kind=kind: sent.labelled(kind))
-    assert jaeger.find(**{"error.type": "_OTHER"}) == expected(Sent.failed)
-    nothing = jaeger.find(**{"specscope.accepted": "0"})  # a step of which nothing was accepted
-    assert nothing >= expected(lambda sent: sent.poor(1.01, 1))
+
+def matches(sent: Sent, search: dict[str, str]) -> set[str]:
+    """The requests that a search must find, by their records."""
+    names = set(sent.ends())
+    for key, value in search.items():
+        names &= {
+            "error": lambda _: sent.failed(),
+            "specscope.tau": lambda value: {name for name, a in sent.acceptance().items() if a.tau == float(value)},
+            "specscope.drafts": lambda value: {name for name, a in sent.acceptance().items() if a.drafts == int(value)},
+            "specscope.label.kind": sent.labelled,
+        }[key](value)
+    return names
 
 
 def test_a_request_s_own_span_tells_what_its_page_shows(jaeger):
