@@ -85,7 +85,8 @@ class Sent:
 def run_fleet(target: Path, folder: Path) -> list[Sent]:
     """Run 84 requests to their ends on two engines.
 
-    Of each seven one is of random text, one fails (every other while it runs), and five repeat themselves sooner or later.
+    Of each seven one is of random text, one fails (every other while it runs), one is short, and four repeat
+    themselves sooner or later.
     """
     model = shutil.copytree(target, folder / "model")
     tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -100,7 +101,7 @@ def _run(model: Path, numbers: Iterable[int]) -> Sent:
     chunks = {"max_batch": 8, "max_step_tokens": 64}  # some prompts are fed in more steps than one
     engine = Engine(target=str(model), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, threads=1, **chunks)
     for number in numbers:
-        kind, params = "code", SamplingParams(max_tokens=32 + number % 5, ignore_eos=True)
+        kind, params = "code", SamplingParams(max_tokens=8 if number % 7 == 2 else 32, ignore_eos=True)
         if number % 7 == 0:
             kind, params = "chat", SamplingParams(max_tokens=12, temperature=2.5, ignore_eos=True, seed=number)
         elif number % 7 == 1:
