@@ -17,6 +17,7 @@ from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep
 from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.export import SpanSink, make_exporter
+from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
 
 REQUESTS = 84
@@ -130,3 +131,13 @@ def ends_of(records: Iterable[StepRecord]) -> dict[str, RequestEnd]:
     """The end of each request, but for the sums that its span adds."""
     ends = [end for record in records for end in record.finished]
     return {end.info.id: dataclasses.replace(end, figures=None) for end in ends}
+
+
+def assert_is_all_of(path: Path, sent: Sent) -> None:
+    """A file holds a whole run, record by record as it was sent."""
+    reader = read_capture(path)
+    assert reader.warnings == []
+    assert len(reader.history.steps) == len(sent.records)
+    for got, record in zip(reader.history.steps, sent.records, strict=True):
+        ends = tuple(dataclasses.replace(end, figures=None) for end in got.finished)
+        assert dataclasses.replace(got, finished=ends) == record

@@ -13,7 +13,7 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.wire.reading import read_capture
 from tests.processes import free_port
 from tests.telemetry import programs
-from tests.telemetry.fleet import Sent, ends_of, run_fleet, steps_of
+from tests.telemetry.fleet import Sent, assert_is_all_of, ends_of, run_fleet, steps_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def fleet(tiny, tmp_path_factory) -> list[Sent]:
     return run_fleet(tiny, tmp_path_factory.mktemp("fleet"))
 
 
-def variables(folder: Path, jaeger: Receiver, slow: int) -> dict[str, str]:
+def variables(folder: Path, jaeger: Receiver, slow: int, percent: int) -> dict[str, str]:
     """What the shipped file reads of the environment."""
     return {
         "COLLECTOR_GRPC": f"127.0.0.1:{free_port()}",
@@ -45,7 +45,7 @@ def variables(folder: Path, jaeger: Receiver, slow: int) -> dict[str, str]:
         "COLLECTOR_TAU": str(TAU),
         "COLLECTOR_DRAFTS": str(DRAFTS),
         "COLLECTOR_SLOW_MS": str(slow),
-        "COLLECTOR_PERCENT": "20",
+        "COLLECTOR_PERCENT": str(percent),
     }
 
 
@@ -74,7 +74,7 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
     slow, files, behind = took[70], tmp_path / "files", []
     wanted = [sent.failed() | sent.poor(TAU, DRAFTS) | sent.slow(slow) for sent in fleet]
     with Receiver(behind.extend) as jaeger:
-        environment = variables(files, jaeger, slow)
+        environment = variables(files, jaeger, slow, 20)
         with programs.running(collector, [CONFIG], tmp_path / "log", environment) as here:
             for sent in fleet:
                 sent.send(f"http://{environment['COLLECTOR_GRPC']}")
@@ -108,3 +108,18 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
         assert steps == {name: sent_steps[name] for name in requests if name in sent_steps}
         assert ends_of(reader.history.steps) == {name: sent.ends()[name] for name in requests}
     assert spans_received(behind) == kept_all
+
+
+@pytest.mark.parametrize(("form", "compression"), [("json", "zstd"), ("proto", '""'), ("proto", "zstd")])
+def test_the_file_exporter_s_other_formats_are_read(form, compression, collector, fleet, tmp_path):
+    """All of a run, which is decided when the collector ends: record by record as it was sent."""
+    sent, files = fleet[0], tmp_path / "files"
+    settings = [f"yaml:exporters::file::{key}: {value}" for key, value in (("format", form), ("compression", compression))]
+    with Receiver(lambda spans: None) as jaeger:
+        environment = variables(files, jaeger, 10**6, 100)
+        with programs.running(collector, [CONFIG, *settings], tmp_path / "log", environment) as here:
+            sent.send(f"http://{environment['COLLECTOR_GRPC']}")
+            here.stop()
+    assert here.complaints() == []
+    (path,) = files.iterdir()
+    assert_is_all_of(path, sent)
