@@ -55,7 +55,10 @@ class Sent:
     def traces(self) -> dict[str, str]:
         """The id of each request's trace: its caller's, or its own."""
         callers = {name: end.info.traceparent.split("-")[1:2] for name, end in self.ends().items()}
-        return {name: caller[0] if caller else f"{own_trace(self.run.run_id, name):032x}" for name, caller in callers.items()}
+        return {
+            name: caller[0] if caller else f"{own_trace(self.run.run_id, name):032x}"
+            for name, caller in callers.items()
+        }
 
     def labelled(self, kind: str) -> set[str]:
         """The requests with a label `kind`."""
@@ -100,7 +103,9 @@ def run_fleet(target: Path, folder: Path) -> list[Sent]:
 
 def _run(model: Path, numbers: Iterable[int]) -> Sent:
     chunks = {"max_batch": 8, "max_step_tokens": 64}  # some prompts are fed in more steps than one
-    engine = Engine(target=str(model), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, threads=1, **chunks)
+    engine = Engine(
+        target=str(model), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, threads=1, **chunks
+    )
     for number in numbers:
         kind, params = "code", SamplingParams(max_tokens=8 if number % 7 == 2 else 32, ignore_eos=True)
         if number % 7 == 0:

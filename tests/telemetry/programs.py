@@ -6,6 +6,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ BUILDER = "go.opentelemetry.io/collector/cmd/builder@v0.161.0"
 PARTS = HERE / "collector-builder.yaml"
 JAEGER = "github.com/jaegertracing/jaeger/cmd/jaeger"
 JAEGER_VERSION = "v1.76.0"  # of the module: the program is 2.13
+UNREACHABLE = "dial tcp|i/o timeout|lookup disabled by GOPROXY"  # what Go says where it reaches no module proxy
 READY = "Everything is ready"  # what either logs when its ports are open
 
 
@@ -57,30 +59,26 @@ def _built(name: str, recipe: str, build: Callable[[Path], Path]) -> Path:
 
 
 def _build_collector(folder: Path) -> Path:
-    _fetch(folder, "go", "install", BUILDER)
+    _run(folder, "go", "install", BUILDER)
     _run(folder, str(folder / "builder"), "--config", str(PARTS))
     return folder / "collector" / "otelcol"
 
 
 def _build_jaeger(folder: Path) -> Path:
     _run(folder, "go", "mod", "init", "tools")
-    _fetch(folder, "go", "get", "-tool", f"{JAEGER}@{JAEGER_VERSION}")
+    _run(folder, "go", "get", "-tool", f"{JAEGER}@{JAEGER_VERSION}")
     _run(folder, "go", "build", "-o", "jaeger", JAEGER)
     return folder / "jaeger"
 
 
-def _fetch(folder: Path, *words: str) -> None:
-    """The first command that needs the module proxy. Raises NotHereError."""
-    try:
-        _run(folder, *words)
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or ["no reason given"]
-        raise NotHereError(f"{' '.join(words)}: {lines[-1]}") from error
-
-
 def _run(folder: Path, *words: str) -> None:
+    """A command of a build. Raises NotHereError where it needs modules that it cannot fetch."""
     environment = {**os.environ, "GOBIN": str(folder), "GOWORK": "off"}
-    subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    for line in done.stderr.splitlines() if done.returncode else ():
+        if re.search(UNREACHABLE, line):
+            raise NotHereError(f"Go modules cannot be fetched: {line.strip()}")
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
 
 
 @dataclass

@@ -70,7 +70,9 @@ def spans_received(received: list[Received]) -> dict[str, set[str]]:
 
 def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet, tmp_path):
     """Those that failed, the poor and the slow ones, a share of the others; nothing to complain of."""
-    took = sorted((end.finished_ns - end.info.arrival_ns) // 1_000_000 for sent in fleet for end in sent.ends().values())
+    took = sorted(
+        (end.finished_ns - end.info.arrival_ns) // 1_000_000 for sent in fleet for end in sent.ends().values()
+    )
     slow, files, behind = took[70], tmp_path / "files", []
     wanted = [sent.failed() | sent.poor(TAU, DRAFTS) | sent.slow(slow) for sent in fleet]
     with Receiver(behind.extend) as jaeger:
@@ -114,7 +116,9 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
 def test_the_file_exporter_s_other_formats_are_read(form, compression, collector, fleet, tmp_path):
     """All of a run, which is decided when the collector ends: record by record as it was sent."""
     sent, files = fleet[0], tmp_path / "files"
-    settings = [f"yaml:exporters::file::{key}: {value}" for key, value in (("format", form), ("compression", compression))]
+    settings = [
+        f"yaml:exporters::file::{key}: {value}" for key, value in (("format", form), ("compression", compression))
+    ]
     with Receiver(lambda spans: None) as jaeger:
         environment = variables(files, jaeger, 10**6, 100)
         with programs.running(collector, [CONFIG, *settings], tmp_path / "log", environment) as here:
