@@ -54,11 +54,11 @@ class Sent:
 
     def traces(self) -> dict[str, str]:
         """The id of each request's trace: its caller's, or its own."""
-        callers = {name: end.info.traceparent.split("-")[1:2] for name, end in self.ends().items()}
-        return {
-            name: caller[0] if caller else f"{own_trace(self.run.run_id, name):032x}"
-            for name, caller in callers.items()
-        }
+        traces = {}
+        for name, end in self.ends().items():
+            caller = end.info.traceparent.split("-")[1:2]
+            traces[name] = caller[0] if caller else f"{own_trace(self.run.run_id, name):032x}"
+        return traces
 
     def labelled(self, kind: str) -> set[str]:
         """The requests with a label `kind`."""
@@ -80,10 +80,9 @@ class Sent:
         counts = self.acceptance().items()
         return {name for name, a in counts if a.drafts >= drafts and a.tau is not None and a.tau < tau}
 
-    def slow(self, milliseconds: int) -> set[str]:
-        """The requests that took longer, from arrival to end."""
-        took = {name: (end.finished_ns - end.info.arrival_ns) // MS for name, end in self.ends().items()}
-        return {name for name, time in took.items() if time > milliseconds}
+    def milliseconds(self) -> dict[str, int]:
+        """From each request's arrival to its end."""
+        return {name: (end.finished_ns - end.info.arrival_ns) // MS for name, end in self.ends().items()}
 
 
 def run_fleet(target: Path, folder: Path) -> list[Sent]:
@@ -102,9 +101,14 @@ def run_fleet(target: Path, folder: Path) -> list[Sent]:
 
 
 def _run(model: Path, numbers: Iterable[int]) -> Sent:
-    chunks = {"max_batch": 8, "max_step_tokens": 64}  # some prompts are fed in more steps than one
     engine = Engine(
-        target=str(model), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, threads=1, **chunks
+        target=str(model),
+        dtype="float32",
+        kv_memory=0.02,
+        drafter="ngram",
+        ngram_min=1,
+        threads=1,
+        max_step_tokens=64,  # so that some prompts are fed in more steps than one
     )
     for number in numbers:
         kind, params = "code", SamplingParams(max_tokens=8 if number % 7 == 2 else 32, ignore_eos=True)

@@ -45,8 +45,9 @@ class Jaeger:
             with urllib.request.urlopen(url, timeout=HANG_SECONDS) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            assert error.code == 404
-            return None
+            if error.code == 404:
+                return None
+            raise
 
     def trace(self, trace: str) -> Any:
         """A trace by API v3."""
@@ -54,10 +55,8 @@ class Jaeger:
 
     def search(self, service: str) -> Any:
         """All traces that have spans of a service, by API v3."""
-        times = [time for sent in self.fleet for record in sent.records for time in (record.start_ns, record.end_ns)]
-        first, last = (
-            datetime.fromtimestamp(time // 10**9, UTC) for time in (min(times) - 10**10, max(times) + 10**10)
-        )
+        starts = [record.start_ns / 1e9 for sent in self.fleet for record in sent.records]
+        first, last = (datetime.fromtimestamp(time, UTC) for time in (min(starts) - 60, max(starts) + 60))
         times = {"start_time_min": first.isoformat(), "start_time_max": last.isoformat()}
         asked = {"service_name": service, "num_traces": str(MANY), **times}
         return self.get("/api/v3/traces", **{f"query.{key}": value for key, value in asked.items()})
@@ -67,10 +66,8 @@ class Jaeger:
 
         By the API of its page: this version's API v3 takes no attributes.
         """
-        tags = json.dumps(attributes)
-        return {
-            trace["traceID"] for trace in self.get("/api/traces", service=SERVICE, tags=tags, limit=str(MANY))["data"]
-        }
+        answer = self.get("/api/traces", service=SERVICE, tags=json.dumps(attributes), limit=str(MANY))
+        return {trace["traceID"] for trace in answer["data"]}
 
 
 def spans_of(answer: Any) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -216,9 +213,7 @@ def test_a_request_s_own_span_tells_what_its_page_shows(jaeger):
             failed = name in sent.failed()
             assert span["status"] == ({"code": 2, "message": end.error} if failed else {})
             assert span["name"] == f"{values['gen_ai.operation.name']} {sent.run.target}"
-            assert values["gen_ai.operation.name"] == (
-                "chat" if end.info.labels["kind"] == "chat" else "text_completion"
-            )
+            assert values["gen_ai.operation.name"] == ("chat" if end.info.chat else "text_completion")
             assert int(values["gen_ai.usage.input_tokens"]) == len(end.info.prompt_tokens)
             assert int(values["gen_ai.usage.output_tokens"]) == len(end.output)
             ((asked,), (answer,)) = (json.loads(values[f"gen_ai.{way}.messages"]) for way in ("input", "output"))
