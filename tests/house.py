@@ -23,7 +23,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/analyze/compare/page.py": 1,
     "specscope/analyze/compare/text.py": 1,
     "specscope/analyze/diagnose/rerun/models.py": 1,
-    "specscope/analyze/evidence/visits.py": 1,
     "specscope/analyze/significance.py": 1,
     "specscope/cli/attach.py": 1,
     "specscope/cli/export.py": 1,

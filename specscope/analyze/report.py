@@ -50,7 +50,7 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
     notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
-    if history.lost:
+    if history.lost and not history.in_part:  # a reader says what its file lacks
         notes.append(f"{plural(history.lost, 'record')} missing: counts are too low, and ratios are over what is left")
     if len(history.branches) > 1:
         notes.append(
@@ -168,9 +168,9 @@ class EngineFigures:
     stepping_s: float  # inside steps
     tokens_per_s: float | None  # output tokens over wall_s
     tokens_per_stepping_s: float | None
-    peak_running: int
-    peak_waiting: int
-    peak_kv_usage: float  # share of the KV blocks
+    peak_running: int | None
+    peak_waiting: int | None
+    peak_kv_usage: float | None  # None where the file does not tell; share of the KV blocks
     preempted: int
     queried: int  # tokens looked for in the prefix cache; 0 without one
     found: int  # and found there
@@ -432,16 +432,19 @@ def _engine(history: History) -> EngineFigures:
     stepping = sum(step.end_ns - step.start_ns for step in steps) / 1e9
     emitted = history.acceptance.told("emitted") or 0
     usages = [step.aggregate.kv_usage or 0.0 for step in steps if step.aggregate is not None]
-    blocks = [(step.blocks_used, step.blocks_used + step.blocks_free) for step in steps]
+    timed = [step for step in steps if step.is_timed]
+    blocks = [(step.blocks_used, step.blocks_used + step.blocks_free) for step in timed]
     return EngineFigures(
         steps=len(steps),
         wall_s=wall,
         stepping_s=stepping,
         tokens_per_s=emitted / wall if wall else None,
         tokens_per_stepping_s=emitted / stepping if stepping else None,
-        peak_running=max((step.running for step in steps), default=0),
-        peak_waiting=max((step.waiting for step in steps), default=0),
-        peak_kv_usage=max([*(used / total for used, total in blocks if total), *usages], default=0.0),
+        peak_running=max((step.running for step in timed), default=None),
+        peak_waiting=max((step.waiting for step in timed), default=None),
+        peak_kv_usage=max(
+            [*(used / total for used, total in blocks if total), *usages], default=0.0 if timed else None
+        ),
         preempted=sum(len(step.preempted) for step in steps),
         queried=sum(step.queried for step in steps),
         found=sum(part.found for step in steps for part in step.requests),

@@ -176,8 +176,8 @@ def summed(report: Report) -> Table:
         ("output tokens/s", number(load.tokens_per_s if sums.knows("emitted") else None, 1)),
     ]
     for name, key, peak in (
-        ("peak of running requests", "running", count(load.peak_running)),
-        ("peak of waiting requests", "waiting", count(load.peak_waiting)),
+        ("peak of running requests", "running", told(load.peak_running)),
+        ("peak of waiting requests", "waiting", told(load.peak_waiting)),
         ("peak of KV usage", "kv_usage", percent(load.peak_kv_usage)),
     ):
         rows += [(name, peak)] if any(values[key] is not None for values in known) else []
@@ -233,8 +233,8 @@ def engine(report: Report) -> Table:
         ("wall clock, s", number(e.wall_s)),
         ("inside steps, s", number(e.stepping_s)),
         ("engine steps", count(e.steps)),
-        ("peak of running requests", count(e.peak_running)),
-        ("peak of waiting requests", count(e.peak_waiting)),
+        ("peak of running requests", told(e.peak_running)),
+        ("peak of waiting requests", told(e.peak_waiting)),
         ("peak of KV blocks in use", percent(e.peak_kv_usage)),
         ("preemptions", count(e.preempted)),
     ]

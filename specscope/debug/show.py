@@ -18,7 +18,7 @@ from specscope.trace.history.why import Asker, why_step
 from specscope.trace.history.why import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
 from specscope.trace.record.draft_vocabulary import draft_tokens
-from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo
+from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import LeftOut
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.request_words import request_row
@@ -160,12 +160,30 @@ def step(session: Session) -> str:
         f"{printable(p.name)} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes)
     )
     parts = "  ".join(f"{printable(part.request)}: {plural(part.emitted, 'token')}" for part in record.requests)
-    text = f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
+    queue = f"running {record.running}, waiting {record.waiting}  " if record.is_timed else ""
+    text = f"step {record.step}: {times}\n{queue}{parts}"
+    text += "".join(f"\n{line}" for line in absent_lines(record))
     if record.left_out is not None and record.left_out.requests:
         text += f"\n{left_out_text(record.left_out)}"
     ties = sum(len(session.history.near_ties(part)) for part in record.requests)
     near = f"1 decision is a {NEAR_TIE}: {FLIPS} it" if ties == 1 else f"{ties} decisions are {NEAR_TIE}s: {FLIPS} them"
     return text + (f"\n{near}" if ties else "")
+
+
+def absent_lines(record: StepRecord) -> list[str]:
+    """What of a step its file does not hold, a line each."""
+    absent = record.absent
+    if absent is None:
+        return []
+    lines = [f"{plural(absent.steps, 'engine step')} before it not in this file"] if absent.steps else []
+    if absent.requests is None:
+        return [*lines, "the engine's step is not in this file: its batch, queue, phases and KV blocks are not known"]
+    if absent.requests:
+        names = f" ({', '.join(map(printable, absent.names[:8]))}{', ...' if len(absent.names) > 8 else ''})"
+        lines.append(
+            f"and {plural(absent.requests, 'request')} of the batch not in this file{names if absent.names else ''}"
+        )
+    return lines
 
 
 def left_out_text(left_out: LeftOut) -> str:
@@ -193,7 +211,7 @@ def kv(session: Session) -> str:
         return "nothing has run yet"
     live = getattr(session.engine, "requests", {})
     cached = f", of which {record.blocks_cached} hold a prefix that may be found" if record.blocks_cached else ""
-    lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free{cached}"]
+    lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free{cached}"] if record.is_timed else []
     lines += [_kv_step(part, 0 if run is None else run.block_size) for part in record.requests]
     lines += [f"{printable(name)} lost its blocks and will be computed again" for name in record.preempted]
     lines += [

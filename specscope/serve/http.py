@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,8 +30,6 @@ from specscope.serve.service import Service
 
 T = TypeVar("T")
 GUARDED = "/v1/"  # paths that need the key; health and metrics are open to monitoring
-REASONS = {403: "other_site", 408: "too_slow", 413: "too_large", 415: "content_type", 503: "too_busy"}  # by status
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(service: Service) -> Application:
@@ -59,10 +57,11 @@ def make_app(service: Service) -> Application:
         return _json(Version(specscope.__version__))
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(service.observed.text(), headers={"content-type": PROMETHEUS})
+        text, kind = service.observed.page(",".join(request.headers.getlist("accept")))
+        return Response(text, headers={"content-type": kind})
 
     def refuse(refusal: Refusal) -> Response:
-        service.observed.refused(REASONS.get(refusal.status, "invalid"))
+        service.observed.refused(refusal.status)
         return of_refusal(refusal).response()
 
     async def refused(request: Request, refusal: Refusal) -> Response:

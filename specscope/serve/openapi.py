@@ -11,6 +11,7 @@ import specscope
 from specscope.serve.errors import JSON, TYPES, ErrorBody
 from specscope.serve.requests import MODEL, PROMPT, REFUSED, TOKEN, ChatRequest, CompletionRequest
 from specscope.serve.responses import ChatChunk, ChatCompletion, Completion, ModelList, Version
+from specscope.trace.wire.metrics import OPENMETRICS, PLAIN
 
 STRUCTS = (CompletionRequest, ChatRequest, Completion, ChatCompletion, ChatChunk, ModelList, Version, ErrorBody)
 
@@ -32,7 +33,9 @@ def page(model: str, max_context: int, vocabulary: int) -> bytes:
     paths["/v1/models"] = {"get": _operation("models", refs[ModelList], refs)}
     paths["/version"] = {"get": _operation("version", refs[Version], refs, guarded=False)}
     paths["/health"] = {"get": _operation("health", None, refs, guarded=False)}
-    paths["/metrics"] = {"get": _operation("metrics", {"type": "string"}, refs, kind="text/plain", guarded=False)}
+    paths["/metrics"] = {
+        "get": _operation("metrics", {"type": "string"}, refs, kinds=(PLAIN, OPENMETRICS), guarded=False)
+    }
     paths["/openapi.json"] = {"get": _operation("openapi", {"type": "object"}, refs, guarded=False)}
     document = {
         "openapi": "3.1.0",
@@ -54,10 +57,10 @@ def _operation(
     *,
     body: Any = None,  # noqa: ANN401
     event: Any = None,  # noqa: ANN401
-    kind: str = JSON,
+    kinds: tuple[str, ...] = (JSON,),
     guarded: bool = True,
 ) -> dict[str, Any]:
-    content = {} if answer is None else {kind: {"schema": answer}}
+    content = {} if answer is None else {kind: {"schema": answer} for kind in kinds}
     if body is not None:
         content["text/event-stream"] = {"schema": _stream(event, refs[ErrorBody])}
     failed = {"description": "An error", "content": {JSON: {"schema": refs[ErrorBody]}}}

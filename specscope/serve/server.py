@@ -59,7 +59,8 @@ class Serving:
         if threading.current_thread() is threading.main_thread():
             for number in may_end():
                 loop.add_signal_handler(number, self.stop, number)
-        router, observed = Router(), Observed(self.options.name or self.engine.run_info.target)
+        run = self.engine.run_info
+        router, observed = Router(), Observed(self.options.name or run.target, run, self.options.sampling)
         self.engine.bus.subscribe(observed)
 
         def on_step(record: StepRecord) -> None:

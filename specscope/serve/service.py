@@ -30,6 +30,7 @@ from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFor
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import TEMPLATE
+from specscope.trace.record.trace_sampling import TraceSampling
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -149,6 +150,7 @@ class ServeOptions:
     times: bool = False  # whether answers report their times
     debug_socket: str | None = None
     privacy: Privacy = Privacy.EVERYTHING  # what is withheld from a debugger
+    sampling: TraceSampling = field(default_factory=TraceSampling)  # whose spans are sent
     limits: Limits = field(default_factory=Limits)
 
 
@@ -201,7 +203,7 @@ class Service:
                 400, f"n times the prompts is {wanted} requests: this server runs and queues at most {limit}", "n"
             )
         if len(self.router) + wanted > limit:
-            self.observed.refused()
+            self.observed.full()
             raise full()
 
     async def _encode(self, prompt: Prompt, template: Mapping[str, Any]) -> Encoded:

@@ -169,8 +169,8 @@ def _noted(name: str) -> Callable[[StepFacts], float | None]:
 ANY: dict[str, WordField] = {
     "step": WordField(int, "the engine's step", lambda f: f.record.step),
     "request": WordField(str, "the request's id", lambda f: f.name),
-    "running": WordField(int, "requests in the batch", lambda f: f.record.running),
-    "waiting": WordField(int, "requests in the queue", lambda f: f.record.waiting),
+    "running": WordField(int, "requests in the batch", lambda f: f.record.running if f.record.is_timed else None),
+    "waiting": WordField(int, "requests in the queue", lambda f: f.record.waiting if f.record.is_timed else None),
     "ms": WordField(
         float,
         "duration of the step in milliseconds",

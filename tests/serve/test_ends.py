@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import stat
-import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
@@ -19,36 +18,10 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from tests.bad_inputs import PLANTED
-from tests.processes import ENV, SPECSCOPE, room_for
+from tests.processes import room_for
+from tests.serve.command import BODY, Command
 from tests.serve.running import running
 from tests.waiting import HANG_SECONDS, wait_for
-
-BODY = {"prompt": "abcabc", "temperature": 0, "ignore_eos": True}
-
-
-class Command:
-    """`specscope serve` over the tiny model, in a process of its own."""
-
-    def __init__(self, tiny, capture, *flags):
-        self.said = ""
-        how = ["--target", tiny, "--drafter", "ngram", "--dtype", "float32", "--kv-memory", "0.01", "--threads", "1"]
-        command = [*SPECSCOPE, "serve", *how, "--port", "0", "-o", capture, *flags]
-        self.process = subprocess.Popen(list(map(str, command)), env=ENV, stderr=subprocess.PIPE, text=True)
-        for line in self.process.stderr:
-            self.said += line
-            if " on http://" in line:
-                self.url = line.split(" on ")[1].split()[0]
-                return
-        raise AssertionError(self.process.wait(HANG_SECONDS))
-
-    def stream(self, **asked):
-        """The lines of a stream, as they come."""
-        with httpx2.stream(
-            "POST", self.url + "/v1/completions", json={**BODY, "stream": True, **asked}, timeout=30
-        ) as answer:
-            for line in answer.iter_lines():
-                if line:
-                    yield line.removeprefix("data: ")
 
 
 @pytest.fixture

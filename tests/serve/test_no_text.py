@@ -45,7 +45,7 @@ def test_it_leaves_by_no_way(served_engine, tmp_path, level, protocol):
             client = AttachedCommands(str(socket))
             told = "\n".join(asked(client, LOOKS))
             client.close()
-            page = str(server.serving.service.observed.text())
+            page = str(server.serving.service.observed.page()[0])
         outputs.close()
     assert answer
     info = next(info for record in records for info in record.admitted)

@@ -42,9 +42,19 @@ def visits(history: History) -> Iterator[Visit]:
         due.update(dict.fromkeys(record.preempted, Preceded.PREEMPTION))
         for row, part in enumerate(record.requests):
             name, request = part.request, history.requests[part.request]
+            if record.absent is not None and record.absent.engine and _began_anew(last.get(name), part):
+                lost.add(name)
+                due[name] = Preceded.PREEMPTION
             before = due.get(name, Preceded.PREFILL)
             yield Visit(request, record, part, row, last.get(name), name in lost, before)
             last[name] = part
             lost.discard(name)
             if part.verdict is not None:
                 due[name] = followed_by(part.verdict)
+
+
+def _began_anew(before: RequestStep | None, part: RequestStep) -> bool:
+    """Whether a request lost its KV before this step, where the engine's step, which says so, is not in the file."""
+    if part.preceded is not None:
+        return part.preceded is Preceded.PREEMPTION
+    return before is not None and before.verdict is not None and part.verdict is None

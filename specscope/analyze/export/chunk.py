@@ -197,12 +197,11 @@ def _engine_columns(record: StepRecord) -> tuple[Any, ...]:
         *(took.get(name) for name in PHASES),
         [drafter_pass.end_ns - drafter_pass.start_ns for drafter_pass in record.passes],
         list(record.device_ns),
-        record.batch,
-        record.running,
-        record.waiting,
-        record.blocks_used,
-        record.blocks_free,
-        record.speculation,
+        *(
+            (record.batch, record.running, record.waiting, record.blocks_used, record.blocks_free, record.speculation)
+            if record.is_timed
+            else (None,) * 6
+        ),
         some(record.speculation_off),
         record.budget,
     )

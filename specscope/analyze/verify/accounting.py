@@ -33,7 +33,10 @@ class Account:
     @property
     def ended(self) -> RequestEnd | None:
         """Its end, where all its steps are known."""
-        return self.visits[0].request.end if self.whole and not self.gaps else None
+        request = self.visits[0].request
+        last = -1 if request.ended is None else self.history.steps[request.ended].step
+        cut = self.history.lost and self.visits[-1].record.step != last
+        return request.end if self.whole and not self.gaps and not cut else None
 
     def tells(self, end: RequestEnd) -> bool:
         """Whether its output is in the capture. (Older captures made with --no-text have none.)"""
@@ -42,8 +45,9 @@ class Account:
 
     @property
     def gaps(self) -> bool:
-        """Whether steps are known to be missing: then a jump proves nothing."""
-        return bool(self.history.lost)
+        """Whether some of its steps are known to be missing: then a jump proves nothing."""
+        count = self.visits[-1].part.index - self.visits[0].part.index + 1
+        return bool(self.history.lost) and count != len(self.visits)
 
     def pairs(self) -> Iterator[tuple[Visit | None, Visit]]:
         """Each step with the one before it; None for the first, and after a gap."""

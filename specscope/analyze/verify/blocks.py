@@ -44,9 +44,11 @@ def _moved_or_taken(history: History) -> Looked:
     size = history.run.block_size if history.run is not None else 0
     tables: dict[str, _Table] = {}
     owner: dict[int, str] = {}  # of each block in them
+    gap = False  # something of the step before is not in the file
     for record in history.steps if size else ():
-        if record.after is not None or record.rewound:  # which block holds what is no longer known
-            tables, owner = {}, {}
+        if record.after is not None or record.rewound or gap or record.absent is not None:
+            tables, owner = {}, {}  # which block holds what is no longer known
+        gap = record.absent is not None
         here = {part.request for part in record.requests}
         for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):
             _release(tables.pop(name, _Table()).block, owner)

@@ -229,7 +229,8 @@ class History:
     requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
-    lost: int = 0  # records or spans known to be missing
+    lost: int = 0  # steps, and parts of steps, known to be missing
+    in_part: bool = False  # somebody may have chosen which spans of the run are here: Decoder.in_part
     rewinds: int = 0  # how many times steps were taken back
     limit: int | None = None  # most steps kept; beyond that the oldest quarter is dropped
     limit_bytes: int = KEPT_BYTES  # with a limit, and of them, roughly

@@ -383,9 +383,23 @@ class Flight:
     committed_ns: int  # its record was whole
 
 
+@dataclass(frozen=True)
+class Absent:
+    """What happened in a step and is not in its file. Filled while that is read.
+
+    Where `requests` is None, the file does not say how many others there were, nor anything else of the engine.
+    """
+
+    requests: int | None = 0  # that took part
+    names: tuple[str, ...] = ()  # theirs, where the engine step's span is there
+    engine: bool = False  # that span is not: passes, flight and device times are not known
+    steps: int = 0  # engine steps between the one before in the file and this one, sampled ones left out
+    others: int = 0  # admissions and ends in it
+
+
 @dataclass(frozen=True, eq=False)
 class StepRecord(ArrayEq):
-    """One engine step, whole. Immutable; published once by the engine."""
+    """One engine step. Immutable; published once by the engine."""
 
     # stable and quotable, from 0; unique over all branches, and rising
     step: Annotated[int, Wire("specscope.step", Step)]
@@ -426,6 +440,7 @@ class StepRecord(ArrayEq):
     rewound: Annotated[bool, Wire("specscope.rewound")] = False
     left_out: LeftOut | None = None  # what trace sampling took out of it; None where it is whole
     aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
+    absent: Absent | None = None  # what of it is not in its file; None where all is, and in an engine
 
     @property
     def counted(self) -> tuple[RequestStep | Aggregate, ...]:
@@ -434,15 +449,22 @@ class StepRecord(ArrayEq):
 
     @property
     def batch(self) -> int:
-        """Requests that took part, those that trace sampling left out among them."""
-        return len(self.requests) + (0 if self.left_out is None else self.left_out.requests)
+        """Requests that took part, as far as is known: those that are not in its file among them."""
+        left_out = 0 if self.left_out is None else self.left_out.requests
+        return len(self.requests) + left_out + (0 if self.absent is None else self.absent.requests or 0)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is known what the engine did: its phases, batch, queue and KV blocks."""
+        return self.absent is None or self.absent.requests is not None
 
     @property
     def before(self) -> int:
         """The step that this one follows; -1 for none."""
         if self.after is not None:
             return self.after
-        return self.step - 1 - (0 if self.left_out is None else self.left_out.steps)
+        left_out = 0 if self.left_out is None else self.left_out.steps
+        return self.step - 1 - left_out - (0 if self.absent is None else self.absent.steps)
 
     @property
     def start_ns(self) -> int:

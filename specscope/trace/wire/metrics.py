@@ -12,24 +12,29 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.records import FinishReason, StepRecord
-from specscope.trace.record.trace_sampling import Reason
+from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
+from specscope.trace.record.trace_sampling import Reason, TraceSampling
+from specscope.trace.wire.histograms import Histograms
 
 if TYPE_CHECKING:
     from specscope.trace.wire.sampling_sink import SamplingSink
+
+PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a page of metrics
 
 EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
 
@@ -247,14 +252,13 @@ class _LogLines:
             self._log(line)
 
 
-class _PrometheusServer(Protocol):
-    """What we use of the server that prometheus_client starts."""
+def answered(accept: str) -> str:
+    """What a request with this Accept header is answered with, as such a header: OpenMetrics where that is taken.
 
-    server_port: int
-
-    def shutdown(self) -> None: ...
-
-    def server_close(self) -> None: ...
+    With any other escaping prometheus_client writes `vllm_` for `vllm:` in OpenMetrics.
+    """
+    kinds = [part.partition(";")[0].strip() for part in accept.split(",")]
+    return f"{OPENMETRICS}; version=1.0.0; escaping=allow-utf-8" if OPENMETRICS in kinds else PLAIN
 
 
 def port_taken(host: str, port: int) -> UserError:
@@ -269,6 +273,9 @@ class Metrics(Collector):
     With `endpoint`, a provider is made that exports there over OTLP every `seconds`, and `close` ends it. With `log`,
     vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
     records are known to be missing; `sampling` is what decides whose spans are kept, where not all are.
+
+    With `run`, the Prometheus text has the histograms of its requests too (histograms.py). Their exemplars are
+    requests whose spans are sent, as far as `traced` tells that before they end.
     """
 
     def __init__(
@@ -283,8 +290,11 @@ class Metrics(Collector):
         seconds: float = EXPORT_SECONDS,
         lost: Callable[[], int] = lambda: 0,
         sampling: Callable[[], SamplingSink | None] | None = None,
+        run: RunInfo | None = None,
+        traced: TraceSampling | None = None,
     ) -> None:
         self.totals = Totals()
+        self.registry = CollectorRegistry()  # all that the Prometheus text has
         self._labels = {"model_name": model, "engine": engine}
         self._lock = threading.Lock()
         self._lines = _LogLines(log, seconds) if log is not None else None
@@ -300,9 +310,11 @@ class Metrics(Collector):
             ),
             *(() if sampling is None else _of_sampling(sampling)),
         )
-        self._servers: list[_PrometheusServer] = []
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self._servers: list[WSGIServer] = []
+        self.registry.register(self)
+        self._histograms: Callable[[StepRecord], None] = lambda _: None
+        if run is not None:
+            self._histograms = Histograms(self.registry, self._labels, run, traced or TraceSampling())
         self._made: list[MeterProvider] = []
         if endpoint:
             reader = otlp_reader(endpoint, protocol, seconds)
@@ -316,6 +328,7 @@ class Metrics(Collector):
             if self._lines is not None:
                 self._lines.before(record, self.totals)
             self.totals.add(record)
+        self._histograms(record)
 
     def collect(self) -> Iterator[Metric]:
         """The series as prometheus_client's families."""
@@ -328,19 +341,31 @@ class Metrics(Collector):
                 metric.add_metric([labels[name] for name in names], value)
             yield metric
 
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """All that is in the registry as text, and its content type, for a request with this Accept header.
+
+        OpenMetrics where that is taken: only there are exemplars. Else the Prometheus text format.
+        """
+        encode, kind = choose_encoder(answered(accept))
+        return encode(self.registry), kind
+
     def prometheus_text(self) -> str:
         """All series in the Prometheus text format."""
-        return generate_latest(self._registry).decode()
+        return self.page()[0].decode()
 
     def serve_prometheus(self, port: int, host: str = "127.0.0.1") -> int:
-        """Serve that text over HTTP until `close`; port 0 takes any free one. Returns the port.
+        """Serve the page over HTTP until `close`; port 0 takes any free one. Returns the port.
 
         Raises UserError where the port cannot be used.
         """
         try:
-            server, _ = start_http_server(port, host, self._registry)
+            server, _ = start_http_server(port, host, self.registry)
         except (OSError, OverflowError):
             raise port_taken(host, port) from None
+        app = make_wsgi_app(self.registry)
+        server.set_app(
+            lambda environ, start: app(environ | {"HTTP_ACCEPT": answered(environ.get("HTTP_ACCEPT", ""))}, start)
+        )
         self._servers.append(server)
         return int(server.server_port)
 

@@ -160,6 +160,8 @@ class Outputs:
             log=log,
             lost=lambda: self._bus.lost,
             sampling=(lambda: self._sampled) if self._sampling.is_on else None,
+            run=run if options.metrics_port is not None else None,
+            traced=self._sampling,
         )
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)

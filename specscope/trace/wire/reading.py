@@ -6,6 +6,7 @@ import gc
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -19,6 +20,7 @@ from specscope.trace.bench_result import read_bench
 from specscope.trace.checked import decoded
 from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.documents import LARGEST, documents
+from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import read_place
 from specscope.trace.history.wording import plural
@@ -26,11 +28,12 @@ from specscope.trace.kinds import BENCH, CAPTURE, kind_of, start_of
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.codec import DamagedError, plain_error
-from specscope.trace.wire.engine_spans import is_ours
+from specscope.trace.wire.engine_spans import OtherSpans, is_ours
 from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
 from specscope.trace.wire.schema import newer
 from specscope.trace.wire.unspan import Decoder, run_info
 
+Parts = Sequence[tuple[Mapping[str, Any], Spans]]  # the attributes of a resource, and its spans
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 
 
@@ -51,10 +54,12 @@ class CaptureReader:
         self.path = Path(path)
         self.name = printable(str(self.path))
         self.warnings: list[str] = []
+        self._newer: list[str] = []  # a remark on who wrote it
+        self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
         self.history = History() if history is None else history
         self.done = False
         self._began = time.monotonic()
-        self._decoder = Decoder()
+        self._decoder = Decoder(patient=True)
         self.history.vocabulary = self._decoder.vocabulary
         try:
             status = self.path.stat()
@@ -95,7 +100,10 @@ class CaptureReader:
     @property
     def progress(self) -> float:
         """How much of the file has been read, 0 to 1."""
-        return 1.0 if self.done else self._file.tell() / max(self.size, 1)
+        if self.done:
+            return 1.0
+        share = self._file.tell() / max(self.size, 1)
+        return (self._passes - 1 + share) / 2 if self._passes else share
 
     @property
     def seconds_left(self) -> float | None:
@@ -131,28 +139,71 @@ class CaptureReader:
         yield records
 
     def _records(self) -> Iterator[list[StepRecord]]:
+        """The records, in order. Where a step waits too long for its spans, only the whole file tells what there is.
+
+        Then it is read twice more: to count the spans of each step, and to give each step when it has them.
+        """
+        for number, parts in self._documents():
+            yield self._decoded(number, parts)
+            if self._decoder.stuck:
+                break
+        if self._decoder.stuck:
+            spans: Counter[int] = Counter()
+            for _, parts in self._again():
+                spans.update(self._steps(parts))
+                yield []
+            self._decoder.expect(spans)
+            for number, parts in self._again():
+                yield self._decoded(number, parts)
+        yield self._decoder.flush()
+
+    def _again(self) -> Iterator[tuple[int, Parts]]:
+        """The documents from the first on; what was reported of them is reported anew."""
+        self._file.seek(0)
+        self._content = open_plain(self._file, str(self.path))
+        self.warnings = [*self._newer]
+        self._passes += 1
+        self._decoder.faults = Faults()
+        self.history.others = OtherSpans()
+        return self._documents()
+
+    def _documents(self) -> Iterator[tuple[int, Parts]]:
+        """The spans of each document, with the number of its first line."""
         for number, line in documents(self._raw_lines(), self.name):
             if not line.endswith(b"\n") and not _whole(line):
                 of = f" of {self.size:,}" if self._content is self._file else ""
                 lost = f"{len(line):,}{of} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
                 break
-            if line.strip():
-                yield self._line(line, number)
-        yield self._decoder.flush()
-
-    def _line(self, line: bytes, number: int) -> list[StepRecord]:
-        """The records that one line completes. The first line that is ours must tell of the run; others may be lost."""
-        try:
-            parts = read_line(line)
+            if not line.strip():
+                continue
+            try:
+                parts = read_line(line)
+            except DamagedError as error:
+                self._leave_out(number, str(error))
+                continue
             if not all(is_ours(resource) for resource, _ in parts):
                 self._keep_others(line)
-            return [record for resource, spans in parts if is_ours(resource) for record in self._part(resource, spans)]
+            yield number, [(resource, spans) for resource, spans in parts if is_ours(resource)]
+
+    def _decoded(self, number: int, parts: Parts) -> list[StepRecord]:
+        """The records that a document completes. The first that is ours must tell of the run; others may be lost."""
+        try:
+            return [record for resource, spans in parts for record in self._part(resource, spans)]
         except UserError as error:
             raise UserError(f"{self.name}, line {number}: {error}") from None
         except DamagedError as error:
             self._leave_out(number, str(error))
             return []
+
+    def _steps(self, parts: Parts) -> Iterator[int]:
+        """The step of each span that the decoder will take in."""
+        for _, spans in parts:
+            for span in spans:
+                if not isinstance(span, DamagedError):
+                    step = self._decoder.step_of(span.name, plain(span.attributes))
+                    if step is not None:
+                        yield step
 
     def _leave_out(self, number: int, why: str) -> None:
         """Skip a line that cannot be read. Raises UserError where no line before it could be read either."""
@@ -175,7 +226,8 @@ class CaptureReader:
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
             self.history.run = run_info(resource)
-            self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
+            self._newer = [f"{self.name}: {words}"] if (words := newer(resource)) else []
+            self.warnings += self._newer
             self._decoder.privacy = self.history.run.privacy
         run = resource.get("specscope.run.id")
         if not isinstance(run, str):
@@ -217,8 +269,9 @@ class CaptureReader:
         if history.run is not None and history.run.sampling:
             asked = printable(history.run.sampling)
             self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
-        if decoder.lost:
-            self.warnings.append(f"{plural(decoder.lost, 'incomplete step')} left out")
+        history.in_part = decoder.in_part
+        if words := decoder.missing_text():
+            self.warnings.append(words)
         unfinished = sum(request.end is None for request in history.requests.values())
         if unfinished:
             self.warnings.append(f"{unfinished} of {plural(len(history.requests), 'request')} did not end in this file")

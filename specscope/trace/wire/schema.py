@@ -71,6 +71,7 @@ IN_ROOT = (
     *("specscope.finish.stop", "specscope.finish.error", "specscope.request.labels", "specscope.output.tokens"),
     *("specscope.output.text", "specscope.sampling.reason", "specscope.sampling.early"),
 )
+ENGINE = "specscope.engine"  # engine_notes.py
 FINALS = dict.fromkeys(("specscope.final.token", "specscope.final.p", "specscope.final.coin"), UNSET)
 
 
@@ -86,6 +87,13 @@ class OfStep(Declared, frozen=True, kw_only=True):
     """Every span that we read belongs to an engine step."""
 
     step: Step = field(name="specscope.step")
+    branch: Count = field(name="specscope.branch", default=0)
+
+
+class OfRequestStep(OfStep, frozen=True, kw_only=True):
+    """A request's part in a step, which says of the engine what its trace needs to stand by itself."""
+
+    engine: Short = field(name=ENGINE, default="")  # "" in captures of before
 
 
 @checks(RequestInfo)
@@ -102,7 +110,7 @@ class Queue(OfStep, frozen=True, kw_only=True):
 
 
 @checks(RequestStep, only=IN_PREFILL)
-class Prefill(OfStep, frozen=True, kw_only=True):
+class Prefill(OfRequestStep, frozen=True, kw_only=True):
     """A request's part in a step in which prompt tokens were fed."""
 
     def weight(self) -> int:
@@ -111,7 +119,7 @@ class Prefill(OfStep, frozen=True, kw_only=True):
 
 
 @checks(*(DraftTree, Verdict, DraftNotes, RequestStep), absent=FINALS, order=(*IN_PREFILL, *SUMMARY, *FINAL))
-class DecodeStep(OfStep, frozen=True, kw_only=True):
+class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
     """A request's part in a step that ended in a verdict. Without the evidence it is of level `steps`."""
 
     nameless: ClassVar[bool] = False

@@ -9,7 +9,7 @@ ended on more than one branch of an edited run has a root span for each end, of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -23,7 +23,8 @@ from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
 from specscope.trace.wire import aggregate_span
 from specscope.trace.wire.codec import first, written
-from specscope.trace.wire.schema import FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, SUMMARY
+from specscope.trace.wire.engine_notes import engine_text
+from specscope.trace.wire.schema import ENGINE, FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, SUMMARY
 
 SCOPE = "specscope"
 KEPT = 20_000  # requests that have ended and are remembered
@@ -88,9 +89,11 @@ class Encoder:
         never = [end for end in record.finished if not end.info.admitted_ns]
         spans += [self._queue(end.info, record, end.finished_ns) for end in never]
         if self.level is not SpanLevel.REQUESTS:
+            engine = {ENGINE: engine_text(record)} if record.is_timed else {}
             for part in record.requests:
-                spans += self._request_step(part, record)
-            spans += self._engine_step(record)
+                spans += self._request_step(part, record, self._of(record) | engine)
+            if record.absent is None or not record.absent.engine:
+                spans += self._engine_step(record)
         spans += [self._root(end, record) for end in record.finished]
         for end in record.finished:
             self._ended[end.info.id] = self._callers.pop(end.info.id, None) or self._ended.get(end.info.id)
@@ -127,11 +130,11 @@ class Encoder:
         span_id = self._span(info.id, "queue", *((record.branch,) if record.branch else ()))
         return Span("queue", trace, span_id, root, info.arrival_ns, end_ns, attributes)
 
-    def _request_step(self, part: RequestStep, record: StepRecord) -> Iterator[Span]:
+    def _request_step(self, part: RequestStep, record: StepRecord, of_step: Mapping[str, Any]) -> Iterator[Span]:
         """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
         trace, root = self._request_trace(part.request), self._span(part.request)
         link = ((self._trace("step", record.step), self._span("step", record.step)),)
-        common = self._of(record) | self._written(part, only=IN_PREFILL)
+        common = {**of_step, **self._written(part, only=IN_PREFILL)}
         start, end = record.start_ns, record.end_ns
         if part.prefill_tokens or part.verdict is None:
             with_decode = {"specscope.prefill.reaches_root": part.verdict is not None}
@@ -187,7 +190,10 @@ class Encoder:
             "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
             "specscope.pass.names": [timing.name for timing in record.passes],
             "specscope.pass.times": [t for timing in record.passes for t in (timing.start_ns, timing.end_ns)],
-            "specscope.requests": [part.request for part in record.requests],
+            "specscope.requests": [
+                *(part.request for part in record.requests),
+                *(() if record.absent is None else record.absent.names),
+            ],
             "specscope.admitted": [info.id for info in record.admitted],
             "specscope.preempted": list(record.preempted),
             "specscope.finished": [end.info.id for end in record.finished],

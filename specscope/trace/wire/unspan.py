@@ -1,10 +1,11 @@
-"""Spans to records: the reading half of the codec. Exact where every span of a step is there."""
+"""Spans to records: the reading half of the codec. Exact where every span of a step is there; else what is there."""
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET
@@ -16,6 +17,7 @@ from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy, no_tokens
 from specscope.trace.record.records import (
+    Absent,
     Flight,
     Phase,
     RequestEnd,
@@ -30,12 +32,15 @@ from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema
 from specscope.trace.wire.codec import DamagedError, check_times, checked_span, read, read_json, unescaped_bytes
+from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
 from specscope.trace.wire.schema import Resource, newer
 
+T = TypeVar("T")
 Attributes = Mapping[str, Any]
 
-STEPS_BEHIND = 64  # a step that is still incomplete when this many later ones are known has lost a span
+STEPS_BEHIND = 64  # with so many later steps known, one that is still incomplete has lost a span
 HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first counts as lost
+SENT = 20_000  # numbers of steps that are remembered, so that a branch can be told where it begins
 INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
 PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
@@ -65,6 +70,9 @@ class _Pending:
     parts: dict[str, RequestStep] = field(default_factory=dict)
     admitted: dict[str, RequestInfo] = field(default_factory=dict)
     finished: dict[str, tuple[int, int, schema.Root]] = field(default_factory=dict)  # start, end; decoded at the end
+    notes: str = ""  # what a request's step said of the engine
+    times: tuple[int, int] = (0, 0)  # when a request's step began and ended, or when a request came or went
+    branch: int = 0
     weight: int = 0  # bytes, roughly
 
     def complete(self) -> bool:
@@ -77,22 +85,69 @@ class _Pending:
             and all(name in self.finished for name in self.engine.finished)
         )
 
+    def own(self) -> dict[str, Any]:
+        """The fields of the step's record that the engine step's own span has. Raises DamagedError."""
+        span = self.engine
+        if span is not None:
+            flight = None if span.flight is None else Flight(*span.flight)
+            return {
+                "phases": _phases(span.phase_names, span.phase_times),
+                "passes": _phases(span.pass_names, span.pass_times),
+                "aggregate": span.told() if isinstance(span, aggregate_span.AggregateStep) else None,
+                "flight": flight,
+                "left_out": None if span.left_out_steps is None else read(span, LeftOut, {}),
+            }
+        nothing = {"branch": self.branch, "preempted": ()}
+        if self.notes:
+            return nothing | read_engine(self.notes).fields(self.times[0])
+        unknown = {"running": len(self.parts), "waiting": 0, "blocks_used": 0, "blocks_free": 0}
+        drafting = {"speculation": True, "speculation_off": ""}
+        return nothing | unknown | drafting | {"phases": (Phase(NO_TIMES, *self.times),)}
+
+    def absent(self, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
+        """What of the step is not here. `steps`: engine steps between the one before and this one that are not."""
+        names: tuple[str, ...] = ()
+        if self.engine is not None:
+            names = tuple(name for name in self.engine.requests if name not in self.parts)
+            others: int | None = len(names)
+        else:
+            others = max(read_engine(self.notes).batch - len(self.parts), 0) if self.notes else None
+        absent = Absent(others, names, self.engine is None, steps, self._unseen(ends))
+        return None if absent == Absent() else absent
+
+    def _unseen(self, ends: Sequence[RequestEnd]) -> int:
+        """How many admissions and ends the engine step names that are not here."""
+        if self.engine is None:
+            return 0
+        ended = {end.info.id for end in ends}
+        return len({*self.engine.admitted}.difference(self.admitted)) + len({*self.engine.finished} - ended)
+
 
 class Decoder:
     """Takes one run's spans in any order and gives its records in order.
 
     The vocabulary fills with the tokens that the spans tell the text of. A span that is not as the schema says is left
-    out and named in `faults`. A step that stays incomplete is skipped and counted in `lost`; `summaries` counts decode
-    steps that came without their evidence (level `steps`). What is held is bounded, whatever comes.
+    out and named in `faults`. A step is given when its spans are there, or when it is no use to wait for them: where
+    too many others wait, and at the end. What it then lacks its record says (`absent`), and `lost` counts. `summaries`
+    counts decode steps that came without their evidence (level `steps`). What is held is bounded, whatever comes.
+
+    A reader of a file need not give up, since it can read the file again: it sets `patient`. Where a step would then be
+    given without all its spans, the decoder is `stuck`, and goes on when it was told by `expect` what there is.
     """
 
-    def __init__(self, privacy: Privacy = Privacy.EVERYTHING) -> None:
+    def __init__(self, privacy: Privacy = Privacy.EVERYTHING, *, patient: bool = False) -> None:
         """`privacy`: as the run was recorded; what then lacks is no damage."""
         self.privacy = privacy
         self.vocabulary = Vocabulary()
         self.faults = Faults()
-        self.lost = 0
+        self.lost_steps = 0  # engine steps of which nothing came
+        self.lost_parts = 0  # requests' parts in others, and admissions and ends
+        self.without_engine = 0  # steps whose engine step's own span did not come
         self.summaries = 0
+        self.stuck = False
+        self._patient = patient
+        self._expected: Counter[int] | None = None  # spans to come, by step
+        self._due: deque[int] = deque()  # the steps of those, rising
         self._pending: dict[int, _Pending] = {}
         self._held = 0  # bytes of them, roughly
         self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes
@@ -100,6 +155,7 @@ class Decoder:
         self._infos_held = 0
         self._text = 0  # bytes of the vocabulary
         self._next = 0
+        self._sent: deque[int] = deque(maxlen=SENT)  # the numbers of the records that were given
 
     @property
     def held(self) -> int:
@@ -107,31 +163,76 @@ class Decoder:
         words = len(self.vocabulary.pieces) + len(self.vocabulary.special)
         return self._held + self._infos_held + self._text + 100 * words
 
-    def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
-        """Take one span; gives the records that it completes."""
+    @property
+    def lost(self) -> int:
+        """Steps, and parts of steps, that did not come."""
+        return self.lost_steps + self.lost_parts
+
+    @property
+    def in_part(self) -> bool:
+        """Whether spans of the run are known to be missing: lost, or left out by somebody who chose."""
+        return bool(self.lost or self.without_engine)
+
+    def missing_text(self) -> str:
+        """What is missing, in words; "" for nothing."""
+        counts = (
+            (self.lost_steps, "whole engine step"),
+            (self.lost_parts, "part of a request in a step", "parts of requests in steps"),
+            (self.without_engine, "engine step's own span", "engine steps' own spans"),
+        )
+        lost = ", ".join(plural(count, *names) for count, *names in counts if count)
+        return f"a part of its run, without {lost}" if lost else ""
+
+    def step_of(self, name: str, attributes: Attributes) -> int | None:
+        """The step that a span says it belongs to; None where it is not taken in."""
+        step = attributes.get("specscope.step")
+        return step if self._kind(name, attributes) is not None and isinstance(step, int) else None
+
+    def _kind(self, name: str, attributes: Attributes) -> type[schema.AnySpan] | None:
+        """What a span is; None for what is not taken in: not ours, told by another span too, or too late."""
         kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+        step = attributes.get("specscope.step")
         if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
             kind = aggregate_span.AggregateStep
-        if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
-            return []  # not ours, or also covered by another span
-        if self.privacy >= Privacy.NO_TOKENS:
-            kind = schema.NAMELESS.get(kind, kind)
-        step = attributes.get("specscope.step")
+        elif kind is schema.Prefill and attributes.get("specscope.prefill.reaches_root") is True:
+            return None
         if isinstance(step, int) and 0 <= step < self._next:
-            return []  # too late
+            return None
+        return schema.NAMELESS.get(kind, kind) if kind is not None and self.privacy >= Privacy.NO_TOKENS else kind
+
+    def expect(self, spans: Counter[int]) -> None:
+        """Begin anew after the records that were given. `spans`: how many there are, by `step_of`."""
+        self.stuck = False
+        self.faults = Faults()
+        self._pending.clear()
+        self._held = 0
+        self._expected = spans
+        self._due = deque(sorted(spans))
+
+    def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
+        """Take one span; gives the records that it completes."""
+        kind = self._kind(name, attributes)
+        if kind is None:
+            return []
+        step = attributes.get("specscope.step")
         try:
             check_times(start_ns, end_ns)
-            return self._take_in(checked_span(attributes, kind), start_ns, end_ns)
+            span = checked_span(attributes, kind)
+            self._take_in(span, start_ns, end_ns)
         except DamagedError as error:
             self.faults.add(schema.ROOT_NAME if issubclass(kind, schema.Root) else name, str(error))
+        if not isinstance(step, int):
             return []
+        if self._expected is not None:
+            self._expected[step] -= 1
+        return self._ready(step)
 
-    def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> list[StepRecord]:
+    def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> None:
         """Take a valid span."""
         if isinstance(span, schema.DecodeStep):
             if span.is_summary:
                 self.summaries += 1
-                return []
+                return
             part, texts = _decode_step(span)
             self._learn(span, part, texts)
         elif isinstance(span, schema.Prefill):
@@ -144,27 +245,36 @@ class Decoder:
         self._held += span.weight()
         if isinstance(span, schema.Prefill | schema.DecodeStep):
             pending.parts[span.request_id] = part
+            pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
         elif isinstance(span, schema.Queue):
             pending.admitted[span.request_id] = info
         elif isinstance(span, schema.EngineStep):
             pending.engine = span
         else:
             pending.finished[span.request] = (start_ns, end_ns, span)
-        return self._ready() if self._crowded or pending.complete() else []
+        pending.branch = span.branch
+        pending.times = pending.times if pending.parts else (end_ns, end_ns)
 
     @property
     def _crowded(self) -> bool:
         """Whether too much is held back by missing spans."""
         return len(self._pending) > STEPS_BEHIND or self._held > HELD
 
-    def _ready(self) -> list[StepRecord]:
-        """Complete records from the front; an incomplete one blocks until too many wait behind it."""
+    def _ready(self, step: int) -> list[StepRecord]:
+        """The records at the front that need not wait, once a span of that step has come."""
         records: list[StepRecord] = []
-        while self._pending:
+        if self._expected is not None:
+            while self._due and self._expected[self._due[0]] <= 0:
+                self._take(self._due.popleft(), records)
+            return records
+        if not self._crowded and (step not in self._pending or not self._pending[step].complete()):
+            return records
+        while self._pending and not self.stuck:
             first = min(self._pending)
-            waits = not self._follows(first) or not self._pending[first].complete()
-            if waits and not self._crowded:
-                break
+            if not self._follows(first) or not self._pending[first].complete():
+                self.stuck = self._patient and self._crowded
+                if self.stuck or not self._crowded:
+                    break
             self._take(first, records)
         return records
 
@@ -174,44 +284,54 @@ class Decoder:
         return step - (0 if span is None else span.left_out_steps or 0) <= self._next
 
     def _take(self, step: int, records: list[StepRecord]) -> None:
-        pending = self._pending.pop(step)
+        pending = self._pending.pop(step, None)
+        if pending is None:
+            return  # all its spans were damaged, or without evidence
         self._held -= pending.weight
         left_out = 0 if pending.engine is None else pending.engine.left_out_steps or 0
-        self.lost += max(step - left_out - self._next, 0)
+        record = self._record(step, pending, max(step - left_out - self._next, 0))
         self._next = max(self._next, step + 1)
-        record = self._record(step, pending) if pending.complete() else None
-        if record is None:
-            self.lost += 1
-        else:
+        if record is not None:
+            self._sent.append(step)
             records.append(record)
 
     def flush(self) -> list[StepRecord]:
-        """Every complete record, past all gaps: call it when no more spans will come."""
+        """Every record, past all gaps: call it when no more spans will come."""
         records: list[StepRecord] = []
         for step in sorted(self._pending):
             self._take(step, records)
         return records
 
-    def _record(self, step: int, pending: _Pending) -> StepRecord | None:
-        """The step's record; None where the end of a request turns out to be damaged."""
+    def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord | None:
+        """The step's record; None where all that there is turns out to be damaged. `steps`: that are not here."""
         span = pending.engine
-        assert span is not None
+        finished = []
+        for name in dict.fromkeys((*(() if span is None else span.finished), *pending.finished)):
+            try:
+                finished += [self._end(name, *pending.finished[name])] if name in pending.finished else []
+            except DamagedError as error:
+                self.faults.add(schema.ROOT_NAME, str(error))
         try:
-            finished = tuple(self._end(name, *pending.finished[name]) for name in span.finished)
-        except DamagedError as error:
-            self.faults.add(schema.ROOT_NAME, str(error))
-            return None
-        given = {
-            "phases": _phases(span.phase_names, span.phase_times),
-            "passes": _phases(span.pass_names, span.pass_times),
-            "admitted": tuple(pending.admitted[name] for name in span.admitted),
-            "requests": tuple(pending.parts[name] for name in span.requests),
-            "finished": finished,
-            "aggregate": span.told() if isinstance(span, aggregate_span.AggregateStep) else None,
-            "flight": None if span.flight is None else Flight(*span.flight),
-            "left_out": None if span.left_out_steps is None else read(span, LeftOut, {}),
+            absent, fields = pending.absent(finished, steps), pending.own()
+        except DamagedError as error:  # of the engine, as a request's step tells it
+            self.faults.add("decode_step", str(error))
+            pending.notes = ""
+            absent, fields = pending.absent(finished, steps), pending.own()
+        fields |= {
+            "admitted": _known(pending.admitted, () if span is None else span.admitted),
+            "requests": _known(pending.parts, () if span is None else span.requests),
+            "finished": tuple(finished),
+            "absent": absent,
         }
-        return read(span, StepRecord, {}, given=given)
+        if absent is not None:
+            self.lost_steps += absent.steps
+            self.lost_parts += (absent.requests or 0) + absent.others
+            self.without_engine += absent.engine
+        record = StepRecord(step=step, **fields) if span is None else read(span, StepRecord, {}, given=fields)
+        if record.after is None or record.after in self._sent:
+            return record
+        before = max((sent for sent in self._sent if sent <= record.after), default=-1)
+        return replace(record, after=before)
 
     def _learn(self, span: schema.DecodeStep, part: RequestStep, likeliest: Sequence[str]) -> None:
         """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
@@ -248,6 +368,11 @@ class Decoder:
         }
         gone = {"output": no_tokens(span.length)} if isinstance(span, schema.NamelessRoot) else {}
         return read(span, RequestEnd, {}, given=given | gone)
+
+
+def _known(spans: Mapping[str, T], names: Sequence[str]) -> tuple[T, ...]:
+    """What came: first those of these names, in their order."""
+    return tuple(spans[name] for name in dict.fromkeys((*names, *spans)) if name in spans)
 
 
 def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:

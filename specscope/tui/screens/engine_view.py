@@ -62,7 +62,9 @@ class EnginePanel(Panel):
             return self._intervals(look, steps, room, height)
         nothing = undrafted_lines(look, width)
         table = [*_phases(steps, width), *_flights(steps, width), *([[], *nothing] if nothing else [])]
-        blocks = kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width)
+        size = look.history.run.block_size if look.history.run else 16
+        unknown: list[Line] = [[("not in this file: the engine's step is another trace", "faint")]]
+        blocks = kv_map(steps[-1], size, width) if steps[-1].is_timed else unknown
         curves = _values(steps)
         free = height - len(table) - len(blocks) - OTHER_LINES
         gap = 1 if free >= 3 * len(curves) else 0  # between two curves
@@ -114,11 +116,14 @@ def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], st
 
 def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
     """(name, one value per step, format) of everything that has a curve."""
-    return [
-        ("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
+    engine = [
         ("running", [float(s.running) for s in steps], "{:.0f}"),
         ("waiting", [float(s.waiting) for s in steps], "{:.0f}"),
         ("KV blocks", [float(s.blocks_used) for s in steps], "{:,.0f}"),
+    ]
+    return [
+        ("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
+        *(engine if all(s.is_timed for s in steps) else []),
         ("tokens", [float(sum(p.emitted for p in s.requests) + _left(s).emitted) for s in steps], "{:.0f}"),
         ("nodes", [float(sum(len(p.tree) for p in s.requests) + _left(s).drafted) for s in steps], "{:.0f}"),
     ]

@@ -47,16 +47,16 @@ class StatusBar(Panel, can_focus=False):
             what = "step " if look.aggregate is None else "interval "
             parts.append((2, [(what, "dim"), (f"{record.step:,}", "strong")]))
             parts.append((3, [(f"{speed:.0f}" if speed is not None else "–", "strong"), (" tok/s", "dim")]))
-            known = look.aggregate is None or look.aggregate.running is not None
+            known = record.is_timed if look.aggregate is None else look.aggregate.running is not None
             batch: list[tuple[str, Ink]] = [("batch ", "dim"), (str(record.running) if known else NOTHING, "strong")]
             if record.waiting:
                 batch.append((f" + {record.waiting} waiting", "warn"))
-            if record.left_out is not None and record.left_out.requests:
-                batch.append((f" ({record.left_out.requests} left out)", "warn"))
+            if others := record.batch - len(record.requests):
+                batch.append((f" ({others} left out)", "warn"))
             parts.append((4, batch))
             if look.aggregate is not None:
                 parts.append((5, [("KV ", "dim"), (percent(look.aggregate.kv_usage), "strong")]))
-            else:
+            elif record.is_timed:
                 parts.append((5, _kv(record.blocks_used, record.blocks_used + record.blocks_free, width)))
             if not record.speculation:
                 parts.append((1, [(cut(f"speculation off: {clean(record.speculation_off)}", 40), "warn")]))

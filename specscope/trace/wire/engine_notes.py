@@ -1,0 +1,102 @@
+"""What a request's step says of the engine's step that it was part of, so that its trace stands by itself.
+
+One attribute of short text, because every step has it: `batch=3 used=12 free=1444 schedule:73900 draft:2302/12963`. A
+count that is absent is 0, and `running` is the batch. A phase is its length in nanoseconds, before it the gap after the
+phase before, where there is one; the first begins with the span. The drafter's passes, an asynchronous step's flight
+and a device's times are told by the engine step's own span alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import Meta, Struct
+
+from specscope.trace.record.declared import Count, Int64, Name, Short, Time
+from specscope.trace.record.records import Phase, StepRecord
+from specscope.trace.wire.codec import DamagedError, check_times, plain_error
+from specscope.trace.wire.schema import ENGINE
+
+NO_TIMES = "unknown"  # the one phase of a step of which nothing but its start and end is known
+
+
+class EngineNotes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The text, read."""
+
+    batch: Count  # requests that took part
+    phases: Annotated[tuple[tuple[Name, Int64, Time], ...], Meta(min_length=1, max_length=64)]  # name, gap, length
+    running: Count | None = None
+    waiting: Count = 0
+    used: Count = 0  # KV blocks
+    free: Count = 0
+    cached: Count = 0
+    queried: Count = 0
+    budget: Count | None = None
+    after: Annotated[int, Meta(ge=-1, lt=2**53)] | None = None
+    rewound: bool = False
+    off: Short | None = None  # why nothing was drafted; None where drafting was on
+
+    def fields(self, start_ns: int) -> dict[str, Any]:
+        """The fields of a StepRecord that began then. Raises DamagedError."""
+        phases, begin = [], start_ns
+        for name, gap, length in self.phases:
+            phases.append(Phase(name, begin + gap, begin + gap + length))
+            begin = phases[-1].end_ns
+            check_times(phases[-1].start_ns, begin)
+        return {
+            "phases": tuple(phases),
+            "running": self.batch if self.running is None else self.running,
+            "waiting": self.waiting,
+            "blocks_used": self.used,
+            "blocks_free": self.free,
+            "blocks_cached": self.cached,
+            "queried": self.queried,
+            "budget": self.budget,
+            "after": self.after,
+            "rewound": self.rewound,
+            "speculation": self.off is None,
+            "speculation_off": self.off or "",
+        }
+
+
+def engine_text(record: StepRecord) -> str:
+    """The text of a step."""
+    counts = {
+        "running": record.running if record.running != record.batch else None,
+        "waiting": record.waiting or None,
+        "used": record.blocks_used,
+        "free": record.blocks_free,
+        "cached": record.blocks_cached or None,
+        "queried": record.queried or None,
+        "budget": record.budget,
+        "after": record.after,
+        "rewound": int(record.rewound) or None,
+        "off": None if record.speculation else quote(record.speculation_off, errors="replace"),
+    }
+    words, last = [f"batch={record.batch}"], record.start_ns
+    words += [f"{name}={value}" for name, value in counts.items() if value is not None]
+    for phase in record.phases:
+        gap = f"{phase.start_ns - last}/" if phase.start_ns != last else ""
+        words.append(f"{quote(phase.name, errors='replace')}:{gap}{phase.end_ns - phase.start_ns}")
+        last = phase.end_ns
+    return " ".join(words)
+
+
+def read_engine(text: str) -> EngineNotes:
+    """The text, checked. Raises DamagedError."""
+    counts: dict[str, Any] = {}
+    phases = []
+    for word in text.split(" "):
+        name, equals, value = word.partition("=")
+        if equals:
+            counts[name] = unquote(value)
+            continue
+        name, _, times = word.partition(":")
+        gap, _, length = times.rpartition("/")
+        phases.append((unquote(name), gap or "0", length))
+    try:
+        return msgspec.convert(counts | {"phases": phases}, EngineNotes, strict=False)
+    except msgspec.ValidationError as error:
+        raise DamagedError(f"`{ENGINE}`: {plain_error(error)}") from None

@@ -1,0 +1,103 @@
+"""The page at /metrics, over HTTP: its two forms, and what vLLM's dashboard asks of it."""
+
+import httpx2
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as plain_families
+
+from specscope.trace.wire.metrics import OPENMETRICS
+from specscope.trace.wire.spans import own_trace
+from tests.serve.command import BODY, Command
+from tests.waiting import HANG_SECONDS, until
+
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+# What vLLM's Grafana dashboard for speculative decoding asks for, beside `job` and `instance`, which the scraper adds:
+# examples/observability/dashboards/grafana/vllm_speculative_decoding.json of vLLM, autumn 2026.
+DASHBOARD = {
+    "vllm:spec_decode_num_drafts_total": {"model_name", "engine"},
+    "vllm:spec_decode_num_draft_tokens_total": {"model_name", "engine"},
+    "vllm:spec_decode_num_accepted_tokens_total": {"model_name", "engine"},
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": {"model_name", "engine", "position"},
+    "vllm:generation_tokens_total": {"model_name", "engine"},
+    "vllm:inter_token_latency_seconds_bucket": {"model_name", "engine", "le"},
+    "vllm:inter_token_latency_seconds_sum": {"model_name", "engine"},
+    "vllm:inter_token_latency_seconds_count": {"model_name", "engine"},
+    "vllm:num_requests_running": {"model_name", "engine"},
+}
+
+
+def page(server, accept):
+    answer = httpx2.get(server.url + "/metrics", headers={"accept": accept})
+    assert answer.status_code == 200
+    return answer.text, answer.headers["content-type"]
+
+
+def samples(server, accept=OPENMETRICS):
+    text, kind = page(server, accept)
+    families = openmetrics_families if kind.startswith(OPENMETRICS) else plain_families
+    return [sample for family in families(text) for sample in family.samples]
+
+
+def used(server):
+    """The server, when its page counts a request of its own."""
+    before = ended(server)
+    assert server.complete().status_code == 200
+    until(lambda: ended(server) > before)
+    return server
+
+
+def ended(server):
+    return sum(one.value for one in samples(server) if one.name == "specscope:request_acceptance_length_count")
+
+
+@pytest.mark.parametrize("accept", [OPENMETRICS, "*/*"])
+def test_the_dashboard_finds_every_name_and_label(server, accept):
+    found = {}
+    for sample in samples(used(server), accept):
+        found.setdefault(sample.name, set()).update(sample.labels)
+    assert {name: found.get(name) for name in DASHBOARD} == DASHBOARD
+
+
+def test_exemplars_where_the_scraper_takes_openmetrics(server):
+    text, kind = page(used(server), OPENMETRICS)
+    assert kind.startswith(OPENMETRICS + "; version=1.0.0; charset=utf-8")
+    assert text.endswith("# EOF\n")
+    lengths = [one.exemplar for one in samples(server) if one.name == "specscope:request_acceptance_length_bucket"]
+    assert any(lengths)
+    for accept in ("*/*", "text/plain", "text/plain;version=0.0.4", "application/json", ""):
+        text, kind = page(server, accept)
+        assert kind == PLAIN
+        assert " # {" not in text
+        assert "# EOF" not in text
+
+
+@pytest.mark.parametrize("accept", [f"{OPENMETRICS};version=one", f"{OPENMETRICS};version=9;escaping=,;=", ",;,="])
+def test_no_header_breaks_it(server, accept):
+    assert samples(server, accept)
+
+
+def test_a_callers_trace_is_the_exemplar(server):
+    def ids():
+        return {one.exemplar.labels["trace_id"] for one in samples(server) if one.exemplar}
+
+    server.complete(prompt="abcabcab")
+    server.post("/v1/completions", {"prompt": "abab", "max_tokens": 4}, headers={"traceparent": CALLER})
+    until(lambda: CALLER.split("-")[1] in ids())
+    answer = server.complete().json()
+    run = server.engine.run_info.run_id
+    until(lambda: f"{own_trace(run, answer['id']):032x}" in ids())
+
+
+def test_a_server_that_sends_no_spans_gives_no_exemplars(tiny, tmp_path):
+    """The command's own --sample is what decides."""
+    server = Command(tiny, tmp_path / "run.jsonl", "--sample", "0", "--sample-capture")
+    try:
+        httpx2.post(server.url + "/v1/completions", json=BODY, timeout=HANG_SECONDS).raise_for_status()
+        until(lambda: ended(server))
+        assert not any(one.exemplar for one in samples(server))
+    finally:
+        server.process.kill()
+        server.process.wait(HANG_SECONDS)
+        server.process.stderr.close()

@@ -1,0 +1,242 @@
+"""The histograms over requests, by Prometheus' and OpenMetrics' own parsers."""
+
+from __future__ import annotations
+
+import dataclasses
+import urllib.request
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as plain_families
+
+from specscope.trace.record.records import FinishReason, RequestInfo, RequestStep, StepRecord
+from specscope.trace.record.trace_sampling import Reason, TraceSampling, ratio_keeps
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.request_words import read_sampling
+from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.histograms import HISTOGRAMS, buckets_to
+from specscope.trace.wire.metrics import OPENMETRICS, PLAIN, Metrics
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import Encoder, SpanLevel, own_trace
+from tests.processes import free_port
+from tests.support import records as made
+from tests.trace.strategies import RUN
+from tests.waiting import HANG_SECONDS, until
+
+MS = made.MS
+RUN_OF_100 = dataclasses.replace(RUN, max_context=100)
+LENGTH = "specscope:request_acceptance_length"
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def part(request: str, drafted: int, accepted: int, index: int = 1) -> RequestStep:
+    outcome = made.outcomes(drafted, range(accepted), range(accepted, min(accepted + 1, drafted)))
+    tree, path = made.chain(range(drafted)), range(accepted)
+    judged = made.verdict(outcome, path, kind=made.kind_of(tree.parent.tolist(), path))
+    return made.part(request, tree, judged, index=index)
+
+
+def asked(name: str, prompt: int = 12, **more: str) -> RequestInfo:
+    return made.info(name, tokens=[0] * prompt, arrived=100 * MS, admitted=150 * MS, **more)
+
+
+def life(
+    info: RequestInfo, steps: list[tuple[int, int]], reason: FinishReason = FinishReason.LENGTH
+) -> list[StepRecord]:
+    """A request's steps, 100 ms and 20 ms long each: (drafted, accepted)."""
+    parts = [part(info.id, drafted, accepted) for drafted, accepted in steps]
+    output = [0] * sum(one.emitted for one in parts)
+    return [
+        made.record(
+            number + 1,
+            [one],
+            admitted=(info,) if not number else (),
+            finished=(made.end(info, output, reason),) if number == len(steps) - 1 else (),
+        )
+        for number, one in enumerate(parts)
+    ]
+
+
+def filled(records: list[StepRecord], sampling: TraceSampling | None = None) -> Metrics:
+    metrics = Metrics("m", run=RUN_OF_100, traced=sampling)
+    for record in records:
+        metrics(record)
+    return metrics
+
+
+def samples(metrics: Metrics) -> list:
+    """What a scraper that takes OpenMetrics reads."""
+    page, kind = metrics.page(OPENMETRICS)
+    assert kind.startswith(OPENMETRICS)
+    return [sample for family in openmetrics_families(page.decode()) for sample in family.samples]
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    [sample] = [one for one in samples(metrics) if one.name == name and labels.items() <= one.labels.items()]
+    assert sample.labels.items() >= {"model_name": "m", "engine": "0"}.items()
+    return sample.value
+
+
+def exemplars(metrics: Metrics) -> dict[str, set[str]]:
+    """The trace ids at each histogram."""
+    ids: dict[str, set[str]] = {}
+    for sample in samples(metrics):
+        if sample.exemplar is not None:
+            assert set(sample.exemplar.labels) == {"trace_id"}
+            ids.setdefault(sample.name.removesuffix("_bucket"), set()).add(sample.exemplar.labels["trace_id"])
+    return ids
+
+
+def test_acceptance_length_of_each_request() -> None:
+    metrics = filled(
+        [*life(asked("a"), [(0, 0), (3, 3), (3, 0)]), *life(asked("b"), [(2, 0)]), *life(asked("c"), [(0, 0)])]
+    )
+    assert value(metrics, LENGTH + "_count") == 2, "c has no drafts"
+    assert value(metrics, LENGTH + "_sum") == 2.5 + 1
+    assert value(metrics, LENGTH + "_bucket", le="1.0") == 1, "of b, nothing was accepted"
+    assert value(metrics, LENGTH + "_bucket", le="2.0") == 1
+    assert value(metrics, LENGTH + "_bucket", le="2.5") == 2
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_a_request_that_fails_has_a_length_of_acceptance_and_no_latency(reason: FinishReason) -> None:
+    metrics = filled(life(asked("a"), [(2, 1), (2, 1)], reason))
+    ended = reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+    assert value(metrics, LENGTH + "_count") == 1
+    assert value(metrics, "vllm:e2e_request_latency_seconds_count") == ended
+    assert value(metrics, "vllm:request_prompt_tokens_sum") == 12 * ended
+    assert value(metrics, "vllm:request_generation_tokens_sum") == 4 * ended
+
+
+def test_latencies_and_lengths() -> None:
+    metrics = filled(life(asked("a"), [(3, 1), (3, 1), (3, 0)]))  # each step ends 20 ms after it began
+    for name, seconds in {
+        "time_to_first_token_seconds": 0.02,  # arrived at 100 ms; the first step ends at 120
+        "inter_token_latency_seconds": 0.2,
+        "request_time_per_output_token_seconds": 0.2 / 4,
+        "e2e_request_latency_seconds": 0.22,
+        "request_queue_time_seconds": 0.05,
+        "request_prefill_time_seconds": 0,  # admitted at 150 ms, after the step: never below nothing
+        "request_decode_time_seconds": 0.2,
+        "request_inference_time_seconds": 0.17,
+        "request_prompt_tokens": 12,
+        "request_generation_tokens": 5,
+        "iteration_tokens_total": 3 * 4,
+    }.items():
+        assert value(metrics, f"vllm:{name}_sum") == pytest.approx(seconds), name
+
+
+def test_the_buckets_of_lengths_are_vllms() -> None:
+    metrics = filled(life(asked("a"), [(1, 1)]))
+    for name in ("prompt", "generation"):
+        found = [one.labels["le"] for one in samples(metrics) if one.name == f"vllm:request_{name}_tokens_bucket"]
+        assert found == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
+
+
+@given(st.integers(1, 10**7))
+def test_buckets_end_with_the_context(most: int) -> None:
+    """As vLLM's docstring has it: build_1_2_5_buckets(100) is [1, 2, 5, 10, 20, 50, 100]."""
+    buckets = buckets_to(most)
+    assert buckets[0] == 1
+    assert buckets[-1] <= most < 2.5 * buckets[-1]
+    assert {larger / smaller for smaller, larger in pairwise(buckets)} <= {2, 2.5}
+
+
+def test_an_exemplar_is_the_trace_that_the_spans_are_in() -> None:
+    alone, called = life(asked("a"), [(3, 3), (3, 0)]), life(asked("b", traceparent=CALLER), [(3, 0), (3, 0)])
+    encoder = Encoder(RUN_OF_100, Vocabulary())
+    spans = [span for record in (*alone, *called) for span in encoder.encode(record)]
+    traces = {f"{span.trace:032x}" for span in spans if span.name == "decode_step"}
+    assert traces == {f"{own_trace(RUN.run_id, 'a'):032x}", CALLER.split("-")[1]}
+    found = exemplars(filled([*alone, *called]))
+    assert found[LENGTH] == traces, "they are in two buckets"
+    by_request = {*HISTOGRAMS, "vllm:request_prompt_tokens", "vllm:request_generation_tokens"}
+    assert set(found) == by_request - {"vllm:iteration_tokens_total"}, "a step is of no one request"
+    assert all(ids <= traces for ids in found.values())
+
+
+def test_plain_text_has_no_exemplars_and_the_same_values() -> None:
+    metrics = filled(life(asked("a"), [(3, 3), (3, 0)]))
+    text = metrics.prometheus_text()
+    assert " # {" not in text
+    plain = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in plain_families(text)
+        for sample in family.samples
+    }
+    assert plain == {(one.name, *sorted(one.labels.items())): one.value for one in samples(metrics)}
+
+
+ACCEPTS = (  # headers of curl, of Prometheus 2 and 3, and of whom it may concern
+    ("*/*", PLAIN),
+    ("text/plain", PLAIN),
+    ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", PLAIN),
+    ("application/openmetrics-text-no;version=1.0.0", PLAIN),
+    (OPENMETRICS, OPENMETRICS),
+    (f"{OPENMETRICS};version=1.0.0,{OPENMETRICS};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5", OPENMETRICS),
+    (f"{OPENMETRICS};version=1.0.0;escaping=underscores;q=0.5,text/plain;version=1.0.0;q=0.3,*/*;q=0.1", OPENMETRICS),
+    (f"{OPENMETRICS};version=one;escaping=,;;=", OPENMETRICS),
+)
+
+
+def test_over_http_the_scraper_decides() -> None:
+    metrics = filled(life(asked("a"), [(3, 3), (3, 0)]))
+    url = f"http://127.0.0.1:{metrics.serve_prometheus(0)}/metrics"
+    try:
+        for accept, kind in ACCEPTS:
+            request = urllib.request.Request(url, headers={"Accept": accept})
+            with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
+                assert answer.headers["Content-Type"].startswith(kind)
+                text = answer.read().decode()
+            assert (" # {" in text) == (kind == OPENMETRICS)
+            assert '\nvllm:e2e_request_latency_seconds_count{engine="0",model_name="m"} 1.0\n' in text
+    finally:
+        metrics.close()
+
+
+def test_the_metrics_port_has_them() -> None:
+    bus, port = Bus(), free_port()
+    options = OutputOptions(None, None, None, SpanLevel.OFF, port, sampling=read_sampling(0.5, "tau < 2"))
+    outputs = Outputs(options, bus, RUN_OF_100, Vocabulary(), None)
+
+    def page() -> str:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}", headers={"Accept": OPENMETRICS})
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
+            return answer.read().decode()
+
+    try:
+        for record in life(asked("a"), [(3, 3), (3, 0)]):
+            bus.publish(record)
+        until(lambda: f'{LENGTH}_count{{engine="0",model_name="a/model"}} 1.0' in page(), says=page)
+        assert f'# {{trace_id="{own_trace(RUN.run_id, "a"):032x}"}} 2.5 ' in page()
+    finally:
+        outputs.close()
+
+
+def test_a_request_whose_spans_are_not_sent_is_no_exemplar() -> None:
+    """By its trace id. What a condition on the outcome says is not known while it runs: then each is one."""
+    names = [f"r{number}" for number in range(40)]
+    kept = {name for name in names if ratio_keeps(own_trace(RUN.run_id, name), "", 0.5) is Reason.RATIO}
+    assert 0 < len(kept) < 40
+    records = [record for name in names for record in life(asked(name), [(3, 3), (3, 0)])]
+    for sampling, chosen in (
+        (read_sampling(0.5, None), kept),
+        (read_sampling(0.5, "tau < 2"), set(names)),
+        (TraceSampling(), set(names)),
+    ):
+        [newest] = exemplars(filled(records, sampling))[LENGTH]
+        last = max(chosen, key=names.index)
+        assert newest == f"{own_trace(RUN.run_id, last):032x}"
+
+
+def test_what_ended_is_forgotten() -> None:
+    metrics = filled([record for number in range(50) for record in life(asked(f"r{number}"), [(3, 3), (3, 0)])])
+    assert not metrics._histograms._running
+
+
+def test_without_a_run_there_are_none() -> None:
+    metrics = Metrics("m")
+    assert not any(one.name.endswith("_bucket") for one in samples(metrics))
