@@ -24,6 +24,8 @@ REQUESTS = 84
 SERVICE = "fleet"
 CALLER = 0xCA11 << 112  # the ids of traces that a caller began
 MS = 1_000_000
+IN_PART = "a part of its run, "  # what a reader warns of where traces were left out
+OF_ENGINE = ("phases", "running", "waiting", "blocks_used", "blocks_free", "speculation", "speculation_off")
 NO_TOKEN = "z"  # the one character that none of the model's tokens writes
 
 
@@ -150,3 +152,21 @@ def assert_is_all_of(path: Path, sent: Sent) -> None:
     for got, record in zip(reader.history.steps, sent.records, strict=True):
         ends = tuple(dataclasses.replace(end, figures=None) for end in got.finished)
         assert dataclasses.replace(got, finished=ends) == record
+
+
+def assert_are_those(records: Iterable[StepRecord], requests: set[str], sent: Sent) -> None:
+    """Records of a file that holds these requests of a run, whole, and not all others.
+
+    Each says what the engine did in its step, and how many others there were.
+    """
+    read, steps = list(records), steps_of(sent.records)
+    assert steps_of(read) == {name: steps[name] for name in requests if name in steps}
+    assert ends_of(read) == {name: sent.ends()[name] for name in requests}
+    whole = {record.step: record for record in sent.records}
+    for record in read:
+        assert record.is_timed or not record.requests
+        if record.is_timed:
+            assert [getattr(record, name) for name in OF_ENGINE] == [
+                getattr(whole[record.step], name) for name in OF_ENGINE
+            ]
+            assert record.batch == len(whole[record.step].requests)
