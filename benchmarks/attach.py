@@ -116,12 +116,12 @@ def busy_steps(history: History) -> Iterator[StepRecord]:
 
 def send(sample: str, seconds: float) -> None:
     """The sender's process: RATE steps a second, as an engine would send them."""
-    from specscope.trace.wire.export import SpanSink, make_exporter
+    from specscope.trace.wire.export import SpanSink, make_sender
     from specscope.trace.wire.spans import SpanLevel
 
     history = read_capture(sample).history
     assert history.run is not None
-    sink = SpanSink(make_exporter("http://127.0.0.1:43170", "grpc"), history.run, history.vocabulary, SpanLevel.TREES)
+    sink = SpanSink(make_sender("http://127.0.0.1:43170", "grpc"), history.run, history.vocabulary, SpanLevel.TREES)
     began, count = time.perf_counter(), 0
     for record in busy_steps(history):
         due = began + count / RATE

@@ -17,6 +17,7 @@ from specscope.cli.streams import OutputError, flush_output, give_up_output, ope
 from specscope.errors import UserError
 from specscope.interrupt import tidy_end
 from specscope.lifetime import watched
+from specscope.trace.checked import without_login
 
 # What an installation may lack, and the extra that has it
 EXTRAS = {
@@ -59,7 +60,7 @@ def _guarded(work: Callable[[], None]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except (UserError, click.ClickException) as error:
-        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        text = without_login(error.format_message()) if isinstance(error, click.ClickException) else str(error)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             text += f" (see {error.ctx.command_path} --help)"
         say(f"specscope: error: {text}")

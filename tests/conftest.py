@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.thinning import ordinary
+from tests.waiting import HANG_SECONDS
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
 settings.register_profile("specscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,6 +51,13 @@ def deep(tmp_path_factory):
     from tests.tiny import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("deep"), layers=7)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """An OTLP endpoint that has not answered yet is waited for, however busy the machine."""
+    for place in ("sender", "metrics"):
+        monkeypatch.setattr(f"specscope.trace.wire.{place}.UNKNOWN", HANG_SECONDS)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -19,7 +19,7 @@ ALLOWED = {
     "engine": {"speculate", "model", "trace", "specscope"},
     "live": {"engine", "speculate", "model", "debug", "trace"},
     "remote": {"debug", "trace"},
-    "watch": {"debug", "trace", "specscope"},
+    "watch": {"remote", "debug", "trace", "specscope"},
     "analyze": {"trace"},
     "vllm": {"remote", "debug", "trace"},
     "serve": {"live", "remote", "engine", "debug", "trace", "specscope"},

@@ -180,6 +180,33 @@ def test_a_worker_ends_with_its_parent_while_it_loads(terminal, model, prompts, 
     assert child.left() == []
 
 
+@pytest.mark.every(2)
+@pytest.mark.parametrize("how", ["q", "\x03", *ENDING])
+def test_whoever_leaves_while_the_model_loads_leaves_well(terminal, model, prompts, tmp_path, how):
+    """Issue 43: q was an error, "the engine's process ended with code None"."""
+    child = terminal(*endless("run", prompts, tmp_path / "run.jsonl", model))
+    child.wait_for(lambda: b"loading" in child.screen or b"starting" in child.screen)
+    child.remember()
+    if isinstance(how, str):
+        child.type(how)
+    else:
+        child.process.send_signal(how)
+    assert child.left() == []
+    assert child.process.wait(HANG_SECONDS) == (0 if isinstance(how, str) else 128 + how), child.screen
+    assert b"error" not in child.screen
+    assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_whoever_leaves_a_server_s_screen_while_it_loads_leaves_well(terminal, model):
+    child = terminal(*SPECSCOPE, "serve", "--screen", "--port", 0, *model[:-1])
+    child.wait_for(lambda: b"listening on" in child.screen)
+    child.remember()
+    child.type("q")
+    assert child.left() == []
+    assert child.process.wait(HANG_SECONDS) == 0, child.screen
+
+
 @pytest.mark.slow
 def test_a_worker_that_gets_sigterm_ends_its_requests_and_the_screen_stays(terminal, model, prompts, tmp_path):
     path = tmp_path / "run.jsonl"

@@ -20,6 +20,8 @@ from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
 from specscope.trace.files import write_whole
+from specscope.trace.record.vocabulary import printable
+from specscope.trace.stored import FetchedCapture, StoreAddress
 
 if TYPE_CHECKING:
     from specscope.trace.history.history import History
@@ -36,9 +38,29 @@ class FileName(click.ParamType):  # type: ignore[type-arg]  # generic in new ver
         return [CompletionItem(incomplete, type="file")]
 
 
+class CaptureName(FileName):
+    """A capture's file, or the address of a trace."""
+
+    name = "capture"
+
+    def __init__(self, *, takes_place: bool = False) -> None:
+        """`takes_place`: whether #REQUEST@STEP may follow."""
+        self._takes_place = takes_place
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As click calls it."""
+        if isinstance(value, StoreAddress) or not StoreAddress.is_one(value):
+            return value
+        address = StoreAddress.read(value)
+        if address.place and not self._takes_place:
+            raise UserError(f"{address}#{printable(address.place)} names a step: give the address of the whole trace")
+        return address
+
+
 FILE = FileName()
+CAPTURE, PLACE = CaptureName(), CaptureName(takes_place=True)
 F = TypeVar("F", bound=Callable[..., Any])
-captures_argument = click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE...")
+captures_argument = click.argument("captures", nargs=-1, required=True, type=CAPTURE, metavar="CAPTURE...")
 
 
 def read_branch(file: str, branch: int | None) -> CaptureReader:
@@ -115,6 +137,55 @@ def json_option(help_text: str) -> Callable[[F], F]:
         return click.option("--json", "as_json", is_flag=True, help=help_text)(answered)  # type: ignore[return-value]
 
     return decorate
+
+
+def fetches_captures(function: F) -> F:
+    """The flag --header of a verb that reads captures, which are fetched first where they are addresses."""
+
+    @functools.wraps(function)
+    def fetched(*args: Any, headers: tuple[str, ...], **flags: Any) -> Any:  # noqa: ANN401
+        given = [value for flag in flags.values() for value in (flag if isinstance(flag, tuple) else (flag,))]
+        addresses = [value for value in given if isinstance(value, StoreAddress)]
+        if headers and not addresses:
+            raise UserError("--header is for a trace store: give a capture as its address, http://HOST:16686/trace/ID")
+        known = {address: _fetched(address, _header_lines(headers)) for address in addresses}
+        for name, value in flags.items():
+            if isinstance(value, tuple):
+                flags[name] = tuple(known.get(item, item) for item in value)
+            elif isinstance(value, StoreAddress):
+                flags[name] = known[value]
+        return function(*args, **flags)
+
+    return click.option(
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="'NAME: VALUE'",
+        help="Where CAPTURE is the address of a trace in Jaeger or Tempo (http://HOST:16686/trace/ID), send this to it "
+        "too, such as a login; may be given several times.",
+    )(fetched)  # type: ignore[return-value]
+
+
+def _header_lines(lines: Sequence[str]) -> dict[str, str]:
+    """Headers by name. Raises UserError, without what may be secret."""
+    headers = {}
+    for line in lines:
+        name, sign, value = (part.strip() for part in line.partition(":"))
+        if not sign or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[ -~]+", value):
+            raise UserError("--header: write a name and a value in ASCII, such as 'Authorization: Bearer TOKEN'")
+        headers[name] = value
+    return headers
+
+
+def _fetched(address: StoreAddress, headers: Mapping[str, str]) -> FetchedCapture:
+    """The capture at an address; where it cannot be had, whoever reads it hears why."""
+    from specscope.remote.store import fetch_capture
+
+    try:
+        with reading_bar("fetching") as progress:
+            return fetch_capture(address, headers, progress)
+    except UserError as error:
+        return FetchedCapture(address, error=str(error))
 
 
 def need_different(files: Sequence[str], where: str = "") -> None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import FILE, json_option, need_different, print_json, reading_bar, write_page
+from specscope.cli.captures import (
+    CAPTURE,
+    fetches_captures,
+    json_option,
+    need_different,
+    print_json,
+    reading_bar,
+    write_page,
+)
 from specscope.cli.streams import need_terminal, warn
 from specscope.envelope import envelope
 from specscope.errors import UserError
@@ -45,9 +53,14 @@ class WithCommand(click.Command):
 
 
 @click.command(cls=WithCommand)
-@click.argument("captures", nargs=-1, type=FILE, metavar="A B | A... --with B...")
+@click.argument("captures", nargs=-1, type=CAPTURE, metavar="A B | A... --with B...")
 @click.option(
-    "--with", "others", multiple=True, metavar="B...", help="Captures of the second side, where A is several."
+    "--with",
+    "others",
+    multiple=True,
+    type=CAPTURE,
+    metavar="B...",
+    help="Captures of the second side, where A is several.",
 )
 @click.option(
     "--fail-if",
@@ -62,6 +75,7 @@ class WithCommand(click.Command):
 @json_option("Print everything as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
 @click.option("--tui", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
+@fetches_captures
 @click.pass_obj
 def compare(
     lifetime: Lifetime,

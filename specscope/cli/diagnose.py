@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import FILE, captures_argument, json_option, judge_each, need_steps, read_branch
+from specscope.cli.captures import (
+    CAPTURE,
+    captures_argument,
+    fetches_captures,
+    json_option,
+    judge_each,
+    need_steps,
+    read_branch,
+)
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
@@ -23,7 +31,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @captures_argument
-@click.option("--against", type=FILE, metavar="GOOD", help="A capture of a run without the fault, to be compared with.")
+@click.option(
+    "--against", type=CAPTURE, metavar="GOOD", help="A capture of a run without the fault, to be compared with."
+)
 @click.option("--target", metavar="MODEL", help="The target that judges.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @click.option(
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--no-audit", is_flag=True, help="Judge by the capture alone: load no model.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @json_option("Print JSON.")
+@fetches_captures
 def diagnose(
     captures: tuple[str, ...],
     against: str | None,

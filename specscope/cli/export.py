@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specscope.cli.captures import captures_argument, reading_bar
+from specscope.cli.captures import captures_argument, fetches_captures, reading_bar
 from specscope.cli.streams import say, warn
 from specscope.trace.history.wording import plural
 
@@ -12,6 +12,7 @@ from specscope.trace.history.wording import plural
 @click.command()
 @captures_argument
 @click.option("-o", "--output", required=True, metavar="DIR", help="Folder for the tables.")
+@fetches_captures
 def export(captures: tuple[str, ...], output: str) -> None:
     """Write captures as Parquet tables, for pandas, DuckDB and other tools.
 

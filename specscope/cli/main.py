@@ -13,7 +13,9 @@ import specscope
 from specscope.cli.bench import bench
 from specscope.cli.captures import (
     FILE,
+    PLACE,
     captures_argument,
+    fetches_captures,
     json_option,
     need_different,
     print_json,
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from specscope.analyze.several import Several
     from specscope.engine.prompts import PromptSpec
 
-DEBUG_FLAGS = {"over", "attach", "script", "stop_on_error"}  # that `debug` accepts in every mode
+DEBUG_FLAGS = {"over", "attach", "script", "stop_on_error", "headers"}  # that `debug` accepts in every mode
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -187,7 +189,7 @@ def tui(
 )
 @click.option(
     "--over",
-    type=FILE,
+    type=PLACE,
     metavar="CAPTURE",
     help="Debug a recording instead of a live engine; FILE#REQUEST@STEP opens at that step.",
 )
@@ -200,6 +202,7 @@ def tui(
 @click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
 @engine_options
 @sampling_options
+@fetches_captures
 def debug(
     prompts: tuple[str, ...],
     file: str | None,
@@ -299,17 +302,20 @@ def capture(
 
 
 @cli.command()
-@click.argument("file", metavar="FILE", type=FILE)
+@click.argument("file", metavar="CAPTURE", type=PLACE)
+@fetches_captures
 @click.pass_obj
 def replay(lifetime: Lifetime, file: str) -> None:
-    """Show the capture FILE on the same screen as a live run.
+    """Show a capture on the same screen as a live run.
 
     \b
       specscope replay run.jsonl
       specscope replay run.jsonl#r3@17
+      specscope replay http://localhost:16686/trace/4f836fc2338be204b3bf1b5f58777b77
 
-    The screen has a time slider. FILE#REQUEST@STEP opens at that step of that request: run.jsonl#r3@17. On the screen,
-    y copies such a reference.
+    CAPTURE is a file, or the address of a request's trace in Jaeger or Tempo, as it stands in the browser. The screen
+    has a time slider. CAPTURE#REQUEST@STEP opens at that step of that request. On the screen, y copies such a
+    reference.
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.wire.reading import CaptureReader, split_reference
@@ -334,6 +340,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
 @click.option(
     "--top", type=whole_from(1, 2**31), metavar="N", help="List N rejected tokens.  [default: 10; 20 in HTML]"
 )
+@fetches_captures
 def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: int | None, top: int | None) -> None:
     """Print the acceptance figures of CAPTURE.
 
@@ -396,6 +403,7 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 @click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
 @click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
 @json_option("Print what was found as JSON.")
+@fetches_captures
 def audit(
     captures: tuple[str, ...],
     target: str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,10 @@ GRACE_SECONDS = 10.0  # in addition to --shutdown-timeout, for what the server s
 
 
 def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -> int:
-    """Run the server with the same flags until the screen closes; returns its exit code. Raises UserError."""
+    """Run the server with the same flags until the screen closes; returns its exit code. Raises UserError.
+
+    0 where it was ended from here, also while it still loaded.
+    """
     from specscope.debug.viewer import Viewer
     from specscope.remote.attached import Attached
 
@@ -48,7 +52,8 @@ def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -
         _end(process, shutdown)
         attached.close()
     print(f"the server's messages are in {log.name}")
-    return process.returncode
+    code = process.returncode
+    return 0 if code in (-signal.SIGTERM, 128 + signal.SIGTERM) else code
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import captures_argument, json_option, need_different, need_steps, print_json
+from specscope.cli.captures import (
+    captures_argument,
+    fetches_captures,
+    json_option,
+    need_different,
+    need_steps,
+    print_json,
+)
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import say, warn
 from specscope.envelope import envelope
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @json_option("Print JSON.")
 @click.option("--plot", metavar="FILE", help="Write the curves to this file, .svg or .png.")
+@fetches_captures
 def tune(
     captures: tuple[str, ...],
     batch: int,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import click
 from msgspec import Meta
 
-from specscope.cli.captures import captures_argument, json_option, judge_each, need_steps, read_branch
+from specscope.cli.captures import captures_argument, fetches_captures, json_option, judge_each, need_steps, read_branch
 from specscope.cli.numbers import Number, whole_from
 from specscope.envelope import of_capture
 from specscope.terminal import text_console
@@ -29,6 +29,7 @@ Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
     help="How often a run without a fault may fail the statistical checks, all together.",
 )
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
+@fetches_captures
 def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, branch: int | None) -> None:
     """Check from CAPTURE alone that the run is consistent and lossless.
 

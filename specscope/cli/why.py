@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specscope.cli.captures import FILE, json_option, need_steps, print_json, read_branch
+from specscope.cli.captures import PLACE, fetches_captures, json_option, need_steps, print_json, read_branch
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import warn
 from specscope.envelope import envelope
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("place", type=FILE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
+@click.argument("place", type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
 @json_option("Print the answer and the numbers behind it as JSON.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Look at this branch.  [default: the last]")
+@fetches_captures
 def why(place: str, *, as_json: bool, branch: int | None) -> None:
     """Say why a token was rejected.
 

@@ -28,6 +28,7 @@ from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.plan import DynamicPlan
+from specscope.trace.record.method import MODEL_NAMES
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Flight, Moved, StepRecord
 from specscope.trace.record.rules import MATCH
@@ -300,4 +301,5 @@ class Engine:
 def _sizer(config: EngineConfig, parts: Parts) -> Sizer | None:
     if parts.costs is None or not isinstance(config.plan, DynamicPlan):
         return None
-    return Sizer(config.plan, parts.costs, draws=config.rule != MATCH)
+    model = MODEL_NAMES.get(config.model_part, "model")
+    return Sizer(config.plan, parts.costs, draws=config.rule != MATCH, model=model)

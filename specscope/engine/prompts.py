@@ -14,7 +14,7 @@ from specscope.engine.prompt_rows import Label, Messages, Prompt, Template, read
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import checked, decoded, short
 from specscope.trace.history.wording import plural
-from specscope.trace.kinds import CAPTURE, kind_of, start_of
+from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import TEMPLATE
 
@@ -89,8 +89,10 @@ def prompt_specs(
 def _names_file(text: str) -> bool:
     """Whether a file is meant: it is there, or it is a word that ends as files of prompts do. Raises UserError."""
     path = text.rpartition("#")[0]
-    if path and os.path.isfile(path) and not os.path.exists(text) and kind_of(start_of(path)) is CAPTURE:
-        raise CAPTURE.refusal(path, "a file of prompts", place=text)
+    if path and os.path.isfile(path) and not os.path.exists(text):
+        kind = kind_of(start_of(path))
+        if kind is not None and kind.reader is ReadAs.CAPTURES:
+            raise kind.refusal(path, "a file of prompts", place=text)
     if os.path.isdir(text) and not any(map(str.isspace, text)):
         raise UserError(f"{text} is a folder: give a file of prompts, or a prompt of more words")
     return os.path.exists(text) or text == "-" or re.fullmatch(r"\S+\.(txt|jsonl?)", text) is not None

@@ -141,6 +141,7 @@ class Worker:
         self._status = "loading"
         self._loading = LoadClock(config)
         self._error = ""
+        self._unloaded = False  # whether it was ended before it had loaded
         self._arrived: deque[StepRecord | Moved | News] = deque()  # in order: news may be about a record before it
         context = multiprocessing.get_context("spawn")
         # Two pipes of one way each: a socket that is closed with commands unread would lose the records behind it.
@@ -148,6 +149,7 @@ class Worker:
         self._news, news = context.Pipe(duplex=False)
         printed, output = context.Pipe(duplex=False)
         arguments = (commands, news, output, config, prompts, paused)
+        self._ending = threading.Lock()
         self._process = context.Process(target=serve, args=arguments, daemon=True)
         with ignore_terminal():
             self._process.start()
@@ -164,10 +166,11 @@ class Worker:
             while True:
                 self._hear(self._news.recv())
         except (EOFError, OSError):
-            self._process.join(5)
-            if not self._error and self._process.exitcode != 0:
+            code = self._wait()
+            if not self._error and not self._unloaded and code != 0:
                 printed = self._output.last_line()
-                self._error = f"the engine's process ended with code {self._process.exitcode}"
+                self._error = "the engine's process "
+                self._error += "does not end" if code is None else f"ended with code {code}"
                 self._error += f": {printed}" if printed else ""
         except UserError as error:
             self._error = str(error)
@@ -255,13 +258,20 @@ class Worker:
     def close(self) -> None:
         """End the worker. A running engine ends its requests first, and their ends are on the bus after this."""
         if self.ready is None:
+            self._unloaded = True
             self._process.terminate()  # it loads, and hears nothing until it has
         self._send("stop")
-        self._process.join(5)
-        if self._process.is_alive():
+        if self._wait() is None:
             self._process.kill()
-            self._process.join(5)
+            self._wait()
         self._reader.join(5)
+
+    def _wait(self) -> int | None:
+        """The code with which the process ends in the next seconds, None where it does not. One thread at a time: to
+        another it would seem to run on, since the system tells of an end only once."""
+        with self._ending:
+            self._process.join(5)
+            return self._process.exitcode
 
     @property
     def pid(self) -> int | None:

@@ -7,27 +7,23 @@ as bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope as ScopeMessage
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from specscope.trace.wire import otlp_json
+from specscope.trace.wire import otlp_json, otlp_proto
 from specscope.trace.wire.engine_spans import EngineSpan, engine_span
-from specscope.trace.wire.otlp_raw import RawArray, RawRequest, RawResourceSpans, RawScalars, RawScopeSpans
+from specscope.trace.wire.otlp_proto import MAX_RESOURCE, MAX_SPAN, RawRequest, RawResourceSpans, RawScopeSpans
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
-SCALARS = {0x0A: "string_value", 0x10: "bool_value", 0x18: "int_value", 0x21: "double_value"}  # by first byte
 MAX_SPANS = 2**15  # in an export, and as many resources and scopes
-MAX_SPAN = 4 * 2**20  # bytes of one
-MAX_RESOURCE = 2**16  # bytes of a resource or a scope: ours has 1.5 kB
 DECODED = 20  # times larger than its bytes is a message of the smallest values
 MAX_EXTRAS = 2**16  # events and links of all spans of an export, and attributes of one
 
@@ -56,7 +52,7 @@ class Received:
     def read(self) -> tuple[str, int, int, dict[str, Any]]:
         """Name, start, end and attributes: what Decoder.feed takes."""
         span = self.message()
-        attributes = otlp_json.plain(span.attributes) if self.is_json else _plain(span.attributes)
+        attributes = otlp_json.plain(span.attributes) if self.is_json else otlp_proto.plain(span.attributes)
         return span.name, span.start_time_unix_nano, span.end_time_unix_nano, attributes
 
     def other(self) -> EngineSpan:
@@ -86,7 +82,7 @@ def _proto_spans(body: bytes | bytearray) -> Iterator[Received]:
     for raw_resource in bounds.of(RawRequest.FromString(body).resource_spans):
         by_resource = RawResourceSpans.FromString(raw_resource)
         besides = bounds.besides(by_resource.resource)
-        resource = _plain(ResourceMessage.FromString(by_resource.resource).attributes)
+        resource = otlp_proto.plain(ResourceMessage.FromString(by_resource.resource).attributes)
         for raw_scope in bounds.of(by_resource.scope_spans):
             by_scope = RawScopeSpans.FromString(raw_scope)
             besides += bounds.besides(by_scope.scope)
@@ -159,31 +155,3 @@ def _check_id(value: bytes | str, size: int, what: str) -> None:
 def _bytes(value: bytes | str) -> bytes:
     """An id as it came: bytes in protobuf, hex in JSON."""
     return bytes.fromhex(value) if isinstance(value, str) else value
-
-
-def _plain(pairs: Iterable[KeyValue]) -> dict[str, Any]:
-    """Attributes as a dict; the drawing is left out. The same as otlp_json.plain, of protobuf."""
-    return {pair.key: _value(pair.value) for pair in pairs if pair.key != otlp_json.DRAWING}
-
-
-def _value(value: AnyValue) -> Any:  # noqa: ANN401
-    """The Python value of an AnyValue; None for one of a kind that no attribute of ours has."""
-    kind = str(value.WhichOneof("value"))
-    if kind == "array_value":
-        return _array(value.array_value)
-    return getattr(value, kind) if kind in SCALARS.values() else None
-
-
-def _array(array: ArrayValue) -> list[Any]:
-    """The values of an array, nearly always of one kind.
-
-    Laid end to end, the encodings of n AnyValues of one scalar kind are that of a repeated scalar: so they are read at
-    once. Of any other array not all n come back in one field.
-    """
-    items = RawArray.FromString(array.SerializeToString()).values
-    kind = SCALARS.get(items[0][0]) if items and items[0] else None
-    if kind is not None:
-        values = list(getattr(RawScalars.FromString(b"".join(items)), kind))
-        if len(values) == len(items):
-            return values
-    return [None if item.WhichOneof("value") == "array_value" else _value(item) for item in array.values]

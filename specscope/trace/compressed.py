@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import io
 import zlib
 from typing import Any, BinaryIO, cast
 
@@ -35,11 +36,34 @@ def _zstd(file: BinaryIO, name: str) -> BinaryIO:
         except ImportError:
             continue
         if module == "pyarrow":
-            import io
-
             return io.BufferedReader(library.CompressedInputStream(file, "zstd"))
-        return cast("BinaryIO", library.open(file, "rb"))
+        if module == "zstandard":
+            plain = library.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        else:
+            plain = library.open(file, "rb")
+        return io.BufferedReader(_Checked(plain, library.ZstdError))
     raise UserError(f"{printable(name)} is compressed with zstd: zstd -d {shell_word(name)}, or pip install zstandard")
+
+
+class _Checked(io.RawIOBase):
+    """A reader whose error is an OSError, as that of the others is."""
+
+    def __init__(self, plain: BinaryIO, error: type[Exception]) -> None:
+        self._plain = plain
+        self._error = error
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
+        """As RawIOBase has it. Raises OSError."""
+        try:
+            data = self._plain.read(len(buffer))
+        except self._error as error:
+            raise OSError(str(error)) from None
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def reason(error: BaseException) -> str:

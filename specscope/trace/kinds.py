@@ -61,8 +61,21 @@ PAGE = FileKind("a page of metrics", ReadAs.WATCH)
 # By paths of keys: a kind is what has all of one of its sets. The first that fits is meant.
 _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (CAPTURE, ("resourceSpans", "resource_spans")),
-    (FileKind("a trace as Jaeger's API gives it", ReadAs.NONE), ("result.resourceSpans",)),
-    (FileKind("a trace as Jaeger's page saves it", ReadAs.NONE), ("data.traceID", "data.spans")),
+    (FileKind("a trace as Jaeger's API gives it", ReadAs.CAPTURES), ("result.resourceSpans", "result.resource_spans")),
+    (
+        FileKind("a trace as Jaeger's page saves it", ReadAs.CAPTURES),
+        ("data.traceID", "data.spans", "traceID spans", "spans processes"),
+    ),
+    (
+        FileKind("a trace as Tempo gives it", ReadAs.CAPTURES),
+        (
+            *("batches.resource", "batches.scopeSpans", "batches.scope_spans", "batches.instrumentationLibrarySpans"),
+            *("trace.resourceSpans", "trace.resource_spans", "trace.batches"),
+        ),
+    ),
+    (FileKind("a list of traces that Tempo found", ReadAs.NONE), ("traces.traceID",)),
+    (FileKind("a trace in Zipkin's format", ReadAs.NONE), ("traceId id", "traceId localEndpoint")),
+    (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), ("resourceMetrics", "resourceLogs")),
     (BENCH, ("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date")),
     (FileKind("a result of SGLang's bench_serving", ReadAs.NONE), ("accept_length request_throughput",)),
     (FileKind("an answer of llama.cpp", ReadAs.NONE), ("timings.predicted_n", "generation_settings timings")),
@@ -103,9 +116,22 @@ _BY_BYTES: Mapping[bytes, str] = {
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database",
 }
+# OTLP protobuf: a ResourceSpans begins with its resource, that with an attribute, and that with its key. Around it is a
+# TracesData, or a message with one. The collector's file exporter has the length before each, and may compress it.
+OTLP_PROTOBUF = FileKind("a trace in OTLP protobuf", ReadAs.CAPTURES)
+_FIRST_FIELD = rb"\n[\x80-\xff]{0,4}[\x00-\x7f]"
+_RESOURCE = rb"(?:" + _FIRST_FIELD + rb"){3}[\w./-]{1,250}\x12"
+IN_RESOURCE = re.compile(_RESOURCE)
+_PROTOBUF = re.compile(
+    rb"(?:[\x00\x01][\x00-\xff]{3})?(?:"
+    + _FIRST_FIELD
+    + rb"){1,2}"
+    + _RESOURCE
+    + rb"|[\x00\x01][\x00-\xff]{3}(?:\x28\xb5\x2f\xfd|\{\s*\"resourceSpans\")"
+)
 # After `[` comes a JSON value or an end: no log line, and no prompt such as `[INST] ...`, begins so.
 _JSON = re.compile(r'\ufeff?\s*(?:\{|\[\s*(?:["\[{\]]|\Z|(?:-?\d[\d.eE+-]*|true|false|null)\s*(?:[,\]]|\Z)))')
-TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
+_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
 
 
 def looks_like_json(text: str) -> bool:
@@ -123,6 +149,8 @@ def kind_of(start: bytes) -> FileKind | None:
     for magic, words in _BY_BYTES.items():
         if start.startswith(magic):
             return FileKind(words, ReadAs.NONE)
+    if _PROTOBUF.match(start):
+        return OTLP_PROTOBUF
     start = start[:LOOK]
     text = start.decode("utf-8", "replace").lstrip("\ufeff")
     if looks_like_json(text):
@@ -149,7 +177,7 @@ def _key_paths(start: bytes) -> Iterator[str]:
     keys: list[str] = []  # of the objects that are open
     brackets: list[bytes] = []
     last = b""
-    for match in TOKENS.finditer(start):
+    for match in _TOKENS.finditer(start):
         token = match[0]
         if token in b"{[":
             keys += [""] if token == b"{" else []

@@ -192,7 +192,7 @@ def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: 
     """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.files import Existing
     from specscope.trace.wire.capture import CaptureWriter
-    from specscope.trace.wire.export import SpanSink, make_exporter
+    from specscope.trace.wire.export import SpanSink, make_sender
     from specscope.trace.wire.spans import SpanLevel
 
     closers: list[Any] = []
@@ -208,8 +208,9 @@ def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: 
             _warn(writer.renamed)
         closers += [_subscribed(bus, writer, run, asked), lambda: _warn(*writer.losses())]
     if settings.endpoint is not None:
-        exporter = make_exporter(settings.endpoint, settings.protocol)
-        closers.append(_subscribed(bus, SpanSink(exporter, sampled_run, vocabulary, SpanLevel.TREES), run, sampling))
+        sender = make_sender(settings.endpoint, settings.protocol)
+        spans = SpanSink(sender, sampled_run, vocabulary, SpanLevel.TREES)
+        closers += [_subscribed(bus, spans, run, sampling), lambda: _warn(*spans.losses())]
     return closers
 
 

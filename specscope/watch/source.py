@@ -8,24 +8,21 @@ import select
 import stat
 import threading
 import time
-import urllib.error
-import urllib.request
-from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import chain
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import orjson
 
 from specscope.errors import UserError, first_line
+from specscope.remote.fetch import HttpClient, StatusError
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.faults import Faults
 from specscope.trace.kinds import PAGE, STREAM, WRAPPED_LOG, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
-from specscope.watch.fetch import fetched
 from specscope.watch.log import MARK, LogReader
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.responses import read_json
@@ -66,11 +63,10 @@ class Server:
 
     def __init__(self, url: str, seconds: float, patience: float = PATIENCE) -> None:
         """`patience`: seconds that a page may take from its first byte to its last. Raises UserError."""
-        given = metrics_url(url)
-        self.url = without_login(given)  # all that is ever shown
+        self._given = metrics_url(url)
+        self.url = without_login(self._given)  # all that is ever shown
         self.name = urlsplit(self.url).netloc
-        self._login = _basic(given)
-        self._patience = patience
+        self._client = HttpClient(TIMEOUT, patience)
         self.recognised = ""
         self.endless = True
         self.faults = Faults()
@@ -93,16 +89,12 @@ class Server:
         return readings
 
     def _read(self) -> list[Reading]:
-        request = urllib.request.Request(self.url, headers={"Accept": "text/plain", "User-Agent": "specscope"})
         try:
-            if self._login:
-                request.add_unredirected_header("Authorization", self._login)
-            page = fetched(request, TIMEOUT, self._patience, LARGEST + 1)
-        except urllib.error.HTTPError as error:
-            raise UserError(f"{self.url}: the server answers {error.code} {error.reason}: is the path right?") from None
+            page = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
+        except StatusError as error:
+            raise UserError(f"{self.url}: the server answers {error}: is the path right?") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise UserError(f"{self.url} cannot be reached: {first_line(reason)}") from None
+            raise UserError(f"{self.url} cannot be reached: {first_line(error)}") from None
         if len(page) > LARGEST:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
         return read_metrics(page.decode("utf-8", "replace"), time.time_ns())
@@ -353,10 +345,3 @@ def metrics_url(text: str) -> str:
     """http://HOST:PORT or https://..., with /metrics where it has no path. Raises UserError."""
     parts = checked_url(text, "{} is no address of a server: write http://HOST:PORT/metrics")
     return text if parts.path.strip("/") else f"{text.rstrip('/')}/metrics"
-
-
-def _basic(url: str) -> str:
-    """The header for the user and password of a URL; "" where it has none."""
-    parts = urlsplit(url)
-    login = ":".join(unquote(part or "") for part in (parts.username, parts.password))
-    return f"Basic {b64encode(login.encode()).decode()}" if "@" in parts.netloc else ""

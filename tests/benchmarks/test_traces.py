@@ -9,7 +9,7 @@ from benchmarks import traces
 from benchmarks.__main__ import bench
 from specscope.engine.config import EngineConfig
 from specscope.remote.receiver import Receiver
-from specscope.trace.wire.export import SpanSink, make_exporter
+from specscope.trace.wire.export import SpanSink, make_sender
 from specscope.trace.wire.spans import SpanLevel
 
 
@@ -40,14 +40,15 @@ class Weighed(Receiver):
         return super().parse(body, kind, encoding)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("level", [SpanLevel.TREES, SpanLevel.REQUESTS])
 def test_the_bytes_are_those_that_a_receiver_gets(recorded, level):
     run, vocabulary, records = recorded
     wire = traces.WireSize()
     with Weighed(lambda spans: None) as receiver:
         url = f"http://127.0.0.1:{receiver.http_port}/v1/traces"
-        for exporter in (wire, make_exporter(url, "http/protobuf")):
-            sink = SpanSink(exporter, run, vocabulary, level)
+        for sender in (wire, make_sender(url, "http/protobuf")):
+            sink = SpanSink(sender, run, vocabulary, level)
             for record in records:
                 sink(record)
             sink.close()

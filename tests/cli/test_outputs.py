@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from tests.bad_inputs import PLANTED
+from tests.processes import free_port
 from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
@@ -321,3 +323,16 @@ def test_costs_that_have_no_end_are_refused(old, capture, tiny):
     drafter = ("--drafter", "draft_model", "--draft-model", tiny, "--tree", "dynamic:8", "--adaptive")
     code, _, err = capture(old, *drafter, "--costs", "/dev/zero")
     assert (code, err) == (2, "specscope: error: cannot read the costs /dev/zero: it is no regular file\n")
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize(("level", "what"), [("trees", r"\d+ spans"), ("off", "metrics")])
+def test_an_endpoint_that_nobody_listens_on_is_told_once_and_holds_nothing_up(level, what, protocol, capture, old):
+    """Issue 43: each batch was tried for seven seconds, and at the end the endpoint was said to have refused them."""
+    where = f"127.0.0.1:{free_port()}"
+    flags = ["--otlp-endpoint", f"http://{where}", "--otlp-protocol", protocol, "--trace-level", level]
+    code, _, err = capture(old, *flags)
+    assert code == 0
+    assert re.fullmatch(
+        rf"specscope: warning: {what} not sent: nobody listens at {where} \(connection refused\)\n", err
+    )

@@ -22,6 +22,8 @@ from tests.waiting import HANG_SECONDS, until
 from tests.watch.samples import DATA, changed, text, two_engines
 from tests.watch.server import Page
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 LOG, CHAT = str(DATA / "log.txt"), str(DATA / "chat_greedy.json")
 
 

@@ -17,6 +17,8 @@ from specscope.tui.app import ScopeApp
 from tests.tui.sample import until as shown
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8)
 
 

@@ -38,7 +38,7 @@ from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.remote.otlp import Received, parse
 from specscope.remote.receiver import LIMITS, Receiver
-from specscope.trace.wire.export import SpanSink, make_exporter
+from specscope.trace.wire.export import SpanSink, make_sender
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.remote.sdk import sdk_spans
@@ -487,7 +487,7 @@ def test_a_runs_records_arrive_as_they_were(records, vocabulary, protocol) -> No
     taken, decoder, back = Taken(), Decoder(), []
     with Receiver(taken) as one:
         port = one.grpc_port if protocol == "grpc" else one.http_port
-        sink = SpanSink(make_exporter(f"127.0.0.1:{port}", protocol), RUN, vocabulary, SpanLevel.TREES)
+        sink = SpanSink(make_sender(f"127.0.0.1:{port}", protocol), RUN, vocabulary, SpanLevel.TREES)
         for record in records:
             sink(record)
         sink.close()

@@ -22,6 +22,8 @@ from specscope.trace.wire.unspan import Decoder, run_info
 from specscope.tui.screens.engine_view import _values
 from tests.remote.test_attached import settle
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 PROMPTS = ["abcabcabc", "xyxyxyxy", "the cat sat", "abababab", "hello hello", "1 2 1 2 1 2"]
 GREEDY, SAMPLED = SamplingParams(max_tokens=20, ignore_eos=True), SamplingParams(max_tokens=20, temperature=1.5)
 

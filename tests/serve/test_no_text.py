@@ -14,6 +14,8 @@ from specscope.trace.wire.spans import SpanLevel
 from tests.searching import of_file, rows, tells
 from tests.serve.running import running
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 PROMPT = "quokkas"  # the tiny model has a token for each of its bytes
 STOP, LABEL = "wombat", "numbat"
 ASKED = {"ignore_eos": True, "stop": [STOP], "logit_bias": {"251": 0.5}, "stop_token_ids": [250], "logprobs": 2}

@@ -25,7 +25,7 @@ import numpy as np
 from specscope.speculate.sizing.acceptance import MEMORY, MIDDLES, PRIOR_NODES, Curve, Doubles, Kind, Lately
 from specscope.speculate.sizing.budget import Budget, found_by_level
 from specscope.trace.costs import Costs
-from specscope.trace.history.wording import plural
+from specscope.trace.history.wording import plural, unpaid
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import ROOT, DraftTree, Floats, Ints
 
@@ -146,9 +146,10 @@ class BudgetOutcome:
 class Sizer:
     """Sets budgets for all requests of an engine."""
 
-    def __init__(self, plan: DynamicPlan, costs: Costs, *, draws: bool = True) -> None:
+    def __init__(self, plan: DynamicPlan, costs: Costs, *, draws: bool = True, model: str = "model") -> None:
         self.plan = plan  # the largest search
         self.costs = costs
+        self.model = model  # what drafts: a head, or a draft model
         self.draws = draws  # whether sampled requests may have draws: not where the rule takes no notice of q
         self.learned = Learned(lifts=[LIFT] * plan.depth, unseen=[0] * plan.depth, shares=[1.0] * plan.depth)
         self._prices: Prices | None = None  # of the step that was asked for last
@@ -186,7 +187,7 @@ class Sizer:
             return self.plan.depth, f"{price.text}; lately they brought {recent.gain:.2f}", False
         if price.probing == request:
             return self.plan.depth, f"a probe after {plural(recent.idle, 'step')} without drafts", True
-        return 0, f"no draft pays: {price.text}; it would bring {recent.gain:.2f}", False
+        return 0, f"{unpaid(self.model)}: {price.text}; it would bring {recent.gain:.2f}", False
 
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""

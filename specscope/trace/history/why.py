@@ -11,14 +11,14 @@ from specscope.trace.history.at_parent import OUTSIDE, AtParent, TokenThere, abo
 from specscope.trace.history.decided import deciding, decision_text, ended_by
 from specscope.trace.history.history import History
 from specscope.trace.history.undrafted import ABOUT, Undrafted, why_undrafted
-from specscope.trace.history.wording import ordinal, plural, probability, quoted
+from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
 from specscope.trace.record.draft_vocabulary import draft_id
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import MAX_NODES
-from specscope.trace.record.vocabulary import Vocabulary, printable
+from specscope.trace.record.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def why_step(record: StepRecord, step: RequestStep, asker: Asker) -> list[str]:
     if not len(tree):
         reason = why_undrafted(asker.run, record, step)
         about = "" if reason is None or reason is Undrafted.UNKNOWN else f": {ABOUT[reason]}"
-        sizing = f" ({printable(step.sizing)})" if step.sizing else ""
+        sizing = f" ({about_sizing(step)})" if step.sizing else ""
         return [f"Nothing was drafted{about}{sizing}.", *_final(step, verdict, asker)]
     path = " ".join(quoted(asker.vocabulary, int(tree.token[node])) for node in verdict.path)
     summary = f"Accepted {verdict.accepted} of {plural(tree.max_depth, 'level')}" + (f": {path}." if path else ".")

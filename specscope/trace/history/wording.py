@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
-from specscope.trace.record.method import SOURCES, MethodNotes
+from specscope.trace.record.method import MODEL_NAMES, SOURCES, MethodNotes, model_part
 from specscope.trace.record.records import FinishReason, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, printable
 
@@ -62,6 +63,23 @@ def accepted_text(step: RequestStep) -> str:
     """`acceptance` as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
     judged = step.verdict is not None and len(step.tree)
     return f"accepted {acceptance(step)}" if judged else acceptance(step)
+
+
+def unpaid(model: str) -> str:
+    """Why an adaptive tree has nothing of a head or a draft model. What a text has is another matter."""
+    return f"the {model}'s draft would not pay"
+
+
+def about_sizing(step: RequestStep) -> str:
+    """Why a step's tree has its size; "" where it is not adaptive.
+
+    Older captures say of all drafts what holds for the head's alone.
+    """
+    if not len(step.tree):
+        return printable(step.sizing)
+    alone = unpaid(MODEL_NAMES.get(model_part(step.drafter), "model"))
+    text = re.sub("^no draft pays", alone, step.sizing)
+    return printable(text.replace(alone, f"{alone}, and the text's was verified", 1))
 
 
 def about_method(notes: MethodNotes) -> list[str]:

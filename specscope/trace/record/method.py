@@ -13,6 +13,7 @@ from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.tree import Floats, Ints
 
 TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # drafters that may be combined, one of each
+MODEL_NAMES = {"eagle": "head", "draft_model": "draft model"}
 MODEL, TEXT, BOTH = 0, 1, 2
 SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
 Source = Annotated[int, Meta(ge=0, lt=len(SOURCES), title="0, 1 or 2")]

@@ -33,14 +33,14 @@ SAMPLED_LOCAL = 256  # span flags: the bit that says that "is remote" is known, 
 
 
 def _value(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    """An OTLP AnyValue: 64-bit integers are strings, as proto3 JSON has them."""
+    """An OTLP AnyValue: 64-bit integers are strings, as proto3 JSON has them. {} for None."""
     kind = type(value)
     if kind is int:
         return {"intValue": str(value)}
     if name := SCALARS.get(kind):
         return {name: named(value) if kind is float else value}
     if not value:
-        return {"arrayValue": {}}
+        return {} if value is None else {"arrayValue": {}}
     kinds = set(map(type, value))
     if kinds == {float}:
         return {"arrayValue": {"values": _numbers(value, b'{"doubleValue":', b"}")}}
@@ -57,7 +57,8 @@ def _numbers(values: Sequence[float], before: bytes, after: bytes) -> orjson.Fra
     return orjson.Fragment(b"[" + before + inner + after + b"]")
 
 
-def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def json_attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Attributes as OTLP JSON has them."""
     return [{"key": key, "value": _value(value)} for key, value in values.items()]
 
 
@@ -72,7 +73,7 @@ def span_json(span: Span) -> dict[str, Any]:
         "kind": 1,
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
-        "attributes": _attributes(span.attributes),
+        "attributes": json_attributes(span.attributes),
     }
     if span.links:
         links = [{"traceId": f"{trace:032x}", "spanId": f"{span_id:016x}"} for trace, span_id in span.links]
@@ -86,7 +87,7 @@ def line_json(resource: Mapping[str, Any], spans: Sequence[Span]) -> bytes:
     data = {
         "resourceSpans": [
             {
-                "resource": {"attributes": _attributes(resource)},
+                "resource": {"attributes": json_attributes(resource)},
                 "scopeSpans": [{"scope": scope, "spans": [span_json(span) for span in spans]}],
             }
         ]

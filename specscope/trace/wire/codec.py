@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -228,11 +229,42 @@ def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], 
 
 
 def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
-    """A span's attributes, checked. Raises DamagedError."""
+    """A span's attributes, checked. Raises DamagedError.
+
+    Where it was kept in a store that has no arrays, such as Jaeger's, they are texts of JSON.
+    """
     try:
         return msgspec.convert(attributes, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise DamagedError(plain_error(error)) from None
+        texts = {name: array for name, array in _arrays(kind).items() if isinstance(attributes.get(name), str)}
+        if not texts:
+            raise DamagedError(plain_error(error)) from None
+    return checked_span({**attributes, **{name: _array(name, attributes[name], texts[name]) for name in texts}}, kind)
+
+
+def _array_types(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    """The attributes that are declared to be arrays, with their types."""
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    return {name: declared for name, declared in types.items() if _is_array(msgspec.inspect.type_info(declared))}
+
+
+def _is_array(declared: msgspec.inspect.Type) -> bool:
+    while isinstance(declared, msgspec.inspect.Metadata):
+        declared = declared.type
+    if isinstance(declared, msgspec.inspect.UnionType):
+        return any(map(_is_array, declared.types))
+    return isinstance(declared, msgspec.inspect.ListType | msgspec.inspect.VarTupleType)
+
+
+_arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
+
+
+def _array(name: str, text: str, declared: Any) -> Any:  # noqa: ANN401
+    """An array that came as a text of JSON. Raises DamagedError."""
+    try:
+        return msgspec.json.decode(text, type=declared, strict=False)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DamagedError(f"`{name}`: {plain_error(error)}") from None
 
 
 def check_times(start_ns: int, end_ns: int) -> None:

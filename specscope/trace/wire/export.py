@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 import specscope
 from specscope.errors import UserError
+from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.endpoint import TIMEOUT, OtlpEndpoint, one_try, place_of
+from specscope.trace.wire.sender import Sender, Sends
 from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, resource_attributes
 
 BATCH = 128  # spans an export
@@ -41,11 +43,10 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
 
 
 class SpanSink:
-    """A sink that hands a run's spans to an exporter. Spans that it refuses are counted in `failed`."""
+    """A sink that hands a run's spans to what sends them. Those that are not sent are counted in `failed`."""
 
-    def __init__(self, exporter: SpanExporter, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel) -> None:
-        self.failed = 0
-        self._exporter = exporter
+    def __init__(self, sender: Sends, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel) -> None:
+        self._sender = sender
         self._encoder = Encoder(run, vocabulary, level)
         self._resource = Resource.create(resource_attributes(run))
         self._batch: list[ReadableSpan] = []
@@ -56,17 +57,25 @@ class SpanSink:
         if len(self._batch) >= BATCH or record.finished:
             self.flush()
 
+    @property
+    def failed(self) -> int:
+        """Spans that were not sent."""
+        return sum(self._sender.lost.values())
+
+    def losses(self) -> list[str]:
+        """How many were not sent, and why; a line each."""
+        return [f"{plural(count, 'span')} not sent: {why}" for why, count in self._sender.lost.most_common()]
+
     def flush(self) -> None:
-        """Export what is waiting."""
-        batch: Sequence[ReadableSpan] = self._batch
-        self._batch = []
-        if batch and self._exporter.export(batch) is not SpanExportResult.SUCCESS:
-            self.failed += len(batch)
+        """Send what is waiting."""
+        if self._batch:
+            self._sender.put(self._batch)
+            self._batch = []
 
     def close(self) -> None:
-        """Flush and shut the exporter down."""
+        """Flush, and end what sends."""
         self.flush()
-        self._exporter.shutdown()
+        self._sender.close()
 
 
 def endpoint_from_environment() -> bool:
@@ -86,16 +95,22 @@ def pick_protocol(endpoint: str | None, protocol: str | None) -> str:
     return chosen
 
 
-def make_exporter(endpoint: str | None, protocol: str | None = None) -> SpanExporter:
-    """An OTLP exporter. `endpoint` None leaves it to the OTEL_EXPORTER_OTLP_* variables."""
+def make_sender(endpoint: str | None, protocol: str | None = None) -> Sender:
+    """What sends to an OTLP endpoint. `endpoint` None leaves it to the OTEL_EXPORTER_OTLP_* variables."""
     if endpoint is not None and "://" not in endpoint:
         endpoint = f"http://{endpoint}"
-    if pick_protocol(endpoint, protocol) == "grpc":
+    kind = pick_protocol(endpoint, protocol)
+    return Sender(OtlpEndpoint(_exporter(endpoint, kind), place_of(endpoint, kind)))
+
+
+def _exporter(endpoint: str | None, protocol: str) -> SpanExporter:
+    once = one_try(protocol, "TRACES")
+    if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        return GrpcExporter(endpoint=endpoint, timeout=10)
+        return GrpcExporter(endpoint=endpoint, timeout=TIMEOUT, **once)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
     if endpoint is not None and not endpoint.rstrip("/").endswith("/v1/traces"):
         endpoint = endpoint.rstrip("/") + "/v1/traces"
-    return HttpExporter(endpoint=endpoint, timeout=10)
+    return HttpExporter(endpoint=endpoint, timeout=TIMEOUT, **once)

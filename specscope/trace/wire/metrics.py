@@ -17,7 +17,6 @@ from wsgiref.simple_server import WSGIServer
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,6 +28,7 @@ from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import Reason, TraceSampling
+from specscope.trace.wire.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
 from specscope.trace.wire.histograms import Histograms
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms o
 
 EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
 
-EXPORT_TIMEOUT = 5  # seconds that one export may take, and that `close` waits for an endpoint that is not there
+EXPORT_TIMEOUT = 5.0  # seconds that one export may take
+NO_METRICS = (404, 405, "UNIMPLEMENTED")  # answers of an endpoint that takes traces alone, as Jaeger's
 
 # FinishReason as vLLM's finished_reason label has it.
 VLLM_REASON = {
@@ -315,12 +316,12 @@ class Metrics(Collector):
         self._histograms: Callable[[StepRecord], None] = lambda _: None
         if run is not None:
             self._histograms = Histograms(self.registry, self._labels, run, traced or TraceSampling())
-        self._made: list[MeterProvider] = []
-        if endpoint:
-            reader = otlp_reader(endpoint, protocol, seconds)
-            self._made.append(MeterProvider([reader], Resource.create({"service.name": "specscope"})))
-        for meter_provider in [*self._made, *([provider] if provider else [])]:
-            self._instrument(meter_provider)
+        self.unsent = ""  # after `close`: why the last ones were not sent
+        self._sent = OtlpMetrics(endpoint, protocol, seconds) if endpoint else None
+        if self._sent is not None:
+            self._instrument(self._sent.provider)
+        if provider is not None:
+            self._instrument(provider)
 
     def __call__(self, record: StepRecord) -> None:
         """Count one engine step."""
@@ -374,12 +375,12 @@ class Metrics(Collector):
         with self._lock:
             if self._lines is not None:
                 self._lines.flush(self.totals)
-        for provider in self._made:
-            provider.shutdown()
+        if self._sent is not None:
+            self.unsent = self._sent.close()
         for server in self._servers:
             server.shutdown()
             server.server_close()
-        self._made, self._servers = [], []
+        self._sent, self._servers = None, []
 
     def _read(self, series: Series) -> list[tuple[float, dict[str, str]]]:
         with self._lock:
@@ -396,24 +397,41 @@ class Metrics(Collector):
             make(series.otlp_name, [observe], series.unit, series.text)
 
 
-def otlp_reader(endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS) -> MetricReader:
-    """A reader that exports every `seconds` to an OTLP endpoint, `http://localhost:4317` for one.
+class OtlpMetrics:
+    """Metrics on their way to an OTLP endpoint, `http://localhost:4317` for one, every `seconds`.
 
     `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL; anything else raises UserError.
     """
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    exporter: Any
+    def __init__(self, endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS) -> None:
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+        exporter = _exporter(endpoint, protocol)
+        self._where = place_of(endpoint, protocol, "METRICS")
+        self._last = LastExport.of(exporter)
+        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
+        self.provider = MeterProvider([reader], Resource.create({"service.name": "specscope"}))
+
+    def close(self) -> str:
+        """Send the last ones; why they were not sent, "" where they were, or where the endpoint takes traces alone."""
+        patience = EXPORT_TIMEOUT if self._last.succeeded else UNKNOWN
+        self.provider.shutdown(timeout_millis=patience * 1000)
+        if self._last.succeeded:
+            return ""
+        failure = self._last.failure(self._where) if self._last.ended else silence(self._where, patience)
+        return "" if failure.status in NO_METRICS else failure.text
+
+
+def _exporter(endpoint: str, protocol: str) -> Any:  # noqa: ANN401
+    once = one_try(protocol, "METRICS")
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 
-        exporter = GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_TIMEOUT)
-    elif protocol == "http/protobuf":
+        return GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_TIMEOUT, **once)
+    if protocol == "http/protobuf":
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
 
         url = endpoint if "://" in endpoint else f"http://{endpoint}"
         base = url.rstrip("/").removesuffix("/v1/metrics").removesuffix("/v1/traces")
-        exporter = HttpExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT)
-    else:
-        raise UserError(f"unknown OTLP protocol {protocol!r}; use grpc or http/protobuf")
-    return PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
+        return HttpExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT, **once)
+    raise UserError(f"unknown OTLP protocol {protocol!r}; use grpc or http/protobuf")

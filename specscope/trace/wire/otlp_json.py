@@ -6,6 +6,7 @@ declared, its spans are decoded one by one, and those that fail are named.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import EngineSpan, engine_span, is_ours
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again
+BASE64 = (12, 24)  # characters of a span's id, and a trace's
 KINDS = ("string_value", "bool_value", "int_value", "double_value", "array_value", "kvlist_value", "bytes_value")
 
 
@@ -273,13 +275,23 @@ def read_others(line: bytes) -> Iterator[EngineSpan | DamagedError]:
 def _other(raw: Raw, resource: dict[str, Any], scope: str) -> EngineSpan | DamagedError:
     try:
         span = _other_span.decode(raw)
-        ids = (span.trace_id, span.span_id, span.parent_span_id)
+        trace_id, span_id, above = map(_hex, (span.trace_id, span.span_id, span.parent_span_id))
         times = (span.start_time_unix_nano, span.end_time_unix_nano)
-        return engine_span(ids, span.name, resource, scope, times, plain(span.attributes))
+        return engine_span((trace_id, span_id, above), span.name, resource, scope, times, plain(span.attributes))
     except DamagedError as error:
         return error
     except _BAD as error:
         return DamagedError(plain_error(error))
+
+
+def _hex(text: str) -> str:
+    """An id as OTLP JSON has it; protobuf's own JSON, such as Tempo's, has base64."""
+    if len(text) not in BASE64:
+        return text
+    try:
+        return b64decode(text, validate=True).hex()
+    except ValueError:
+        return text
 
 
 def attributes_of(resource: Raw) -> dict[str, Any]:

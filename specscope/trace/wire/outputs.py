@@ -24,6 +24,7 @@ from specscope.trace.wire.spans import SpanLevel
 
 if TYPE_CHECKING:
     from specscope.trace.wire.export import SpanSink
+    from specscope.trace.wire.metrics import Metrics
     from specscope.trace.wire.sampling_sink import SamplingSink
 
 
@@ -90,7 +91,8 @@ class Outputs:
         self._bus = bus
         self._closers: list[Callable[[], None]] = []
         self._network: Subscription | None = None
-        self._span_failures: Callable[[], int] = lambda: 0
+        self._spans: SpanSink | None = None
+        self._metrics: Metrics | None = None
         self._sampling = options.sampling
         self._sampled: SamplingSink | None = None
         self._writer: CaptureWriter | None = None
@@ -127,19 +129,19 @@ class Outputs:
         return stage
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
-        from specscope.trace.wire.export import SpanSink, endpoint_from_environment, make_exporter
+        from specscope.trace.wire.export import SpanSink, endpoint_from_environment, make_sender
 
         wanted = options.otlp_endpoint is not None or endpoint_from_environment()
         if not wanted or options.level is SpanLevel.OFF:
             return
         try:
-            exporter = make_exporter(options.otlp_endpoint, options.otlp_protocol)
+            sender = make_sender(options.otlp_endpoint, options.otlp_protocol)
         except ValueError as error:  # of the OTEL_* variables
             raise UserError(f"cannot make the OTLP exporter: {error}") from error
-        spans = SpanSink(exporter, dataclasses.replace(run, sampling=self._sampling.text), vocabulary, options.level)
+        sent = dataclasses.replace(run, sampling=self._sampling.text)
+        spans = self._spans = SpanSink(sender, sent, vocabulary, options.level)
         sink = self._behind_sampling(spans, run, self._sampling)
         self._network = self._bus.subscribe(sink)
-        self._span_failures = lambda: spans.failed
         self._closers.append(sink.close)
 
     def _open_metrics(
@@ -152,7 +154,7 @@ class Outputs:
 
         endpoint = options.otlp_endpoint or ""
         protocol = pick_protocol(endpoint or None, options.otlp_protocol)
-        metrics = Metrics(
+        metrics = self._metrics = Metrics(
             run.target,
             engine=engine,
             endpoint=endpoint,
@@ -218,6 +220,9 @@ class Outputs:
             lines.append(line)
         if self._network is not None and self._network.lost:
             lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
-        if failures := self._span_failures():
-            lines.append(f"{plural(failures, 'span')} not sent: the OTLP endpoint refused them")
+        if self._spans is not None:
+            lines += self._spans.losses()
+        why = "" if self._metrics is None else self._metrics.unsent
+        if why and not any(why in line for line in lines):
+            lines.append(f"metrics not sent: {why}")
         return lines

@@ -9,8 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,19 +17,20 @@ from specscope.errors import UserError
 from specscope.trace.bench_result import read_bench
 from specscope.trace.checked import decoded
 from specscope.trace.compressed import BROKEN, open_plain, reason
-from specscope.trace.documents import LARGEST, documents
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import read_place
 from specscope.trace.history.wording import plural
-from specscope.trace.kinds import BENCH, CAPTURE, kind_of, start_of
+from specscope.trace.kinds import BENCH, ReadAs, kind_of, start_of
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.stored import FetchedCapture, file_of
 from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import OtherSpans, is_ours
 from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
 from specscope.trace.wire.schema import newer
 from specscope.trace.wire.unspan import Decoder, run_info
+from specscope.trace.wire.wrapped.unwrap import unwrapped
 
 Parts = Sequence[tuple[Mapping[str, Any], Spans]]  # the attributes of a resource, and its spans
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
@@ -51,10 +50,10 @@ class CaptureReader:
 
         `others_alone`: also read a file with spans of other services and no run of ours.
         """
-        self.path = Path(path)
-        self.name = printable(str(self.path))
-        self.warnings: list[str] = []
-        self._newer: list[str] = []  # a remark on who wrote it
+        self.path = file_of(path)
+        self.name = printable(path if isinstance(path, FetchedCapture) else str(self.path))
+        self._remarks = list(path.notes) if isinstance(path, FetchedCapture) else []  # on who wrote it, and how it came
+        self.warnings = [*self._remarks]
         self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
         self.history = History() if history is None else history
         self.done = False
@@ -65,8 +64,8 @@ class CaptureReader:
             status = self.path.stat()
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a device may have no end
                 raise UserError(f"cannot read {self.name}: a capture must be a regular file")
-            kind = kind_of(start_of(self.path))
-            if kind not in (None, CAPTURE, BENCH):
+            self._kind = kind = kind_of(start_of(self.path))
+            if kind not in (None, BENCH) and kind.reader is not ReadAs.CAPTURES:
                 raise kind.refusal(str(path), "a capture")
             self._file = open(self.path, "rb")  # noqa: SIM115
             self._content = open_plain(self._file, str(path))
@@ -116,18 +115,9 @@ class CaptureReader:
             self.history.append(record)
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each line with its number. A line that is too long is skipped without being held in memory."""
+        """Each line of OTLP JSON with its number, however the file holds them."""
         try:
-            for number in count(1):
-                line = self._content.readline(LARGEST + 1)
-                if not line:
-                    return
-                if len(line) <= LARGEST:
-                    yield number, line
-                    continue
-                while line and not line.endswith(b"\n"):
-                    line = self._content.readline(2**20)
-                self._leave_out(number, f"it is longer than {LARGEST >> 20} MiB, the limit")
+            yield from unwrapped(self._content, self._kind, self.name, self._leave_out)
         except BROKEN as error:
             if self.history.run is None or getattr(error, "strerror", None):
                 raise UserError(f"cannot read {self.name}: {reason(error)}") from error
@@ -161,7 +151,7 @@ class CaptureReader:
         """The documents from the first on; what was reported of them is reported anew."""
         self._file.seek(0)
         self._content = open_plain(self._file, str(self.path))
-        self.warnings = [*self._newer]
+        self.warnings = [*self._remarks]
         self._passes += 1
         self._decoder.faults = Faults()
         self.history.others = OtherSpans()
@@ -169,7 +159,7 @@ class CaptureReader:
 
     def _documents(self) -> Iterator[tuple[int, Parts]]:
         """The spans of each document, with the number of its first line."""
-        for number, line in documents(self._raw_lines(), self.name):
+        for number, line in self._raw_lines():
             if not line.endswith(b"\n") and not _whole(line):
                 of = f" of {self.size:,}" if self._content is self._file else ""
                 lost = f"{len(line):,}{of} bytes are lost"
@@ -226,8 +216,8 @@ class CaptureReader:
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
             self.history.run = run_info(resource)
-            self._newer = [f"{self.name}: {words}"] if (words := newer(resource)) else []
-            self.warnings += self._newer
+            written = [f"{self.name}: {words}"] if (words := newer(resource)) else []
+            self._remarks, self.warnings = [*self._remarks, *written], [*self.warnings, *written]
             self._decoder.privacy = self.history.run.privacy
         run = resource.get("specscope.run.id")
         if not isinstance(run, str):
@@ -317,5 +307,7 @@ def split_reference(text: str) -> tuple[str, str]:
 
 def split_file(text: str) -> tuple[str, str]:
     """FILE#REST as (FILE, REST); a file whose name has a # in it is one."""
+    if isinstance(text, FetchedCapture):
+        return text, text.place
     file, sign, rest = text.rpartition("#")
     return (text, "") if not sign or os.path.exists(text) else (file, rest)

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from specscope.trace.history.at_parent import above as place_of
 from specscope.trace.history.decided import ended_by
 from specscope.trace.history.why import brief
-from specscope.trace.history.wording import about_method, acceptance
+from specscope.trace.history.wording import about_method, about_sizing, acceptance
 from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.trace.words import how_drawn
 from specscope.tui.keys import shown_key
@@ -132,7 +132,7 @@ def _root(look: Look, step: RequestStep, width: int) -> Line:
     if step.notes is not None and len(step.notes.dropped_token):
         parts.append((3, [(f"{len(step.notes.dropped_token)} nodes dropped", "dim")]))
     if step.sizing:
-        parts.append((3, [(clean(step.sizing), "dim")]))
+        parts.append((3, [(about_sizing(step), "dim")]))
     if step.lossy:
         parts.append((1, [(f"{clean(step.rule)}: not lossless", "warn")]))
     if step.method is not None:

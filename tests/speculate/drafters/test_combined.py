@@ -258,6 +258,7 @@ def test_going_back_to_steps_that_looked_nowhere_brings_the_same_trees_and_count
 
     first = run()
     assert any(tree for tree, *_ in first.values())
+    assert all(sizing.startswith("the head's draft would not pay: ") for _, sizing, *_ in list(first.values())[2:])
     assert max(pause for *_, pause in first.values()) > 1
     for step in range(len(first) - 1, 1, -7):
         engine.rewind(step)

@@ -219,7 +219,7 @@ def test_it_stops_where_nothing_is_accepted_probes_and_comes_back():
     longest = max(len(run) for run in "".join("x" if d else "." for d in depths).split("x"))
     assert longest == every
     assert depths[-50:].count(0) == 0
-    assert "no draft pays" in _sized(sizer, bad).reason
+    assert "the model's draft would not pay" in _sized(sizer, bad).reason
 
 
 def test_one_request_at_a_time_probes():

@@ -12,7 +12,7 @@ from specscope.debug import show
 from specscope.debug.session import Session
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
-from specscope.trace.history.wording import acceptance, accepted_text, ending, plural
+from specscope.trace.history.wording import about_sizing, acceptance, accepted_text, ending, plural, unpaid
 from specscope.trace.record.records import FinalKind, FinishReason
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.wire.reading import CaptureReader
@@ -52,6 +52,20 @@ def test_a_single_node_is_no_nodes():
     none = dataclasses.replace(step.verdict, path=step.verdict.path[:0])
     one = dataclasses.replace(step, tree=DraftTree.build([5], [-1]), verdict=none)
     assert acceptance(one) == "0 of 1 node, depth 0 of 1"
+
+
+def test_what_the_text_had_was_verified_though_the_head_s_draft_would_not_pay():
+    """Issue 43: such a step said that no draft pays, and judged two nodes."""
+    figures = ": a pass must bring 0.16 tokens and 4 nodes 2.61; it would bring 0.22"
+    for drafter, model in (("suffix+eagle", "head"), ("ngram+draft_model", "draft model")):
+        for told in ("no draft pays", unpaid(model)):
+            step = dataclasses.replace(tree_step(), drafter=drafter, sizing=told + figures)
+            verified = f"the {model}'s draft would not pay, and the text's was verified{figures}"
+            assert about_sizing(step) == verified
+            assert about_sizing(dataclasses.replace(step, tree=DraftTree.empty())) == told + figures
+    probe = dataclasses.replace(tree_step(), drafter="suffix+eagle", sizing="a probe after 3 steps without drafts")
+    assert about_sizing(probe) == probe.sizing
+    assert about_sizing(dataclasses.replace(tree_step(), sizing="")) == ""
 
 
 def test_steps_that_judged_nothing():

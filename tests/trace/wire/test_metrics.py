@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from specscope.errors import UserError
+from specscope.remote.receiver import Receiver
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.records import (
     FinishReason,
@@ -23,10 +25,11 @@ from specscope.trace.record.records import (
     RequestStep,
     StepRecord,
 )
+from specscope.trace.wire import metrics as exported
 from specscope.trace.wire.metrics import Metrics, log_line
 from tests.counting import lines_run
 from tests.support import records as made
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, ends
 
 MS = 1_000_000
 
@@ -164,6 +167,7 @@ def test_prometheus_over_http() -> None:
 
 
 @pytest.mark.parametrize(("protocol", "path"), [("grpc", ""), ("http/protobuf", ""), ("http/protobuf", "/v1/traces")])
+@pytest.mark.usefixtures("patient")
 def test_otlp_export(protocol: str, path: str) -> None:
     with MetricsBackend() as backend:
         metrics = filled(endpoint=backend.endpoint(protocol) + path, protocol=protocol)
@@ -171,6 +175,32 @@ def test_otlp_export(protocol: str, path: str) -> None:
     found = {metric.name: metric for group in backend.got for scope in group.scope_metrics for metric in scope.metrics}
     assert [point.as_int for point in found["spec_decode_num_accepted_tokens"].sum.data_points] == [7]
     assert set(found) == {*COUNTERS, *GAUGES, "specscope.lost_records"}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_where_they_cannot_be_sent_it_is_known_why_and_nobody_waits(protocol: str, monkeypatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setattr(exported, "EXPORT_TIMEOUT", 4 * HANG_SECONDS)
+        monkeypatch.setattr(exported, "UNKNOWN", 0.1)
+        metrics = filled(endpoint=f"127.0.0.1:{port}", protocol=protocol)
+        ends(metrics.close)
+        assert metrics.unsent == f"127.0.0.1:{port} did not answer in 0 s"
+    monkeypatch.setattr(exported, "UNKNOWN", 4 * HANG_SECONDS)
+    metrics = filled(endpoint=f"127.0.0.1:{port}", protocol=protocol)
+    ends(metrics.close)
+    assert metrics.unsent == f"nobody listens at 127.0.0.1:{port} (connection refused)"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.usefixtures("patient")
+def test_an_endpoint_that_takes_traces_alone_is_no_loss(protocol: str) -> None:
+    """Jaeger's."""
+    with Receiver(lambda spans: None) as one:
+        port = one.grpc_port if protocol == "grpc" else one.http_port
+        metrics = filled(endpoint=f"127.0.0.1:{port}", protocol=protocol)
+        metrics.close()
+    assert metrics.unsent == ""
 
 
 class MetricsBackend:

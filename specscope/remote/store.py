@@ -1,0 +1,213 @@
+"""Traces straight from their store, Jaeger or Tempo: a request's, and those of the engine steps that it links to."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from specscope.errors import UserError, first_line
+from specscope.remote.fetch import HttpClient, StatusError
+from specscope.trace.checked import decoded
+from specscope.trace.documents import LARGEST
+from specscope.trace.history.wording import plural
+from specscope.trace.stored import FetchedCapture, StoreAddress
+
+SILENT = 15.0  # seconds that a store may be silent: a trace that it has to look for takes some
+WHOLE = 120.0  # seconds that a trace may take in all
+AT_ONCE = 8  # requests under way
+MOST_STEPS = 4096  # engine steps that are fetched
+LARGEST_ALL = 512 * 2**20  # bytes of them in all
+MOST_FAILURES = 5  # engine steps that fail otherwise than by being gone: no more are asked for
+LINKING = ("prefill", "decode_step")  # spans whose links lead to engine steps
+GONE = (404, 405, 501)  # no such trace, or no such API
+LOGIN = (401, 403)
+
+
+def fetch_capture(
+    address: StoreAddress, headers: Mapping[str, str], progress: Callable[[float], None] | None = None
+) -> FetchedCapture:
+    """A trace and its engine steps, as far as the store has them, in a file that is deleted with the process.
+
+    Raises UserError in one line. Engine steps that are no longer there are no error; others that are missing are noted.
+    """
+    client = HttpClient(SILENT, WHOLE)
+    try:
+        api, lines, spans = _trace(client, address, headers)
+        file, path = _new_file()
+        with file:
+            file.write(lines)
+            steps = _Steps(client, f"{api}{{}}{address.query}", headers, file)
+            steps.fetch(_linked(spans), progress)
+    except OSError as error:
+        raise UserError(f"{address}: cannot write what was fetched: {error.strerror}") from error
+    finally:
+        client.close()
+    return FetchedCapture(address, path, place=address.place, notes=steps.notes)
+
+
+def _new_file() -> tuple[BinaryIO, Path]:
+    """A file for this user alone, until the process ends. Raises OSError."""
+    number, name = tempfile.mkstemp(prefix="specscope-", suffix=".jsonl")
+
+    def remove() -> None:
+        with suppress(OSError):
+            os.unlink(name)
+
+    atexit.register(remove)
+    return open(number, "wb"), Path(name)
+
+
+def _trace(
+    client: HttpClient, address: StoreAddress, headers: Mapping[str, str]
+) -> tuple[str, bytes, list[dict[str, Any]]]:
+    """The API that has the trace, its answer in lines, and the answer's spans. Raises UserError."""
+    refusals: list[tuple[int, str]] = []  # how much each says, and its words
+    for api in address.apis:
+        try:
+            page = client.get(f"{api}{address.trace}{address.query}", LARGEST + 1, _with_accept(headers))
+        except StatusError as error:
+            refusals.append(_refusal(error))
+            continue
+        except (OSError, HTTPException, ValueError) as error:
+            raise UserError(f"{address} cannot be reached: {first_line(error)}") from None
+        if len(page) > LARGEST:
+            raise UserError(f"{address}: the trace is larger than {LARGEST >> 20} MiB, the limit")
+        try:
+            lines, spans = _read(page)
+        except ValueError:
+            is_page = page.lstrip()[:1] == b"<"
+            what = "with a page: is it behind a login (--header 'Name: value')?" if is_page else "with no JSON"
+            refusals.append((0, f"this is not a trace store: it answers {what}"))
+            continue
+        if spans:
+            return api, lines, spans
+        refusals.append((1, "the store has no such trace (its answer holds no spans)"))
+    raise UserError(f"{address}: {max(refusals)[1]}")
+
+
+def _refusal(error: StatusError) -> tuple[int, str]:
+    if error.status in LOGIN:
+        return 3, f"the store answers {error}: give a login with --header 'Name: value'"
+    return (1, f"the store has no such trace ({error})") if error.status in GONE else (2, f"the store answers {error}")
+
+
+def _with_accept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {"Accept": "application/json", **headers}
+
+
+class _Steps:
+    """The engine steps of a request, fetched several at once into its file."""
+
+    def __init__(self, client: HttpClient, url: str, headers: Mapping[str, str], file: BinaryIO) -> None:
+        """`url`: with {} for the id of a trace."""
+        self._client, self._url, self._headers, self._file = client, url, headers, file
+        self._lock = threading.Lock()
+        self._room = LARGEST_ALL
+        self._failures: list[str] = []
+        self._unasked = 0
+        self.notes: tuple[str, ...] = ()
+
+    def fetch(self, traces: list[str], progress: Callable[[float], None] | None) -> None:
+        """Fetch them all, and say what is missing. Raises OSError where the file takes no more."""
+        asked = traces[:MOST_STEPS]
+        self._unasked = len(traces) - len(asked)
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            for done, future in enumerate(as_completed(pool.submit(self._one, trace) for trace in asked), 1):
+                future.result()
+                if progress:
+                    progress(done / len(asked))
+        except BaseException:
+            self._client.close()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        missing = len(self._failures) + self._unasked
+        if missing:
+            why = f": {self._failures[0]}" if self._failures else ", the limit"
+            of = plural(len(traces), "engine step")
+            self.notes = (f"{missing} of {of} that the trace links to were not fetched{why}",)
+
+    def _one(self, trace: str) -> None:
+        """Fetch one; in a thread."""
+        if len(self._failures) >= MOST_FAILURES or self._room <= 0:
+            with self._lock:
+                self._unasked += 1
+            return
+        lines, failure = b"", ""
+        try:
+            page = self._client.get(self._url.format(trace), LARGEST + 1, _with_accept(self._headers))
+            if len(page) > LARGEST:
+                failure = f"a trace is larger than {LARGEST >> 20} MiB"
+            else:
+                lines, spans = _read(page)
+                lines = lines if spans else b""
+        except StatusError as error:
+            failure = "" if error.status in GONE else f"the store answers {error}"
+        except (OSError, HTTPException, ValueError) as error:
+            failure = first_line(error)
+        with self._lock:
+            self._failures += [failure] if failure else []
+            self._room -= len(lines)
+            self._file.write(lines)
+
+
+def _read(page: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+    """An answer of one JSON document or one a line: as one a line, and its spans. Raises ValueError."""
+    whole = page.replace(b"\r", b" ").replace(b"\n", b" ")  # no string in JSON has a line break
+    try:
+        return whole + b"\n", list(_spans(decoded(whole)))
+    except ValueError:
+        lines = [line for line in page.splitlines() if line.strip()]
+        return b"\n".join([*lines, b""]), list(_spans([decoded(line) for line in lines]))
+
+
+def _spans(value: object) -> Iterator[dict[str, Any]]:
+    """The spans in JSON, as OTLP or as Jaeger's own, however they are wrapped."""
+    inner = [value]
+    while inner:
+        value = inner.pop()
+        if isinstance(value, list):
+            inner += value
+        elif isinstance(value, dict):
+            if ("spanId" in value or "spanID" in value) and _name(value):
+                yield value
+            else:
+                inner += value.values()
+
+
+def _name(span: Mapping[str, Any]) -> str:
+    name = span.get("name") or span.get("operationName")
+    return name if isinstance(name, str) else ""
+
+
+def _linked(spans: list[dict[str, Any]]) -> list[str]:
+    """The traces that a request's steps link to, as hex, each once."""
+    traces: dict[str, None] = {}
+    for span in spans:
+        own = _hex(span.get("traceId") or span.get("traceID"))
+        links = span.get("links") or span.get("references") if _name(span) in LINKING else None
+        for link in links if isinstance(links, list) else ():
+            trace = _hex(link.get("traceId") or link.get("traceID")) if isinstance(link, dict) else ""
+            if trace and trace != own:
+                traces[trace] = None
+    return list(traces)
+
+
+def _hex(trace: object) -> str:
+    """A trace id that a store wrote, in hex or base64; "" for anything else."""
+    if not isinstance(trace, str):
+        return ""
+    with suppress(ValueError):
+        number = bytes.fromhex(trace) if len(trace) == 32 else base64.b64decode(trace, validate=True)
+        return number.hex() if len(number) == 16 else ""
+    return ""

@@ -1,0 +1,1 @@
+"""Spans as trace stores and collectors give them back, made lines of OTLP JSON."""

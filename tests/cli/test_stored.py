@@ -1,0 +1,127 @@
+"""Captures by their address in a trace store: every verb reads them as it reads a file, and tells no password."""
+
+import json
+import os
+
+import pytest
+
+from tests.processes import SPECSCOPE, Terminal, ended
+from tests.remote.store import PLANTED, Answer, Store, jaeger, traces_of
+from tests.support.commands import specscope
+from tests.waiting import HANG_SECONDS
+
+REQUEST, TRACES = traces_of()
+
+
+def plain(parts):
+    return json.dumps({"resourceSpans": parts}).encode()
+
+
+ID = f"/trace/{REQUEST}"
+
+
+@pytest.fixture
+def store():
+    with Store(jaeger(TRACES, wrapped=plain), login="Basic bWU6c2VjcmV0") as store:
+        store.address = f"{store.url}{ID}"  # as it is shown
+        store.given = f"{store.url.replace('//', '//me:secret@')}{ID}"
+        yield store
+
+
+def told(*words, code=0, stdin=""):
+    done = specscope(*words, stdin=stdin)
+    assert done.returncode == code, done.stderr
+    assert "secret" not in done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["report", "IT"], 0),
+        (["verify", "IT"], 0),
+        (["why", "IT"], 0),
+        (["why", "IT#r0@3"], 0),
+        (["compare", "IT", str(PLANTED)], 0),
+        (["compare", str(PLANTED), "--with", "IT"], 0),
+        (["diagnose", "IT", "--no-audit"], 1),
+        (["diagnose", str(PLANTED), "--no-audit", "--against", "IT"], 1),
+        (["tune", "IT", "--no-costs", "--nodes", "4"], 0),
+    ],
+    ids=lambda words: " ".join(words).replace(str(PLANTED), "FILE") if isinstance(words, list) else "",
+)
+def test_a_verb_says_of_an_address_what_it_says_of_the_file(store, words, code):
+    by_file, by_address = (
+        told(*(word.replace("IT", name) for word in words), "--json", code=code).stdout
+        for name in (str(PLANTED), store.given)
+    )
+    assert store.address in by_address or "--against" in words  # which is not named
+    assert json.loads(by_address.replace(store.address, str(PLANTED))) == json.loads(by_file)
+
+
+def test_tables_are_written_of_it(store, tmp_path):
+    assert "1 request, 11 steps" in told("export", store.given, "-o", tmp_path / "tables").stderr
+
+
+def test_the_debugger_opens_at_its_step(store):
+    told_by_file, told_by_address = (
+        told("debug", "--over", f"{name}#r0@3", "--commands", "-", stdin="tree\n").stdout
+        for name in (PLANTED, store.given)
+    )
+    assert told_by_file == told_by_address
+
+
+def test_of_several_one_that_is_not_there_costs_the_others_nothing(store):
+    done = told("verify", store.given.replace(REQUEST, "ab"), store.given, "--json", code=2)
+    assert done.stderr.startswith(f"specscope: error: {store.url}/trace/ab: the store has no such trace")
+    gone, there = json.loads(done.stdout)["captures"]
+    assert (gone["source"], there["source"], there["exit"]) == (f"{store.url}/trace/ab", store.address, 0)
+
+
+def test_what_is_refused_is_an_envelope_with_json_and_names_the_address(store):
+    done = told("report", store.address, "--json", code=2)
+    assert "401 Unauthorized: give a login with --header" in done.stderr
+    assert json.loads(done.stdout)["error"] in done.stderr
+
+
+def test_headers_are_sent_and_not_printed():
+    with Store(jaeger(TRACES, wrapped=plain), login="Bearer secret") as store:
+        headers = ("--header", "authorization:Bearer secret", "--header", "X-Scope-OrgID: 7")
+        told("report", f"{store.url}{ID}", *headers)
+        assert {headers["X-Scope-OrgID"] for _, headers in store.asked} == {"7"}
+        for bad in ("secret", ": secret", "a b: secret", "a: b\nsecret", "ä: secret"):
+            assert (
+                "write a name and a value in ASCII"
+                in told("report", f"{store.url}{ID}", "--header", bad, code=2).stderr
+            )
+    assert "--header is for a trace store" in told("report", PLANTED, "--header", "a: secret", code=2).stderr
+    assert "--header is for a trace store" in told("debug", "--header", "a: secret", "hi", code=2).stderr
+
+
+def test_what_is_missing_of_it_is_said(store):
+    step = next(trace for trace in TRACES if trace != REQUEST)
+    store.answers[f"/api/v3/traces/{step}"] = Answer(b"", 503)
+    note = f"1 of {len(TRACES) - 1} engine steps that the trace links to were not fetched: the store answers 503"
+    assert note in told("report", store.given).stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["replay"], ["replay", "", ""], ["verify", "#r0@3"], ["run", "--otlp-endpoint", "x:/"]]
+)
+def test_a_password_is_not_in_a_refusal_either(store, words):
+    verb, *ends = words
+    told(verb, *(f"{store.given}{end}" for end in ends or [""]), code=2)
+
+
+def test_a_screen_shows_it_and_a_bar_meanwhile_and_nothing_is_left(store, tmp_path):
+    terminal = Terminal([*SPECSCOPE, "replay", f"{store.given}#r0@3"], TMPDIR=str(tmp_path))
+    try:
+        for word in (b"fetching", b"r0"):
+            terminal.wait_for(lambda word=word: word in terminal.screen)
+        assert len(os.listdir(tmp_path)) == 1
+        terminal.type("q")
+        assert ended(terminal.process, HANG_SECONDS)
+        assert b"secret" not in terminal.screen
+        assert os.listdir(tmp_path) == []
+    finally:
+        terminal.close()

@@ -1,0 +1,157 @@
+"""A trace from a store over real HTTP: what is asked for, what the file holds, and what is said where it fails."""
+
+import base64
+import json
+import os
+import socket
+import stat
+
+import pytest
+
+from specscope.errors import UserError
+from specscope.remote import store as stores
+from specscope.remote.store import fetch_capture
+from specscope.trace.stored import StoreAddress
+from tests.remote.store import NONE, PAGE, Answer, Store, jaeger, result, traces_of
+
+REQUEST, TRACES = traces_of()
+STEPS = set(TRACES) - {REQUEST}
+
+
+def fetched(url, headers=None, progress=None):
+    """(the capture, the ids of the traces of its lines, in order)."""
+    capture = fetch_capture(StoreAddress.read(url), headers or {}, progress)
+    lines = capture.file.read_bytes().splitlines()
+    return capture, [next(iter(stores._spans(json.loads(line))))["traceId"] for line in lines]
+
+
+def test_the_request_comes_first_and_its_engine_steps_over_few_connections():
+    shares = []
+    with Store(jaeger(TRACES, "/jaeger")) as store:
+        capture, traces = fetched(f"{store.url}/jaeger/trace/{REQUEST}?uiFind=x#y", progress=shares.append)
+        assert len(store.connections) <= stores.AT_ONCE
+    assert traces[0] == REQUEST
+    assert sorted(traces[1:]) == sorted(STEPS)  # each once
+    assert set(store.paths) == {f"/jaeger/api/v3/traces/{trace}" for trace in TRACES}
+    assert capture == f"{store.url}/jaeger/trace/{REQUEST}"
+    assert capture.notes == ()
+    assert shares == [number / len(STEPS) for number in range(1, len(STEPS) + 1)]
+    assert stat.S_IMODE(os.stat(capture.file).st_mode) == 0o600
+    line = capture.file.read_bytes().splitlines()[0]
+    assert json.loads(line) == {"result": {"resourceSpans": TRACES[REQUEST]}}
+
+
+def indented(parts):
+    return json.dumps({"result": {"resourceSpans": parts}}, indent=2).replace("\n", "\r\n").encode()
+
+
+def tempo(parts):
+    """As Tempo writes JSON: ids in base64, under other names."""
+    text = json.dumps({"batches": parts})
+    for trace in TRACES:
+        text = text.replace(trace, base64.b64encode(bytes.fromhex(trace)).decode())
+    return text.encode()
+
+
+def in_lines(parts):
+    """As the API v3 of older versions streams it."""
+    return b"\n".join(result([part]) for part in parts)
+
+
+@pytest.mark.parametrize("wrapped", [indented, tempo, in_lines])
+def test_whatever_the_answer_is_wrapped_in_its_steps_are_found(wrapped):
+    with Store(jaeger(TRACES, wrapped=wrapped)) as store:
+        capture, _ = fetched(f"{store.url}/trace/{REQUEST}")
+    assert len(store.paths) == len(TRACES)
+    lines = capture.file.read_bytes().splitlines()
+    assert sum(len(list(stores._spans(json.loads(line)))) for line in lines) == sum(map(len, TRACES.values()))
+
+
+@pytest.mark.parametrize("otherwise", [NONE, PAGE, Answer(b"", 400)], ids=["404", "page", "400"])
+def test_the_older_api_is_a_way_out_and_is_then_kept_to(otherwise):
+    answers = {path.replace("/v3", ""): answer for path, answer in jaeger(TRACES, "/p").items()}
+    with Store(answers, otherwise) as store:
+        fetched(f"{store.url}/p/api/traces/{REQUEST}?start=1")
+    assert store.paths[0] == f"/p/api/v3/traces/{REQUEST}?start=1"
+    assert set(store.paths[1:]) == {f"/p/api/traces/{trace}?start=1" for trace in TRACES}
+
+
+def test_engine_steps_that_are_gone_are_no_error_and_a_store_that_fails_is_asked_no_more(monkeypatch):
+    answers, failing = jaeger(TRACES), Answer(b"", 503)
+    gone = min(STEPS)
+    with Store({path: answer for path, answer in answers.items() if gone not in path}) as store:
+        capture, traces = fetched(f"{store.url}/trace/{REQUEST}")
+        assert (len(traces), capture.notes) == (len(TRACES) - 1, ())
+        store.answers = {f"/api/v3/traces/{REQUEST}": answers[f"/api/v3/traces/{REQUEST}"]}
+        store.answers |= {f"/api/v3/traces/{trace}": failing for trace in STEPS}
+        store.asked.clear()
+        monkeypatch.setattr(stores, "AT_ONCE", 1)
+        capture, traces = fetched(f"{store.url}/trace/{REQUEST}")
+    assert traces == [REQUEST]
+    of = f"{len(STEPS)} of {len(STEPS)} engine steps that the trace links to were not fetched"
+    assert capture.notes == (f"{of}: the store answers 503 Service Unavailable",)
+    assert len(store.paths) == 1 + stores.MOST_FAILURES
+
+
+@pytest.mark.parametrize(("bound", "value", "steps"), [("MOST_STEPS", 4, 4), ("LARGEST_ALL", 1, 1)])
+def test_how_many_and_how_much_is_bounded(monkeypatch, bound, value, steps):
+    monkeypatch.setattr(stores, bound, value)
+    monkeypatch.setattr(stores, "AT_ONCE", 1)
+    with Store(jaeger(TRACES)) as store:
+        capture, traces = fetched(f"{store.url}/trace/{REQUEST}")
+    assert len(traces) == 1 + steps
+    left = f"{len(STEPS) - steps} of {len(STEPS)} engine steps that the trace links to were not fetched, the limit"
+    assert capture.notes == (left,)
+
+
+def failure(store, answers, otherwise=NONE, url=""):
+    store.answers = answers
+    with pytest.raises(UserError) as caught:
+        fetch_capture(StoreAddress.read(url or f"{store.url.replace('//', '//me:secret@')}/trace/{REQUEST}"), {})
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert f"{store.url}/trace/{REQUEST}" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (NONE, "the store has no such trace (404 Not Found)"),
+        (Answer(b'{"result":{}}'), "the store has no such trace (its answer holds no spans)"),
+        (Answer(b"", 403), "the store answers 403 Forbidden: give a login with --header 'Name: value'"),
+        (Answer(b"", 401), "the store answers 401 Unauthorized: give a login with --header"),
+        (Answer(b"", 500), "the store answers 500 Internal Server Error"),
+        (PAGE, "this is not a trace store: it answers with a page: is it behind a login"),
+        (Answer(b"hello"), "this is not a trace store: it answers with no JSON"),
+        (Answer(b"[" * 100_000), "this is not a trace store: it answers with no JSON"),
+        (Answer(b" " * 2000), "the trace is larger than"),
+        (Answer(b"", 302, (("Location", "ftp://h/"),)), "cannot be reached: it redirects to what is no page"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_one_line(monkeypatch, answer, why):
+    if why.endswith("larger than"):
+        monkeypatch.setattr(stores, "LARGEST", 1000)
+    with Store({}, answer) as store:
+        assert why in failure(store, {})
+
+
+def test_a_store_that_is_not_there_or_says_nothing(monkeypatch):
+    with Store({}) as store:
+        pass
+    assert "cannot be reached: [Errno 111] Connection refused" in failure(store, {})
+    monkeypatch.setattr(stores, "SILENT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert "cannot be reached: timed out" in failure(store, {})
+
+
+def test_logins_are_sent_with_every_request():
+    basic, header = "Basic bWU6c2VjcmV0", {"authorization": "Bearer token"}
+    with Store(jaeger(TRACES), login=basic) as store:
+        _, traces = fetched(f"{store.url.replace('//', '//me:se%63ret@')}/trace/{REQUEST}")
+        assert len(traces) == len(TRACES)
+    with Store(jaeger(TRACES), login=header["authorization"]) as store:
+        _, traces = fetched(f"{store.url}/trace/{REQUEST}", header)
+        assert len(traces) == len(TRACES)
+    assert {headers["Accept"] for _, headers in store.asked} == {"application/json"}

@@ -1,0 +1,211 @@
+"""Whatever a trace store or a collector puts around spans, the spans are those that were sent."""
+
+import gzip
+import io
+import json
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace.kinds import ReadAs, kind_of
+from specscope.trace.wire import schema
+from specscope.trace.wire.aggregate_span import AggregateStep
+from specscope.trace.wire.capture import line_json
+from specscope.trace.wire.codec import DamagedError, checked_span
+from specscope.trace.wire.otlp_json import plain, read_line, read_others
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import Encoder, resource_attributes
+from specscope.trace.wire.wrapped.unwrap import unwrapped
+from tests.trace.damage import SAMPLES, small
+from tests.trace.strategies import RUN, runs, vocabularies
+from tests.trace.wrappings import MICROSECONDS, WRAPPINGS
+
+PEOPLE, VLLM = (Path(__file__).parents[3] / "data" / name for name in ("people", "vllm"))
+
+
+def refuse(number, why):
+    raise AssertionError(f"{number}: {why}")
+
+
+def lines_of(content, leave_out=refuse):
+    """Its lines of OTLP JSON, as the capture reader takes them."""
+    kind = kind_of(content)
+    assert kind is None or kind.reader is ReadAs.CAPTURES, kind
+    return [line for _, line in unwrapped(io.BytesIO(content), kind, "x", leave_out)]
+
+
+def checked(name, attributes):
+    """What the decoder makes of a span's attributes, as text: NaN is equal to NaN there."""
+    kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+    if any(key.startswith("specscope.aggregate.") for key in attributes):
+        kind = AggregateStep
+    return repr(attributes if kind is None else checked_span(attributes, kind))
+
+
+def spans_of(content, unit=1):
+    """Every span of ours: its resource, name, start and end, and its attributes; in any order."""
+    found = []
+    for line in lines_of(content):
+        for resource, spans in read_line(line):
+            run = repr(checked_span(resource, schema.Resource))
+            for span in spans:
+                assert not isinstance(span, DamagedError), span
+                times = (span.start_ns // unit, span.end_ns // unit)
+                found.append((run, span.name, *times, checked(span.name, plain(span.attributes))))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("how", WRAPPINGS)
+@given(records=runs(), vocabulary=vocabularies)
+@settings(max_examples=5)
+def test_the_spans_are_those_of_the_plain_lines(how, records, vocabulary):
+    encoder = Encoder(RUN, vocabulary)
+    lines = [json.loads(line_json(resource_attributes(RUN), encoder.encode(record))) for record in records]
+    unit = 1000 if how in MICROSECONDS else 1
+    content = WRAPPINGS[how](lines)
+    assert spans_of(content, unit) == spans_of(WRAPPINGS["lines"](lines), unit)
+
+
+@pytest.mark.parametrize("how", WRAPPINGS)
+def test_a_wrapped_capture_is_read_as_the_capture(how, tmp_path):
+    lines = [json.loads(line) for line in gzip.decompress((PEOPLE / "cap.jsonl.gz").read_bytes()).splitlines()]
+    plain_file, file = tmp_path / "plain.jsonl", tmp_path / "wrapped"
+    plain_file.write_bytes(WRAPPINGS["lines"](lines))
+    file.write_bytes(WRAPPINGS[how](lines))
+    sent, back = read_capture(plain_file), read_capture(file)
+    assert back.warnings == []
+    assert back.history.run == sent.history.run
+    assert len(back.history.steps) == len(sent.history.steps) == 11
+    for ours, theirs in zip(back.history.steps, sent.history.steps, strict=True):
+        assert [part.verdict for part in ours.requests] == [part.verdict for part in theirs.requests]
+        assert how in MICROSECONDS or ours == theirs
+
+
+@pytest.mark.parametrize("how", WRAPPINGS)
+def test_spans_of_other_services_are_read_too(how, tmp_path):
+    """Ids in base64 among them."""
+    lines = [json.loads(line) for line in (VLLM / "sglang_spans.jsonl").read_bytes().splitlines()]
+    unit = 1000 if how in MICROSECONDS else 1
+
+    def others(content):
+        spans = [span for line in lines_of(content) for span in read_others(line)]
+        assert not any(isinstance(span, DamagedError) for span in spans)
+        return sorted(
+            (s.trace_id, s.span_id, s.parent_id, s.name, s.service, s.scope, s.start_ns // unit) for s in spans
+        )
+
+    sent = others(WRAPPINGS["lines"](lines))
+    assert others(WRAPPINGS[how](lines)) == sent != []
+    (tmp_path / "others").write_bytes(WRAPPINGS[how](lines))
+    with pytest.raises(UserError, match="holds only spans of other services"):
+        read_capture(tmp_path / "others")
+
+
+def test_what_jaegers_page_saves_is_what_its_api_gives():
+    """The same trace by two ways out of a real Jaeger: ends lose a part of a microsecond twice."""
+    by_api, by_page = (
+        spans_of(gzip.decompress((PEOPLE / f"jaeger_{name}.json.gz").read_bytes()), 1000) for name in ("v3", "page")
+    )
+    assert len(by_api) == 25
+    for sent, back in zip(by_api, by_page, strict=True):
+        assert (sent[:3], sent[4]) == (back[:3], back[4])
+        assert 0 <= sent[3] - back[3] <= 1
+
+
+def test_a_text_that_looks_like_an_array_stays_text():
+    counts = ("specscope.step", "specscope.request.step", "specscope.context_len", "specscope.prefill_tokens")
+    attributes = dict.fromkeys(counts, 3) | {"specscope.request.id": "[1]", "specscope.kv.blocks": "[4, 5]"}
+    span = checked_span(attributes, schema.Prefill)
+    assert (span.request_id, list(span.kv_blocks)) == ("[1]", [4, 5])
+    for damaged in ("[4, 5", "[4, -5]", '{"4": 5}', "[" * 5000, ""):
+        with pytest.raises(DamagedError, match=r"`specscope.kv.blocks`: "):
+            checked_span(attributes | {"specscope.kv.blocks": damaged}, schema.Prefill)
+
+
+@pytest.mark.parametrize("how", WRAPPINGS)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=12)
+def test_damage_is_left_out_or_refused(how, seed, tmp_path_factory):
+    chance = random.Random(seed)
+    content = bytearray(WRAPPINGS[how](small(SAMPLES[seed % len(SAMPLES)])[:3]))
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(content)) if chance.random() < 0.7 else chance.randrange(min(len(content), 60))
+        match chance.randrange(4):
+            case 0:
+                del content[at:]
+            case 1:
+                content[at : at + 1] = chance.choice([b"[", b"]", b"{", b"}", b'"', b"\\", b"null", b"\xff", b"\n"])
+            case 2:
+                del content[at : at + chance.randint(1, 200)]
+            case 3:
+                content[at : at + 4] = chance.randbytes(4)
+        content = content or bytearray(b"\0")
+    file = tmp_path_factory.mktemp("damaged") / "file"
+    file.write_bytes(content)
+    try:
+        warnings = read_capture(file).warnings
+    except UserError as error:
+        warnings = [str(error)]
+    assert not any("\n" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("how", ["one document", "indented", "Jaeger's page in one line", "protobuf", "Tempo"])
+def test_a_list_that_is_longer_than_the_bound(how, monkeypatch):
+    """An entry at a time: four times the entries take no more memory."""
+    bound = 2**17
+    for module in ("documents", "wire.wrapped.unwrap", "wire.wrapped.protobuf"):
+        monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", bound)
+    monkeypatch.setattr("specscope.trace.wire.wrapped.unwrap.PIECE", 2**14)
+    peaks = []
+    for count in (6, 24):
+        content = WRAPPINGS[how](lines := in_own_traces(count))
+        file = io.BytesIO(content)
+        tracemalloc.start()
+        numbered = unwrapped(file, kind_of(content), "x", refuse)
+        spans = sum(len(found) for _, line in numbered for _, found in read_line(line))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert spans == sum(len(scope.get("spans", [])) for line in lines for scope in scopes(line))
+    assert len(content) > 3 * bound
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def scopes(line):
+    return [scope for part in line["resourceSpans"] for scope in part["scopeSpans"]]
+
+
+def in_own_traces(count):
+    """A sample so many times, each line a trace, since an entry of Jaeger's page is one."""
+    lines = json.loads(json.dumps(small("planted") * count))
+    for number, line in enumerate(lines, 1):
+        for span in scopes(line)[0].get("spans", []):
+            span["traceId"] = f"{number:032x}"
+    return lines
+
+
+def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch):
+    for module in ("documents", "wire.wrapped.unwrap"):
+        monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", 1000)
+    faults = []
+    entries = ['{"resource": {}}', '{"resource": {}, "x": "' + "y" * 2000 + '"}', '{"resource": {"attributes": []}}']
+    content = ('{"result": {"resourceSpans": [' + ",\n".join(entries) + '], "more": [{}, []]}, "z": {}}').encode()
+    found = lines_of(content, lambda number, why: faults.append((number, why)))
+    assert [json.loads(line)["resourceSpans"] for line in found] == [[json.loads(entries[0])], [json.loads(entries[2])]]
+    assert faults == [(2, "a trace or a resource in one piece of over 0 MiB, the limit")]
+    with pytest.raises(UserError, match=r"x, line 1: a trace or a resource in one piece of over 0 MiB"):
+        lines_of(('{"result": {"resourceSpans": [' + entries[1] + "]}}").encode())
+
+
+@pytest.mark.parametrize("how", ["Jaeger's page", "Jaeger's API", "proto of the file exporter", "protobuf", "Tempo"])
+def test_a_file_that_is_cut_off_says_so(how, tmp_path):
+    lines = [json.loads(line) for line in gzip.decompress((PEOPLE / "cap.jsonl.gz").read_bytes()).splitlines()]
+    content = WRAPPINGS[how](lines)
+    file = tmp_path / "cut"
+    file.write_bytes(content[: len(content) * 3 // 4])
+    reader = read_capture(file)
+    assert any("was cut off: its last line is incomplete" in warning for warning in reader.warnings)
