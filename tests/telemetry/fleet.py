@@ -10,13 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from specscope import Engine, SamplingParams
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.export import SpanSink, make_exporter
+from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
 
@@ -37,13 +40,16 @@ class Sent:
     vocabulary: Vocabulary
     records: list[StepRecord]
 
-    def send(self, endpoint: str, level: SpanLevel = SpanLevel.TREES) -> None:
+    def send(self, endpoint: str) -> None:
         """Send its spans, as the engine does."""
-        sink = SpanSink(make_exporter(endpoint), self.run, self.vocabulary, level, SERVICE)
-        for record in self.records:
-            sink(record)
-        sink.close()
-        assert sink.failed == 0
+        options = OutputOptions(None, endpoint, None, SpanLevel.TREES, None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OTEL_SERVICE_NAME", SERVICE)
+            bus = Bus()
+            outputs = Outputs(options, bus, self.run, self.vocabulary, None)
+            for record in self.records:
+                bus.publish(record)
+            assert outputs.close() == []
 
     def spans(self) -> list[Span]:
         """The spans that it sends."""
