@@ -247,7 +247,8 @@ class Decoder:
             pending.parts[span.request_id] = part
             pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
         elif isinstance(span, schema.Queue):
-            pending.admitted[span.request_id] = info
+            if span.admitted:  # else it ended while it waited
+                pending.admitted[span.request_id] = info
         elif isinstance(span, schema.EngineStep):
             pending.engine = span
         else:

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
+from specscope.trace.record.records import FinishReason
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info
+from tests.support.records import end, info, phases, record
 from tests.trace.strategies import RUN, runs, vocabularies
 
 
@@ -55,6 +58,13 @@ def test_a_lost_span_costs_no_more_and_is_counted(records, vocabulary):
             assert record.batch == sent.batch
             assert record.absent is not None
     assert decoder.in_part or not any(record.step == step for record in back)
+
+
+def test_a_request_that_ended_while_it_waited_was_not_admitted():
+    waited, ran = info("r0", "abc", [1, 2], arrived=5), info("r1", "abc", [1, 2], arrived=5, admitted=7)
+    ends = (end(waited, reason=FinishReason.ERROR, finished=9, error="no room"), end(ran, [3], finished=9))
+    records = [record(0, [], during=phases(5), admitted=(ran,), finished=ends)]
+    assert decode(Encoder(RUN, Vocabulary()).encode(records[0]))[1] == records
 
 
 def test_the_resource_tells_the_run():
