@@ -19,6 +19,7 @@ from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.privacy import blank
 from specscope.trace.record.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.wire_field import wired
@@ -38,7 +39,8 @@ KINDS = {
     MethodNotes: "JSON in `specscope.method`",
     FormNotes: "JSON in `specscope.form`",
     Logprobs: "JSON in `specscope.logprobs`",
-    RequestEnd: "a request's own span, `text_completion MODEL`",
+    RequestEnd: "a request's own span, `text_completion MODEL` or `chat MODEL`",
+    RequestFigures: "beside that: a request in sums",
     Sampled: "beside that, where not all requests' spans are kept",
 }
 HEAD = """# Fields of the evidence

@@ -21,7 +21,7 @@ from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.interval import cells, counts, missing_text, notes
 from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, find_loops, together
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.undrafted import Undrafted, count_undrafted, shares
+from specscope.trace.history.undrafted import Undrafted, shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.method import SOURCES
@@ -48,6 +48,8 @@ def loop_notes(loops: Loops) -> list[str]:
 def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) -> list[str]:
     """Notes on a capture. `ended`, `missing`: of each request, whether it ended, and its tokens in missing steps."""
     notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
+    if history.without_steps:
+        notes.append(figures_note(history))
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
     if history.lost and not history.in_part:  # a reader says what its file lacks
@@ -75,6 +77,13 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
         of = plural(sum(map(bool, missing)), "request")
         notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")
     return notes
+
+
+def figures_note(history: History) -> str:
+    """A remark on requests of which there is no step."""
+    count = history.without_steps
+    alone = "requests" if history.figures_only else f"{count} of {plural(len(history.requests), 'request')}"
+    return f"figures of {alone} alone, as their own spans tell them: no steps, so no trees, phases, text or questions"
 
 
 def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
@@ -335,16 +344,16 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         engine=_engine(history),
         pooled=Figures(history.acceptance),
         adaptive=history.run is not None and history.run.adaptive,
-        undrafted=count_undrafted(history.run, history.steps),
+        undrafted=history.totals.undrafted_upto(len(history.steps)),
         means=Means.over([request.figures for request in requests], loops),
         loops=looped,
         phases=_phases(history.steps),
-        timeline=_timeline(history.steps),
+        timeline=_timeline(history),
         groups=grouped(requests),
         requests=requests,
         intervals=[_interval(step, step.aggregate) for step in history.steps if step.aggregate is not None],
         other_params=sum(1 for request in requests if run and _differ(request.params, run["params"])),
-        answers=None if history.counts_only else answer(history),
+        answers=None if history.counts_only or history.figures_only else answer(history),
         vocabulary=history.vocabulary,
     )
 
@@ -387,17 +396,18 @@ def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
 
 def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text: bool) -> RequestReport:
     output, info, end = request.output(), request.info, request.end
-    token_ids = [token for token, _ in output]
+    token_ids, sums = [token for token, _ in output], request.sums
+    emitted = len(output) if sums is None else sums.emitted
     return RequestReport(
         id=valid(request.id),
         title="" if info is None else valid(info.title),
         prompt=valid(info.prompt) if info is not None and info.prompt else None,
         prompt_token_ids=[] if info is None else told_ids(info.prompt_tokens) or [],
-        output=valid(request.output_text(vocabulary)) if text else None,
+        output=valid(request.output_text(vocabulary)) if text and sums is None else None,
         token_ids=[] if NO_TOKEN in token_ids else token_ids,
         origins=[origin.value for _, origin in output],
         pieces=_pieces(token_ids, vocabulary) if text else [],
-        missing_tokens=0 if end is None else max(0, len(end.output) - len(output)),
+        missing_tokens=0 if end is None else max(0, len(end.output) - emitted),
         figures=Figures(request.acceptance),
         loops=loops,
         labels={} if info is None else {valid(name): valid(str(value)) for name, value in info.labels.items()},
@@ -407,7 +417,7 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text
         error="" if end is None else valid(end.error),
         preempted=request.preempted,
         found=sum(step.found for step in request.steps),
-        queued_s=None if info is None else (info.admitted_ns - info.arrival_ns) / 1e9,
+        queued_s=None if info is None or not info.admitted_ns else (info.admitted_ns - info.arrival_ns) / 1e9,
         total_s=None if end is None else (end.finished_ns - end.info.arrival_ns) / 1e9,
     )
 
@@ -481,13 +491,14 @@ def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:
     return times
 
 
-def _timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
+def _timeline(history: History) -> list[TimelineBin]:
+    steps = history.steps
     size = -(-len(steps) // TIMELINE_BINS) or 1
     bins = []
     for begin in range(0, len(steps), size):
         part = Acceptance()
         for step in steps[begin : begin + size]:
-            for counted in step.counted:
+            for counted in history.counted(step):
                 part.add(counted)
         last = min(begin + size, len(steps)) - 1
         bins.append(TimelineBin(steps[begin].step, steps[last].step, part.drafts, part.accepted, part.tau))

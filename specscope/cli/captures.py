@@ -78,7 +78,12 @@ def read_branch(file: str, branch: int | None) -> CaptureReader:
 
 
 def need_steps(history: History, file: str, what: str = "judged") -> None:
-    """Refuse a capture that holds only sums over intervals and no steps of requests. Raises UserError."""
+    """Refuse a capture that holds only sums, over intervals or of requests, and no steps. Raises UserError."""
+    if history.figures_only:
+        raise UserError(
+            f"{file} cannot be {what}: it holds figures of requests alone (spans of level `requests`), and no steps; "
+            "use replay, report or compare"
+        )
     if history.counts_only:
         sources = {step.aggregate.source for step in history.steps if step.aggregate is not None}
         raise UserError(

@@ -72,6 +72,12 @@ _SAMPLING = [
         help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
     ),
 ]
+service_option = click.option(
+    "--service-name",
+    metavar="NAME",
+    help="The service that requests' spans are under; engine steps are under 'NAME engine'.  [default: "
+    "$OTEL_SERVICE_NAME, else specscope]",
+)
 _OUTPUT = [
     click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317."),
     click.option(
@@ -79,6 +85,7 @@ _OUTPUT = [
         type=click.Choice(["grpc", "http/protobuf"]),
         help="[default: http/protobuf at port 4318, else grpc]",
     ),
+    service_option,
     click.option(
         "--trace-level",
         type=click.Choice([level.value for level in SpanLevel]),
@@ -226,6 +233,7 @@ def output_settings(
         capture=capture,
         otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
+        service=flags.pop("service_name") or "",
         level=SpanLevel(flags.pop("trace_level")),
         metrics_port=flags.pop("metrics_port"),
         privacy=asked_privacy(flags),

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from specscope.cli.options import asked_privacy, privacy_options, trace_sampling, trace_sampling_options
+from specscope.cli.options import asked_privacy, privacy_options, service_option, trace_sampling, trace_sampling_options
 from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
@@ -46,7 +46,7 @@ class VllmRun:
     screen: bool
     evidence: str  # full, lean or counts
     privacy: Privacy
-    sampling: Mapping[str, str | None] = field(default_factory=dict)  # variables of trace sampling
+    sampling: Mapping[str, str | None] = field(default_factory=dict)  # variables of trace sampling, and others
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -58,6 +58,7 @@ class VllmRun:
 )
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. vLLM's own output goes to a file.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send spans to this URL.")
+@service_option
 @click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
 @click.option("--python", metavar="PATH", help="The Python of vLLM's environment.  [default: this one]")
 @click.option(
@@ -88,6 +89,7 @@ def vllm(
     specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
     """
     given = {
+        "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of vLLM's own spans, too
         settings.SAMPLE: flags["sample"],
         settings.KEEP: flags["keep"],
         settings.KEEP_BUFFER: flags["keep_buffer"],

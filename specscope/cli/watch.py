@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from specscope.cli.captures import FILE
 from specscope.cli.numbers import Number
-from specscope.cli.options import asked_privacy, checked_endpoint, no_clobber_option, privacy_options
+from specscope.cli.options import asked_privacy, checked_endpoint, no_clobber_option, privacy_options, service_option
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
@@ -60,6 +60,7 @@ POLL = 0.05  # seconds between two checks for news
     type=click.Choice(["grpc", "http/protobuf"]),
     help="[default: http/protobuf at port 4318, else grpc]",
 )
+@service_option
 @click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
 @privacy_options
@@ -74,6 +75,7 @@ def watch(
     no_clobber: bool,
     otlp_endpoint: str | None,
     otlp_protocol: str | None,
+    service_name: str | None,
     headless: bool,
     follow: bool,
     seconds: float | None,
@@ -98,7 +100,8 @@ def watch(
         raise UserError("--no-clobber is about a capture: give -o FILE")
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
     endpoint = None if otlp_endpoint is None else checked_endpoint(otlp_endpoint, "--otlp-endpoint")
-    options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, privacy, existing=existing)
+    about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": service_name or ""}
+    options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, **about)
     with ends_at_once():
         opened, open_outputs = _opened(sources, interval, options, follow or not headless)
         if not headless:

@@ -17,7 +17,7 @@ from specscope.trace.history.timeline import SpanTimeline
 from specscope.trace.history.why import Asker, why_step
 from specscope.trace.history.why import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
-from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
 from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import LeftOut
 from specscope.trace.record.vocabulary import printable
@@ -264,6 +264,8 @@ def _vocabulary(run: RunInfo) -> str:
     """How many tokens the drafter knows, and among which."""
     known = draft_tokens(run)
     text = f"it knows {plural(run.draft_vocab, 'token')}"
+    if lacks_draft_tokens(run):
+        return f"{text} of the target, a reduced vocabulary: {NOT_TOLD}"
     if known is None or not len(known):
         return text
     return f"{text} of the target, a reduced vocabulary: ids {int(known.min()):,} to {int(known.max()):,} among them"

@@ -117,16 +117,21 @@ class Engine:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         traceparent: str = "",
+        served: bool = False,
         template: Mapping[str, Any] = NO_KWARGS,
     ) -> str:
-        """Queue a request and return its id. `template`: chat_template_kwargs. Raises UserError for what cannot run."""
+        """Queue a request and return its id. Raises UserError for what cannot run.
+
+        `traceparent`: its caller's span. `served`: it came over HTTP. `template`: chat_template_kwargs.
+        """
         text, tokens = (prompt.text, prompt.tokens) if isinstance(prompt, Encoded) else self.encode(prompt, template)
         labels = {**template_label(template), **(labels or {})}
         self.encoder.check(tokens)
         params = params or SamplingParams()
         self.scheduler.room.check(len(tokens), params.max_tokens, self.max_context)
         self.forms.check(params, self.drafter.name)
-        request = Request(name or "", text, tokens, params, labels, time.time_ns(), title_of(prompt), traceparent)
+        now, title = time.time_ns(), title_of(prompt)
+        request = Request(name or "", text, tokens, params, labels, now, title, traceparent, served)
         return self.intake.add(request, name)
 
     def _note_input(self, request: Request, *, cancels: bool = False) -> None:

@@ -29,6 +29,7 @@ class Request:
     arrival_ns: int
     title: str = ""  # for lists: the last chat message, where the prompt came as chat
     traceparent: str = ""  # the caller's span, as W3C trace context has it
+    served: bool = False  # whether it came over HTTP
     tokens: Tokens = field(init=False)  # prompt and output; the last is the root
     computed: int = 0  # tokens whose KV is in the target's cache
     table: BlockTable = field(default_factory=BlockTable)
@@ -86,6 +87,8 @@ class Request:
             labels=dict(self.labels),
             title=self.title,
             traceparent=self.traceparent,
+            chat=bool(self.title),
+            served=self.served,
         )
 
     def end(self, now_ns: int) -> RequestEnd:

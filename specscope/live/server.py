@@ -54,6 +54,7 @@ class _Server:
             self.news.send(message)
 
     def load(self, config: EngineConfig) -> None:
+        share_no_bars()
         engine = start_engine(config, lambda stage: self.send(Loading(stage)))
         signal.signal(signal.SIGTERM, self._end)
         from specscope.live.local import commands_over  # it needs torch, which is there only now
@@ -181,6 +182,17 @@ class _Server:
         self.engine.verifier.notes = wanted and self.engine.run_info.evidence == "full"
         if wanted:
             self.engine.bus.follow(self.send, lossless=True)
+
+
+def share_no_bars() -> None:
+    """Give tqdm a lock of this process, before a library draws a bar.
+
+    Its own would be a named semaphore here, and ends without clean-up leave it to Python's resource tracker, which
+    warns.
+    """
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
 
 
 def serve(

@@ -23,7 +23,7 @@ from specscope.trace.history.history import weight
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.engine_spans import EngineSpan, is_ours
-from specscope.trace.wire.unspan import Decoder, run_info
+from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 
 WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
 WAITING_BYTES = 64 * 2**20  # and bytes of them, as they came
@@ -46,7 +46,7 @@ class RunUpdate:
     """What has arrived from one engine since the last update."""
 
     run: str
-    info: RunInfo | None  # the first time
+    info: RunInfo | None  # the first time, and where more is known
     records: tuple[StepRecord, ...]
     pieces: dict[int, bytes] = field(default_factory=dict)  # of the vocabulary, those that are new
     special: frozenset[int] = frozenset()  # likewise
@@ -74,7 +74,8 @@ class _RunDecoder:
     """A listener's state of one engine."""
 
     def __init__(self, info: RunInfo) -> None:
-        self.info: RunInfo | None = info
+        self.info: RunInfo | None = info  # None once it was sent, until more is known of it
+        self._run = info
         self.decoder = Decoder(info.privacy)
         self._told = 0  # pieces of the vocabulary that were sent
         self._special: frozenset[int] = frozenset()  # that were sent
@@ -86,6 +87,8 @@ class _RunDecoder:
         records: list[StepRecord] = []
         for span in spans:
             records += self.decoder.feed(*span.read())
+        packed, self.decoder.draft_tokens = self.decoder.draft_tokens, ""
+        self._learn(packed)
         lost = self.decoder.lost + dropped
         if not records and self.info is None and lost == self._lost:
             return None
@@ -95,6 +98,12 @@ class _RunDecoder:
         heard = RunUpdate(name, self.info, tuple(records), new, special, lost, sum(map(weight, records)))
         self.info, self._told, self._lost, self._special = None, len(pieces), lost, self._special | special
         return heard
+
+    def _learn(self, packed: str) -> None:
+        """Complete the run with its draft vocabulary, which comes with its first span."""
+        run = with_vocabulary(self._run, packed, self.decoder.faults) if packed else self._run
+        if run is not self._run:
+            self.info = self._run = run
 
     def news(self) -> list[str]:
         """The news about spans that were left out."""

@@ -271,7 +271,7 @@ class Service:
                 for choice in call.choices:
                     choice_params = replace(params, seed=(params.seed + choice.index) % 2**63)
                     about: dict[str, Any] = {"labels": labels, "traceparent": traceparent, "template": template}
-                    self.engine.add(choice.prompt, choice_params, name=choice.name, **about)
+                    self.engine.add(choice.prompt, choice_params, name=choice.name, served=True, **about)
                     added.append(choice.name)
             except UserError:
                 for name in added:

@@ -20,6 +20,8 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import Arrival, Ended
 
 TITLE = 80  # characters
+# How vLLM's server begins the ids of requests; offline they are numbers
+CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
 LEFT_OUT = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
 IGNORED = "ignored by vLLM"
 LABELS = (*RULES, "repetition_detection")
@@ -77,6 +79,8 @@ def known(
         labels=labels,
         title=" ".join(text[-4 * TITLE :].split())[-TITLE:],
         traceparent=_traceparent(arrival.trace_headers),
+        chat=name.startswith(CHAT),
+        served=name.startswith(SERVED),
     )
     max_tokens = getattr(params, "max_tokens", None)
     return Known(info, stops=_stops(params), most=2**31 - 1 if max_tokens is None else max_tokens)

@@ -12,17 +12,13 @@ from tests.waiting import HANG_SECONDS
 
 REQUEST, TRACES = traces_of()
 
-
-def plain(parts):
-    return json.dumps({"resourceSpans": parts}).encode()
-
-
+EAGLE = PLANTED.with_name("eagle.jsonl")
 ID = f"/trace/{REQUEST}"
 
 
 @pytest.fixture
 def store():
-    with Store(jaeger(TRACES, wrapped=plain), login="Basic bWU6c2VjcmV0") as store:
+    with Store(jaeger(TRACES), login="Basic bWU6c2VjcmV0") as store:
         store.address = f"{store.url}{ID}"  # as it is shown
         store.given = f"{store.url.replace('//', '//me:secret@')}{ID}"
         yield store
@@ -59,6 +55,19 @@ def test_a_verb_says_of_an_address_what_it_says_of_the_file(store, words, code):
     assert json.loads(by_address.replace(store.address, str(PLANTED))) == json.loads(by_file)
 
 
+@pytest.mark.parametrize("has_engine_steps", [True, False])
+def test_a_request_of_a_batch_is_read_whole_with_its_engine_steps_and_without(has_engine_steps):
+    request, traces = traces_of(EAGLE)
+    kept = traces if has_engine_steps else {request: traces[request]}
+    with Store(jaeger(kept)) as store:
+        ((alone,), whole) = (
+            json.loads(told("report", name, "--json").stdout)["captures"][0]["requests"]
+            for name in (f"{store.url}/trace/{request}", EAGLE)
+        )
+        assert alone in whole
+        told("verify", f"{store.url}/trace/{request}")
+
+
 def test_tables_are_written_of_it(store, tmp_path):
     assert "1 request, 11 steps" in told("export", store.given, "-o", tmp_path / "tables").stderr
 
@@ -85,7 +94,7 @@ def test_what_is_refused_is_an_envelope_with_json_and_names_the_address(store):
 
 
 def test_headers_are_sent_and_not_printed():
-    with Store(jaeger(TRACES, wrapped=plain), login="Bearer secret") as store:
+    with Store(jaeger(TRACES), login="Bearer secret") as store:
         headers = ("--header", "authorization:Bearer secret", "--header", "X-Scope-OrgID: 7")
         told("report", f"{store.url}{ID}", *headers)
         assert {headers["X-Scope-OrgID"] for _, headers in store.asked} == {"7"}

@@ -1,5 +1,8 @@
 """The worker: a real process, paused, stepped, refused, cancelled, ended, and gone when its parent is."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +17,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.live.client import Worker
 from specscope.live.local import commands_over
 from specscope.live.server import _Server
-from tests.waiting import until
+from tests.waiting import HANG_SECONDS, until
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
@@ -183,6 +186,50 @@ def test_what_libraries_print_is_kept_off_the_screens_terminal(tiny, tmp_path, m
     noisy.close()
     assert noisy.error == "the engine's process ended with code 3: illegal instruction"
     assert "".join(capfd.readouterr()) == ""
+
+
+BARS = """
+import sys
+
+if "--multiprocessing-fork" in sys.orig_argv:
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == "torch":
+                sys.meta_path.remove(self)
+                from tqdm import tqdm
+
+                tqdm(disable=True)
+    sys.meta_path.insert(0, Finder())
+"""
+STARTS = """
+import sys
+from specscope import SamplingParams
+from specscope.engine.config import EngineConfig
+from specscope.live.client import Worker
+from tests.waiting import until
+
+if __name__ == "__main__":
+    config = EngineConfig(target=sys.argv[1], drafter="none", kv_memory=0.01, threads=1)
+    worker = Worker(config, [], SamplingParams())
+    until(lambda: worker.status != "loading")
+    worker.close()
+    print(worker.error or "ended")
+"""
+
+
+def test_a_library_that_draws_a_bar_leaves_no_semaphore(tiny, tmp_path):
+    """Issue 43: after a start that converted the model Python warned of one. tqdm's lock is one in such a process."""
+    (tmp_path / "sitecustomize.py").write_text(BARS)
+    (tmp_path / "starts.py").write_text(STARTS)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, tmp_path / "starts.py", tiny],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert (done.stdout, done.stderr) == ("ended\n", "")
 
 
 def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):

@@ -217,6 +217,8 @@ def infos(draw, name):
         labels=draw(labels),
         title=draw(text),
         traceparent=draw(st.sampled_from(["", f"00-{7:032x}-{9:016x}-01", f"00-{1 << 100:032x}-{1 << 60:016x}-00"])),
+        chat=draw(st.booleans()),
+        served=draw(st.booleans()),
     )
 
 

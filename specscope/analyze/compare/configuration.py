@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -12,7 +11,7 @@ import numpy as np
 from specscope.analyze.compare.columns import Side
 from specscope.analyze.compare.result import Difference, PairedBy
 from specscope.trace.history.wording import plural
-from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.draft_vocabulary import DIGEST, digest
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import TEMPLATE, RunInfo
 from specscope.trace.record.tree import Drawn
@@ -48,8 +47,7 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
 
 def _digest(run: RunInfo) -> str:
     """A digest of the tokens of a reduced draft vocabulary; "" where it is not reduced, or not recorded."""
-    known = draft_tokens(run)
-    return "" if known is None else f"{zlib.crc32(known.tobytes()):08x}"
+    return digest(run.draft_tokens).removeprefix(DIGEST) if run.draft_tokens else ""
 
 
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:

@@ -31,6 +31,7 @@ class CountsSide:
     sources: tuple[str, ...]
     acceptance: Acceptance
     warnings: tuple[str, ...]
+    counts_only: bool  # whether a capture among them holds no steps
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class CountsComparison:
 def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[FailLimit] = ()) -> CountsComparison | None:
     """Both sides; None where none of the captures holds counts only. Raises UserError."""
     sides = [_side(paths) for paths in (a, b)]
-    if not any(side.acceptance.aggregates for side in sides):
+    if not any(side.counts_only for side in sides):
         return None
     first, second = sides
     return CountsComparison(first, second, tuple(judge(limits, figures(first.acceptance, second.acceptance))))
@@ -117,14 +118,15 @@ def _estimate(
 
 
 def _side(paths: Sequence[str]) -> CountsSide:
-    total, warnings = Acceptance(), []
+    total, warnings, counts_only = Acceptance(), [], False
     for path in paths:
         reader = read_capture(path)
         if not reader.history.acceptance.drafts and not reader.history.acceptance.aggregates:
             raise UserError(f"{path} holds no decode steps and no counts: there is nothing to compare")
         total.merge(reader.history.acceptance)
+        counts_only |= bool(reader.history.acceptance.aggregates) or reader.history.figures_only
         warnings += reader.warnings
-    return CountsSide(tuple(map(printable, paths)), total, tuple(warnings))
+    return CountsSide(tuple(map(printable, paths)), total, tuple(warnings), counts_only)
 
 
 def _signed(a: float | None, b: float | None, *, share: bool = False) -> str:

@@ -100,7 +100,7 @@ def find_path(name: str, progress: Progress) -> Path | None:
 
 def _has_branches(name: str) -> bool:
     """Whether it may have: of a file in another form than a capture's own, only reading it tells."""
-    if kind_of(start_of(name)) is not CAPTURE:
+    if kind_of(start_of(file_of(name))) is not CAPTURE:
         return True
     try:
         with open(file_of(name), "rb") as raw, open_plain(raw, name) as file:

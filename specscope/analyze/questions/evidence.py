@@ -14,6 +14,7 @@ from specscope.analyze.evidence.visits import visits
 from specscope.analyze.questions.groups import doubling
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
+from specscope.trace.record.draft_vocabulary import NOT_TOLD, lacks_draft_tokens
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.wire.unfinite import sound
@@ -192,6 +193,8 @@ class Evidence:
             notes.append(
                 f"{self.run.privacy.lack}: which token it was, and where the target's choice was, is not known"
             )
+        if of_tokens and lacks_draft_tokens(self.run):
+            notes.append(f"{NOT_TOLD}: which tokens the drafter does not know, its ranks alone tell")
         if self.left_out:
             notes.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
         if not self.columns.parents.there[self.drafts].all():

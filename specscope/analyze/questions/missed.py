@@ -29,7 +29,7 @@ from specscope.analyze.evidence.parents import TriedParents
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share
-from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.draft_vocabulary import draft_tokens, lacks_draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools, Doubles
 
@@ -118,7 +118,7 @@ ABOUT = {
     ChoicePlace.RANKED: f"ranked 5 to {RANKED} by the drafter",
     ChoicePlace.LOWER: f"ranked below {RANKED} by the drafter",
     ChoicePlace.OUTSIDE: "outside the drafter's vocabulary",
-    ChoicePlace.UNKNOWN: "not known: no drafter's distribution, or no token ids",
+    ChoicePlace.UNKNOWN: "not known: no drafter's distribution, draft vocabulary or token ids",
 }
 
 
@@ -182,6 +182,7 @@ class Ends:
         known = _has_drafter(parents, parent) & named
         outside = _outside(evidence, token) | (known & chosen & (rank == 0))
         ranked = known & chosen & (rank > 0) & (rank <= RANKED)
+        lower = known & ((chosen & (rank > RANKED)) | (not lacks_draft_tokens(evidence.run)))  # or outside, else
         leaf = ~c.children_at(np.ones(len(c.token), np.bool_))[row]
         order = (
             (child >= 0, ChoicePlace.CHILD),
@@ -191,7 +192,7 @@ class Ends:
             (in_top, ChoicePlace.TOP),
             (outside, ChoicePlace.OUTSIDE),
             (ranked, ChoicePlace.RANKED),
-            (known, ChoicePlace.LOWER),
+            (lower, ChoicePlace.LOWER),
         )
         places = [PLACES.index(place) for _, place in order]
         self.place = np.select([where for where, _ in order], places, PLACES.index(ChoicePlace.UNKNOWN))

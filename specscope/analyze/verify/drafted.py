@@ -16,7 +16,7 @@ from specscope.analyze.findings import Check, CheckResult, Unit
 from specscope.analyze.verify.exact import check_each
 from specscope.analyze.verify.sums import share_of
 from specscope.trace.plan import StaticPlan, read_plan
-from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
 from specscope.trace.record.method import TEXT, model_part
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Preceded, RunInfo
@@ -110,7 +110,9 @@ def draft_vocabulary(c: Columns, run: RunInfo | None) -> Check:
     if known is None:
         has_evidence = run is not None and bool(run.evidence)
         why = (
-            "the drafter's vocabulary is not reduced"
+            NOT_TOLD
+            if lacks_draft_tokens(run)
+            else "the drafter's vocabulary is not reduced"
             if has_evidence
             else "the capture does not tell what the drafter knows"
         )

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history.place_name import PlaceName, read_place
-from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.stats import Acceptance, Counted, measure
 from specscope.trace.history.totals import RunningTotals
 from specscope.trace.history.undrafted import Undrafted, why_undrafted
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.engine_spans import OtherSpans
 
@@ -101,11 +102,12 @@ class RequestHistory:
     first: int = 0  # the position in History.steps at which it was first seen
     ended: int | None = None  # that at which it ended
     preemptions: list[int] = field(default_factory=list)  # those at which its KV was taken
+    sums: RequestFigures | None = None  # where it ended and none of its steps is known: what its own span tells
 
     @property
     def acceptance(self) -> Acceptance:
         """Counts over all of its steps."""
-        return self.totals.total
+        return self.totals.total if self.sums is None else measure((self.sums,))
 
     @property
     def preempted(self) -> int:
@@ -132,12 +134,20 @@ class RequestHistory:
         """Mean acceptance length up to and with the step at `place` in `steps`; None before any draft."""
         return self.totals.tau(0, place + 1)
 
+    def tau_at(self, position: int) -> float | None:
+        """Mean acceptance length up to a position in History.steps; None before any draft."""
+        if self.sums is not None:
+            return self.acceptance_at(position).tau
+        return self.totals.tau(0, self.count_at(position))
+
     def count_at(self, position: int) -> int:
         """How many of its own steps it had made by a position in History.steps."""
         return bisect_right(self.engine_steps, position)
 
     def acceptance_at(self, position: int) -> Acceptance:
         """Counts over the request's steps up to a position in History.steps."""
+        if self.sums is not None:
+            return self.acceptance if self.ended is not None and self.ended <= position else Acceptance()
         return self.totals.upto(self.count_at(position), lambda index: (self.steps[index],))
 
     def state_at(self, position: int) -> str:
@@ -260,6 +270,16 @@ class History:
         return bool(self.acceptance.aggregates) and not self.requests
 
     @property
+    def without_steps(self) -> int:
+        """How many requests are known by their sums alone."""
+        return sum(request.sums is not None for request in self.requests.values())
+
+    @property
+    def figures_only(self) -> bool:
+        """Whether no step of any request is known, only what requests' own spans tell."""
+        return self.without_steps > 0 and not any(request.steps for request in self.requests.values())
+
+    @property
     def branch(self) -> int:
         """The branch on which the history stands."""
         return self.steps[-1].branch if self.steps else 0
@@ -342,25 +362,33 @@ class History:
             request = self.request(end.info.id)
             request.end, request.ended = end, position
             request.info = request.info or end.info
+            if not request.steps and end.figures is not None:
+                request.sums = end.figures
+                undrafted += _reasons(end.figures)
         self.steps.append(record)
-        self.totals.add(record.counted, undrafted)
+        self.totals.add(self.counted(record), undrafted)
         before = self._clock[-1][1] if self._clock else 0
         timed = bool(record.phases)
         self._clock.append((record.start_ns, max(record.end_ns, before)) if timed else (before, before))
 
     def _pop(self) -> None:
         record = self.steps.pop()
-        self.totals.take_back(record.counted)
+        self.totals.take_back(self.counted(record))
         self._clock.pop()
         for end in record.finished:
             request = self.requests[end.info.id]
-            request.end = request.ended = None
+            request.end = request.ended = request.sums = None
         for name in record.preempted:
             self.requests[name].preemptions.pop()
         for part in record.requests:
             self.requests[part.request].take_back()
         while self.requests and next(reversed(self.requests.values())).first == len(self.steps):
             self.requests.popitem()  # they are in the order in which they were seen
+
+    def counted(self, record: StepRecord) -> tuple[Counted, ...]:
+        """All of one of `steps` that Acceptance counts: of requests without steps, the sums where they ended."""
+        ended = (self.requests[end.info.id] for end in record.finished)
+        return (*record.counted, *(request.sums for request in ended if request.sums is not None))
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` steps on the path, as if the others had never been. They stay known."""
@@ -418,7 +446,7 @@ class History:
     def acceptance_at(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with it: of one request, or of all."""
         if request is None:
-            return self.totals.upto(position + 1, lambda index: self.steps[index].counted)
+            return self.totals.upto(position + 1, lambda index: self.counted(self.steps[index]))
         return self.requests[request].acceptance_at(position) if request in self.requests else Acceptance()
 
     def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
@@ -435,7 +463,7 @@ class History:
 
     def mean_tau_at(self, position: int) -> tuple[float | None, int]:
         """The mean over requests of each one's tau, and how many requests have one."""
-        taus = [request.totals.tau(0, request.count_at(position)) for request in self.requests.values()]
+        taus = [request.tau_at(position) for request in self.requests.values()]
         known = [tau for tau in taus if tau is not None]
         return (sum(known) / len(known) if known else None), len(known)
 
@@ -468,6 +496,12 @@ class History:
     def elapsed_at(self, position: int) -> float:
         """Seconds from the start of the first step to the end of the step at a position."""
         return (self._clock[position][1] - self._clock[0][0]) / 1e9 if 0 <= position < len(self._clock) else 0.0
+
+
+def _reasons(figures: RequestFigures) -> Iterator[Undrafted]:
+    """Why steps drafted nothing, one by one; a reason that a later version wrote is unknown."""
+    for name, count in figures.undrafted.items():
+        yield from [Undrafted(name) if name in set(Undrafted) else Undrafted.UNKNOWN] * count
 
 
 def _or_reported(tau: float | None, steps: Iterable[StepRecord]) -> float | None:

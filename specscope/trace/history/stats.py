@@ -17,13 +17,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinalKind, RequestStep
+from specscope.trace.record.request_figures import RequestFigures
 
 SUMS = ("drafts", "drafted", "accepted", "emitted")
 AT_DEPTH = ("accepted_at", "proposed_at", "tried_at")
+
+
+class StepCounts(NamedTuple):
+    """What is counted of a decode step."""
+
+    kind: FinalKind  # of the final token
+    emitted: int  # output tokens
+    drafted: int  # nodes
+    accepted: int  # nodes
+    depth: int  # of the tree
+
+    @staticmethod
+    def of(step: RequestStep) -> StepCounts | None:
+        """Of a request's step; None for a prefill chunk, which counts nothing."""
+        verdict = step.verdict
+        if verdict is None:
+            return None
+        drafted = len(step.tree)
+        accepted, depth = (verdict.accepted, step.tree.max_depth) if drafted else (0, 0)
+        return StepCounts(verdict.kind, step.emitted, drafted, accepted, depth)
+
+
+Counted = RequestStep | StepCounts | Aggregate | RequestFigures
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -48,11 +72,11 @@ class Acceptance:
     untold: Counter[str] = field(default_factory=Counter)  # how many of them do not tell the count of that name
     depths: Counter[int] = field(default_factory=Counter)  # how many of them tell of that many depths
 
-    def add(self, step: RequestStep | Aggregate) -> None:
-        """Count one request's step, or the sums of an interval; prefill chunks count nothing."""
+    def add(self, step: Counted) -> None:
+        """Count one request's step, the sums of an interval, or a whole request; prefill chunks count nothing."""
         self._count(step, 1)
 
-    def take_back(self, step: RequestStep | Aggregate) -> None:
+    def take_back(self, step: Counted) -> None:
         """Remove what was added before."""
         self._count(step, -1)
         deepest = max((depth for depth, count in self.depths.items() if count), default=0)
@@ -60,28 +84,42 @@ class Acceptance:
             for name in AT_DEPTH:
                 getattr(self, name).pop()
 
-    def _count(self, step: RequestStep | Aggregate, sign: int) -> None:
+    def _count(self, step: Counted, sign: int) -> None:
         if isinstance(step, Aggregate):
             self._count_sums(step, sign)
-            return
-        verdict = step.verdict
-        if verdict is None:
-            return
+        elif isinstance(step, RequestFigures):
+            self._count_request(step, sign)
+        elif (counts := StepCounts.of(step) if isinstance(step, RequestStep) else step) is not None:
+            self._count_step(counts, sign)
+
+    def _count_step(self, step: StepCounts, sign: int) -> None:
         self.steps += sign
         self.emitted += sign * step.emitted
-        self.kinds[verdict.kind] += sign
-        if not len(step.tree):
+        self.kinds[step.kind] += sign
+        if not step.drafted:
             return
-        accepted, depth = verdict.accepted, step.tree.max_depth
         self.drafts += sign
-        self.drafted += sign * len(step.tree)
-        self.accepted += sign * accepted
-        self.depth += sign * depth
-        self._widen(depth)
-        tried = accepted + (1 if verdict.kind is FinalKind.RECOVERED else 0)
-        for counts, reached in ((self.proposed_at, depth), (self.accepted_at, accepted), (self.tried_at, tried)):
-            for d in range(min(reached, depth)):
+        self.drafted += sign * step.drafted
+        self.accepted += sign * step.accepted
+        self.depth += sign * step.depth
+        self._widen(step.depth)
+        tried = step.accepted + (1 if step.kind is FinalKind.RECOVERED else 0)
+        by_depth = ((self.proposed_at, step.depth), (self.accepted_at, step.accepted), (self.tried_at, tried))
+        for counts, deepest in by_depth:
+            for d in range(min(deepest, step.depth)):
                 counts[d] += sign
+
+    def _count_request(self, request: RequestFigures, sign: int) -> None:
+        for name in ("steps", *SUMS, "depth"):
+            setattr(self, name, getattr(self, name) + sign * getattr(request, name))
+        self.kinds[FinalKind.BONUS] += sign * request.bonus
+        self.kinds[FinalKind.RECOVERED] += sign * request.recovered
+        self.kinds[FinalKind.TARGET] += sign * (request.steps - request.bonus - request.recovered)
+        self._widen(len(request.proposed_at))
+        for name in AT_DEPTH:
+            counts = getattr(self, name)
+            for d, count in enumerate(getattr(request, name)[: len(counts)]):
+                counts[d] += sign * count
 
     def _count_sums(self, aggregate: Aggregate, sign: int) -> None:
         self.aggregates += sign
@@ -196,7 +234,7 @@ class Acceptance:
         }
 
 
-def measure(steps: Iterable[RequestStep | Aggregate]) -> Acceptance:
+def measure(steps: Iterable[Counted]) -> Acceptance:
     """Pooled counts over these steps."""
     total = Acceptance()
     for step in steps:

@@ -12,13 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.stats import Acceptance, Counted
 from specscope.trace.history.undrafted import Undrafted
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.records import RequestStep
 
 EVERY = 512  # request steps between two checkpoints
-Counted = RequestStep | Aggregate
 
 
 def _zero() -> array[int]:

@@ -12,7 +12,7 @@ from specscope.trace.history.decided import deciding, decision_text, ended_by
 from specscope.trace.history.history import History
 from specscope.trace.history.undrafted import ABOUT, Undrafted, why_undrafted
 from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
-from specscope.trace.record.draft_vocabulary import draft_id
+from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo, StepRecord, Verdict
@@ -151,6 +151,8 @@ def _wider(place: AtParent, target: TokenThere, asker: Asker) -> str:
         return f"The drafter had drafted {token} here, and re-ranking dropped it: a tree of more nodes might keep it."
     if target.draft_rank == OUTSIDE or draft_id(asker.run, target.token) is None:
         return f"{token} is outside the draft vocabulary: no tree of this drafter can hold it."
+    if target.draft_rank is None and lacks_draft_tokens(asker.run):
+        return f"Whether the drafter knows {token} is not known: {NOT_TOLD}."
     if target.draft_rank is None:
         count = len(place.drafters_likeliest)
         unknown = f"{token} is not among the drafter's {count} likeliest tokens here; its rank is not recorded."

@@ -1,15 +1,18 @@
 """Which of the target's tokens a drafter with a reduced vocabulary knows, as compact text in a run's header.
 
 `set:` and a bitmap over the target's tokens, where the drafter has them in ascending order, as trained heads do; else
-`map:` and the target's token behind each of the drafter's. Both compressed, in base64.
+`map:` and the target's token behind each of the drafter's. Both compressed, in base64. It is told once: wherever else a
+run is named, `digest:` and a hash stand for it, and a reader that saw nothing else does not know the tokens.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 
@@ -17,6 +20,9 @@ from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import Ints
 
 MOST = 2**22  # tokens of a vocabulary
+DRAFT_TOKENS = "specscope.run.draft_tokens"  # the attribute
+DIGEST = "digest:"
+NOT_TOLD = "the draft vocabulary is not in this file"
 
 
 def pack(tokens: Sequence[int]) -> str:
@@ -58,13 +64,38 @@ def unpack(text: str, size: int) -> Ints:
     return tokens
 
 
+def digest(packed: str) -> str:
+    """What stands for a packed vocabulary; for itself."""
+    return packed if packed.startswith(DIGEST) else DIGEST + blake2b(packed.encode(), digest_size=8).hexdigest()
+
+
+def lacks_draft_tokens(run: RunInfo | None) -> bool:
+    """Whether the drafter knows some of the target's tokens only, and it is not told which."""
+    return run is not None and run.draft_tokens.startswith(DIGEST)
+
+
+def completed(run: RunInfo, packed: object) -> RunInfo:
+    """The run with its draft vocabulary, where it lacks that and this is it. Raises ValueError where it is damaged."""
+    if not lacks_draft_tokens(run) or not isinstance(packed, str) or packed.startswith(DIGEST):
+        return run
+    if digest(packed) != run.draft_tokens:
+        return run
+    unpack(packed, run.draft_vocab)
+    return dataclasses.replace(run, draft_tokens=packed)
+
+
 def draft_tokens(run: RunInfo | None) -> Ints | None:
     """[draft vocabulary] the target's token behind each draft token; None where all are known, or it is not told."""
-    return None if run is None or not run.draft_tokens else unpack(run.draft_tokens, run.draft_vocab)
+    if run is None or not run.draft_tokens or lacks_draft_tokens(run):
+        return None
+    return unpack(run.draft_tokens, run.draft_vocab)
 
 
 def draft_id(run: RunInfo | None, token: int) -> int | None:
-    """The drafter's own number of a target's token: None where it has none; the same where nothing is reduced."""
+    """The drafter's own number of a target's token: None where it has none; the same where nothing is reduced.
+
+    Not to be asked where the vocabulary is reduced and not told.
+    """
     known = draft_tokens(run)
     if known is None:
         return token

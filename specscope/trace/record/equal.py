@@ -25,11 +25,12 @@ def same_values(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 class ArrayEq:
-    """Field-by-field equality for the records that hold arrays."""
+    """Field-by-field equality for the records that hold arrays; of the fields that `compare`."""
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+        fields = [field.name for field in dataclasses.fields(self) if field.compare]  # type: ignore[arg-type]
+        return all(same(getattr(self, name), getattr(other, name)) for name in fields)
 
     __hash__ = None  # type: ignore[assignment]

@@ -45,6 +45,7 @@ from specscope.trace.record.notes import DraftNotes as DraftNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import SamplingParams, kept_params
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
+from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.rules import MATCH, STANDARD, is_lossy, looks_ahead
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
@@ -330,6 +331,8 @@ class RequestInfo(ArrayEq):
     ] = ""
     # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
     traceparent: Annotated[str, Wire("specscope.request.traceparent", TraceParent)] = ""
+    chat: Annotated[bool, Wire("specscope.request.chat")] = False  # whether the prompt came as chat messages
+    served: Annotated[bool, Wire("specscope.request.served")] = False  # whether it came over HTTP
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,6 +353,8 @@ class RequestEnd(ArrayEq):
         ""
     )
     sampled: Sampled | None = None  # why its spans were kept, where not all requests' are
+    # its sums, where it was read from spans: what a file that lacks its steps tells of them. None in an engine
+    figures: RequestFigures | None = field(default=None, compare=False)
 
     def text(self, tokens: Sequence[int], vocabulary: Vocabulary) -> str:
         """The text of its output tokens up to the stop string that ended it, which is no part of it."""

@@ -23,12 +23,13 @@ from specscope.trace.files import Existing, open_capture
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.spans import SCOPE, Encoder, Span, resource_attributes
+from specscope.trace.wire.spans import SCOPE, Encoder, Span, brief, engine_resource, resource_attributes
 from specscope.trace.wire.unfinite import dump_numbers, named
 
 LINE_SPANS = 64  # spans a line at most
 LINE_SECONDS = 0.5  # and a line at least this often, so that a kill loses little
 SCALARS = {bool: "boolValue", float: "doubleValue", str: "stringValue"}
+ERROR = 2  # a span's status
 SAMPLED_LOCAL = 256  # span flags: the bit that says that "is remote" is known, and is false
 
 
@@ -70,7 +71,7 @@ def span_json(span: Span) -> dict[str, Any]:
     out |= {
         "flags": SAMPLED_LOCAL,
         "name": span.name,
-        "kind": 1,
+        "kind": span.kind,
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
         "attributes": json_attributes(span.attributes),
@@ -78,18 +79,23 @@ def span_json(span: Span) -> dict[str, Any]:
     if span.links:
         links = [{"traceId": f"{trace:032x}", "spanId": f"{span_id:016x}"} for trace, span_id in span.links]
         out["links"] = [link | {"flags": SAMPLED_LOCAL} for link in links]
-    return out | {"status": {}}
+    status = {} if span.error is None else {"code": ERROR} | ({"message": span.error} if span.error else {})
+    return out | {"status": status}
 
 
 def line_json(resource: Mapping[str, Any], spans: Sequence[Span]) -> bytes:
-    """One line of a capture file: TracesData with one resource and one scope."""
+    """One line of a capture file: TracesData with the resource of requests, and the engine's; one scope each."""
     scope = {"name": SCOPE, "version": specscope.__version__}
+    kinds = dict.fromkeys(span.of_engine for span in spans) or (False,)
     data = {
         "resourceSpans": [
             {
-                "resource": {"attributes": json_attributes(resource)},
-                "scopeSpans": [{"scope": scope, "spans": [span_json(span) for span in spans]}],
+                "resource": {"attributes": json_attributes(engine_resource(resource) if of_engine else resource)},
+                "scopeSpans": [
+                    {"scope": scope, "spans": [span_json(span) for span in spans if span.of_engine is of_engine]}
+                ],
             }
+            for of_engine in kinds
         ]
     }
     return orjson.dumps(data) + b"\n"
@@ -111,11 +117,15 @@ class CaptureWriter:
         *,
         existing: Existing = Existing.REPLACE,
         on_full: Callable[[str], None] | None = None,
+        service: str = "",
     ) -> None:
-        """`on_full`: hears of steps that are dropped because the disk is full; None: that is an error."""
+        """`on_full`: hears of steps that are dropped because the disk is full; None: that is an error.
+
+        `service`: its name, as `resource_attributes` has it.
+        """
         asked = self.path = Path(path)
         self._encoder = Encoder(run, vocabulary)
-        self._resource = resource_attributes(run)
+        self._resource = resource_attributes(run, service)  # the first line's
         self._spans: list[Span] = []
         self._steps = 0  # the number of steps that these spans belong to
         self._size = 0  # bytes of whole lines
@@ -146,6 +156,7 @@ class CaptureWriter:
 
     def _write(self) -> None:
         line, steps = line_json(self._resource, self._spans), self._steps
+        self._resource = brief(self._resource)
         self._spans, self._steps = [], 0
         self._written = time.monotonic()
         try:

@@ -25,7 +25,8 @@ Scalar = str | int | float | bool
 
 def is_ours(resource: Mapping[str, Any]) -> bool:
     """Whether spans of this resource are of a specscope run, whole or damaged."""
-    return resource.get("service.name") == "specscope" or any(key.startswith(OURS) for key in resource)
+    by_name = resource.get("service.name") in ("specscope", "specscope engine")
+    return by_name or any(key.startswith(OURS) for key in resource)
 
 
 @dataclass(frozen=True)

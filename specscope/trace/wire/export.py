@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import specscope
 from specscope.errors import UserError
 from specscope.trace.history.wording import plural
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.endpoint import TIMEOUT, OtlpEndpoint, one_try, place_of
 from specscope.trace.wire.sender import Sender, Sends
-from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, resource_attributes
+from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, brief, engine_resource, resource_attributes
 
 BATCH = 128  # spans an export
+WITH_STEPS = (SpanLevel.STEPS, SpanLevel.TREES)
 PROTOCOLS = ("grpc", "http/protobuf")
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope(SCOPE, specscope.__version__)
@@ -35,25 +39,43 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
         resource=resource,
         attributes=span.attributes,
         links=[Link(SpanContext(trace, span_id, False, _FLAGS)) for trace, span_id in span.links],
-        kind=SpanKind.INTERNAL,
+        kind=SpanKind(span.kind - 1),  # OTLP's numbers begin with "unspecified"
+        status=Status(StatusCode.UNSET if span.error is None else StatusCode.ERROR, span.error or None),
         start_time=span.start_ns,
         end_time=span.end_ns,
         instrumentation_scope=_SCOPE,
     )
 
 
+def _detected(attributes: Mapping[str, Any]) -> Resource:
+    """A resource, with what OTEL_EXPERIMENTAL_RESOURCE_DETECTORS asks for, and without the SDK, which made no span."""
+    whole = Resource.create(attributes).attributes
+    return Resource({name: value for name, value in whole.items() if not name.startswith("telemetry.sdk.")})
+
+
 class SpanSink:
     """A sink that hands a run's spans to what sends them. Those that are not sent are counted in `failed`."""
 
-    def __init__(self, sender: Sends, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel) -> None:
+    def __init__(
+        self, sender: Sends, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel, service: str = ""
+    ) -> None:
+        """`service`: its name, as `resource_attributes` has it."""
         self._sender = sender
         self._encoder = Encoder(run, vocabulary, level)
-        self._resource = Resource.create(resource_attributes(run))
+        resource = resource_attributes(run, service)
+        self._resource = _detected(brief(resource))
+        self._engine_resource = _detected(engine_resource(brief(resource)))
+        # What the resource has a digest of; it goes with the first span
+        self._once = {name: resource[name] for name in (DRAFT_TOKENS,) if name in resource and level in WITH_STEPS}
         self._batch: list[ReadableSpan] = []
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
-        self._batch += [readable(span, self._resource) for span in self._encoder.encode(record)]
+        spans = self._encoder.encode(record)
+        if self._once and spans:
+            spans[0] = spans[0]._replace(attributes=spans[0].attributes | self._once)
+            self._once = {}
+        self._batch += [readable(span, self._engine_resource if span.of_engine else self._resource) for span in spans]
         if len(self._batch) >= BATCH or record.finished:
             self.flush()
 

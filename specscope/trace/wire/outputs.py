@@ -51,6 +51,7 @@ class OutputOptions:
     sampling: TraceSampling = field(default_factory=TraceSampling)
     existing: Existing = Existing.REPLACE  # what becomes of an older capture
     drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
+    service: str = ""  # the service's name in spans; "" leaves it to the OTEL_* variables
 
 
 def check_metrics_port(port: int) -> None:
@@ -113,7 +114,9 @@ class Outputs:
     ) -> None:
         sampling = self._sampling if self._sampling.captures else TraceSampling()
         capture_run, on_full = dataclasses.replace(run, sampling=sampling.text), tell if options.drops else None
-        writer = self._writer = CaptureWriter(path, capture_run, vocabulary, existing=options.existing, on_full=on_full)
+        writer = self._writer = CaptureWriter(
+            path, capture_run, vocabulary, existing=options.existing, on_full=on_full, service=options.service
+        )
         sink = self._behind_sampling(writer, run, sampling)
         self._bus.subscribe(sink, lossless=True)
         self._closers.append(sink.close)
@@ -139,7 +142,7 @@ class Outputs:
         except ValueError as error:  # of the OTEL_* variables
             raise UserError(f"cannot make the OTLP exporter: {error}") from error
         sent = dataclasses.replace(run, sampling=self._sampling.text)
-        spans = self._spans = SpanSink(sender, sent, vocabulary, options.level)
+        spans = self._spans = SpanSink(sender, sent, vocabulary, options.level, options.service)
         sink = self._behind_sampling(spans, run, self._sampling)
         self._network = self._bus.subscribe(sink)
         self._closers.append(sink.close)

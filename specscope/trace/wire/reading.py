@@ -22,6 +22,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.place_name import read_place
 from specscope.trace.history.wording import plural
 from specscope.trace.kinds import BENCH, ReadAs, kind_of, start_of
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import FetchedCapture, file_of
@@ -29,7 +30,7 @@ from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import OtherSpans, is_ours
 from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
 from specscope.trace.wire.schema import newer
-from specscope.trace.wire.unspan import Decoder, run_info
+from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 from specscope.trace.wire.wrapped.unwrap import unwrapped
 
 Parts = Sequence[tuple[Mapping[str, Any], Spans]]  # the attributes of a resource, and its spans
@@ -224,13 +225,22 @@ class CaptureReader:
             raise DamagedError("the resource does not name its run")
         if run != self.history.run.run_id:
             raise UserError("the file holds more than one run: write each to its own file")
+        self._learn(resource.get(DRAFT_TOKENS))
         records: list[StepRecord] = []
         for span in spans:
             if isinstance(span, DamagedError):
                 self._decoder.faults.add("a span", str(span))
             else:
                 records += self._decoder.feed(span.name, span.start_ns, span.end_ns, plain(span.attributes))
+        packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
+        self._learn(packed)
         return records
+
+    def _learn(self, packed: object) -> None:
+        """Complete the run with its draft vocabulary, which is told once in a file, wherever that is."""
+        run = self.history.run
+        if packed and run is not None:
+            self.history.run = with_vocabulary(run, packed, self._decoder.faults)
 
     def _finish(self) -> None:
         self.done = True

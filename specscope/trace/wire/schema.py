@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -30,7 +31,7 @@ from specscope.trace.record.declared import (
     Token,
     TokenCount,
 )
-from specscope.trace.record.draft_vocabulary import unpack
+from specscope.trace.record.draft_vocabulary import DIGEST, unpack
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.records import (
     EVIDENCE,
@@ -42,11 +43,14 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
+from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.codec import DamagedError, checks
 from specscope.trace.wire.engine_spans import is_ours
+from specscope.trace.wire.genai import OPERATIONS, TEXT_COMPLETION
+from specscope.trace.wire.wire_field import wired
 
 Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]
@@ -69,7 +73,7 @@ IN_QUEUE = (
 )
 IN_ROOT = (
     *("specscope.finish.stop", "specscope.finish.error", "specscope.request.labels", "specscope.output.tokens"),
-    *("specscope.output.text", "specscope.sampling.reason", "specscope.sampling.early"),
+    *("gen_ai.input.messages", "gen_ai.output.messages", "specscope.sampling.reason", "specscope.sampling.early"),
 )
 ENGINE = "specscope.engine"  # engine_notes.py
 FINALS = dict.fromkeys(("specscope.final.token", "specscope.final.p", "specscope.final.coin"), UNSET)
@@ -223,7 +227,11 @@ class EngineStep(OfStep, frozen=True, kw_only=True):
                 raise ValueError(f"`specscope.{name}` names a request twice")
 
 
-@checks(RequestEnd, Sampled, absent={"specscope.sampling.reason": None})
+# What tells that there are figures: captures of before, and runs that went back too far, have none
+FIGURES = tuple(field.attribute for field in wired(RequestFigures) if field.default is MISSING)
+
+
+@checks(RequestEnd, Sampled, RequestFigures, absent=dict.fromkeys(("specscope.sampling.reason", *FIGURES)))
 class Root(OfStep, frozen=True, kw_only=True):
     """A request's end, and of what it asked as much as any viewer of model calls understands."""
 
@@ -241,6 +249,13 @@ class Root(OfStep, frozen=True, kw_only=True):
     max_tokens: Int64 = field(name="gen_ai.request.max_tokens")
     seed: Int64 = field(name="gen_ai.request.seed")
     stop: list[Short] = field(name="gen_ai.request.stop_sequences", default_factory=list)
+    operation: Short = field(name="gen_ai.operation.name", default=TEXT_COMPLETION)
+    length: TokenCount = field(name="gen_ai.usage.output_tokens", default=0)  # of its output
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether it tells the request's sums."""
+        return all(getattr(self, name.removeprefix("specscope.")) is not None for name in FIGURES)
 
     def weight(self) -> int:
         """As above."""
@@ -285,7 +300,7 @@ class NamelessParents(Declared, frozen=True, kw_only=True):
     text: Likeliest = field(default_factory=list)
 
 
-ROOT_NAME = "text_completion"
+ROOT_NAME = TEXT_COMPLETION  # how its name begins, unless it is a chat
 AnySpan = Queue | Prefill | DecodeStep | EngineStep | Root
 KINDS: Mapping[str, type[AnySpan]] = {
     "queue": Queue,
@@ -295,6 +310,11 @@ KINDS: Mapping[str, type[AnySpan]] = {
     ROOT_NAME: Root,
 }
 NAMELESS: Mapping[type[Struct], type[AnySpan]] = {Queue: NamelessQueue, DecodeStep: NamelessStep, Root: NamelessRoot}
+
+
+def kind_of(name: str) -> type[AnySpan] | None:
+    """What a span of this name must look like; None where it is none that is read."""
+    return KINDS.get(name) or (Root if name.partition(" ")[0] in OPERATIONS else None)
 
 
 def check_nodes(name: str, nodes: Sequence[int], n: int, last: int | None = None) -> None:
@@ -318,7 +338,7 @@ class Resource(Declared, frozen=True, kw_only=True):
     tokens: bool = field(name="specscope.run.tokens", default=True)
 
     def __post_init__(self) -> None:
-        if self.run_draft_tokens:
+        if self.run_draft_tokens and not self.run_draft_tokens.startswith(DIGEST):
             try:
                 unpack(self.run_draft_tokens, self.run_draft_vocab)
             except ValueError as error:

@@ -1,33 +1,54 @@
 """Records to spans: the writing half of the codec. `unspan.py` is the other.
 
 A request is a trace, or a part of its caller's: a root span with the children `queue`, `prefill` and `decode_step`.
-An engine step is a span of a trace of its own with its phases as children; each decode_step links to it. Trace and
-span ids are hashes of the run and of what the span stands for, so links and parents need no state. A request that
-ended on more than one branch of an edited run has a root span for each end, of which the first has the children.
+An engine step is a span of a trace of its own with its phases as children, under another service; it and the
+decode_steps of its requests link to each other. Trace and span ids are hashes of the run and of what the span stands
+for, so links and parents need no state. A request that ended on more than one branch of an edited run has a root span
+for each end, of which the first has the children.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from specscope.trace.history.draw import draw_tree
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
 from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.privacy import strip
-from specscope.trace.record.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.records import (
+    FinishReason,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    Verdict,
+)
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
-from specscope.trace.wire import aggregate_span
+from specscope.trace.wire import aggregate_span, genai
 from specscope.trace.wire.codec import first, written
 from specscope.trace.wire.engine_notes import engine_text
+from specscope.trace.wire.engine_spans import OURS
+from specscope.trace.wire.request_tally import RequestTally
 from specscope.trace.wire.schema import ENGINE, FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, SUMMARY
+from specscope.trace.wire.wire_field import wired
 
 SCOPE = "specscope"
+SERVICE, OF_ENGINE = "specscope", " engine"  # the service's name by default; what is added to it for engine steps
 KEPT = 20_000  # requests that have ended and are remembered
+PARAMS = "specscope.run.params"
+_DEFAULTS = [field for field in wired(RunInfo) if field.default is not MISSING]
+# What a reader assumes of a run where a resource does not tell
+ASSUMED = {f.attribute: f.default if f.plain is None else f.plain(f.default) for f in _DEFAULTS}
 PASS = "draft_pass"  # the name of a span for each of the drafter's passes
 
 
@@ -38,6 +59,9 @@ class SpanLevel(StrEnum):
     REQUESTS = "requests"  # a root span a request
     STEPS = "steps"  # and a span a step, with counts
     TREES = "trees"  # and the whole evidence
+
+
+INTERNAL, SERVER = 1, 2  # kinds of spans, as OTLP numbers them
 
 
 class Span(NamedTuple):
@@ -51,6 +75,9 @@ class Span(NamedTuple):
     end_ns: int
     attributes: dict[str, Any]  # str, bool, int, float, or lists of one of them
     links: tuple[tuple[int, int], ...] = ()  # (trace, span) ids
+    kind: int = INTERNAL
+    error: str | None = None  # of a span that failed: what went wrong; else its status is not set
+    of_engine: bool = False  # whether it belongs to the engine's service, and not to the requests'
 
 
 def own_trace(run_id: str, *what: object) -> int:
@@ -68,8 +95,10 @@ class Encoder:
     _callers: dict[str, tuple[int, int]] = field(default_factory=dict)  # a caller's trace and span, by request
     # Requests that have a root span, with their callers: on another branch they may go on
     _ended: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    _tally: RequestTally = field(init=False)
 
     def __post_init__(self) -> None:
+        self._tally = RequestTally(self.run)
         if self.run.privacy:  # without text there is nothing to write
             self.vocabulary = Vocabulary()
 
@@ -81,14 +110,15 @@ class Encoder:
         spans: list[Span] = []
         if self.level is SpanLevel.OFF:
             return spans
+        self._tally.add(record)
         for info in (*record.admitted, *(end.info for end in record.finished)):
             if info.traceparent:
                 _, trace, above, _ = info.traceparent.split("-")
                 self._callers[info.id] = (int(trace, 16), int(above, 16))
-        spans += [self._queue(info, record, info.admitted_ns) for info in record.admitted]
-        never = [end for end in record.finished if not end.info.admitted_ns]
-        spans += [self._queue(end.info, record, end.finished_ns) for end in never]
         if self.level is not SpanLevel.REQUESTS:
+            spans += [self._queue(info, record, info.admitted_ns) for info in record.admitted]
+            never = [end for end in record.finished if not end.info.admitted_ns]
+            spans += [self._queue(end.info, record, end.finished_ns) for end in never]
             engine = {ENGINE: engine_text(record)} if record.is_timed else {}
             for part in record.requests:
                 spans += self._request_step(part, record, self._of(record) | engine)
@@ -180,11 +210,13 @@ class Encoder:
         trace, root = self._trace("step", record.step), self._span("step", record.step)
         for phase in record.phases:
             span_id = self._span("step", record.step, phase.name)
-            yield Span(phase.name, trace, span_id, root, phase.start_ns, phase.end_ns, self._of(record))
+            times = (phase.start_ns, phase.end_ns)
+            yield Span(phase.name, trace, span_id, root, *times, self._of(record), of_engine=True)
         draft = self._span("step", record.step, "draft")
         for timing in record.passes:
             span_id, name = self._span("step", record.step, "pass", timing.name), {"specscope.pass": timing.name}
-            yield Span(PASS, trace, span_id, draft, timing.start_ns, timing.end_ns, name | self._of(record))
+            times = (timing.start_ns, timing.end_ns)
+            yield Span(PASS, trace, span_id, draft, *times, name | self._of(record), of_engine=True)
         lists = {
             "specscope.phase.names": [phase.name for phase in record.phases],
             "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
@@ -204,49 +236,79 @@ class Encoder:
             attributes |= self._written(record.left_out)
         if record.aggregate is not None:
             attributes |= aggregate_span.attributes(record.aggregate)
-        yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
+        links = tuple(self._step_span(part, record) for part in record.requests)
+        yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
+
+    def _step_span(self, part: RequestStep, record: StepRecord) -> tuple[int, int]:
+        """Trace and id of a request's span of a step."""
+        name = "prefill" if part.verdict is None else "decode"
+        return self._request_trace(part.request), self._span(part.request, record.step, name)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:
-        """`text_completion {model}` with the GenAI conventions' attributes, for any viewer of model calls."""
-        params, info = end.info.params, end.info
-        attributes: dict[str, Any] = self._of(record) | {
-            "gen_ai.operation.name": "text_completion",
-            "gen_ai.provider.name": "specscope",
-            "gen_ai.request.model": self.run.target,
-            "gen_ai.response.model": self.run.target,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_k": params.top_k,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.request.frequency_penalty": params.frequency_penalty,
-            "gen_ai.request.presence_penalty": params.presence_penalty,
-            "gen_ai.request.max_tokens": params.max_tokens,
-            "gen_ai.request.seed": params.seed,
-            "gen_ai.request.stop_sequences": list(params.stop),
-            "gen_ai.response.finish_reasons": [end.reason.value],
-            "gen_ai.usage.input_tokens": len(info.prompt_tokens),
-            "gen_ai.usage.output_tokens": len(end.output),
-            "specscope.request.id": info.id,
-        }
-        labels = self._written(info, only=("specscope.request.labels",))
-        values = self._written(end) | labels | ({} if end.sampled is None else self._written(end.sampled))
+        """`chat {model}` or `text_completion {model}`, by the GenAI conventions, with the request's figures.
+
+        At level `requests` it is all that is sent of the request, and small: without the output's token ids.
+        """
+        info, values = end.info, self._written(end)
+        figures = end.figures or self._tally.figures(end)
+        values |= self._written(info, only=("specscope.request.labels",)) | genai.labels(info.labels)
+        values |= {} if figures is None else self._written(figures)
+        values |= {} if end.sampled is None else self._written(end.sampled)
         if self.run.tells_text:
-            values["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
-        attributes |= first(IN_ROOT, values)
-        name = f"text_completion {self.run.target}"
+            values |= genai.messages(end, self.run, self.vocabulary)
+        if self.level is SpanLevel.REQUESTS:
+            values.pop("specscope.output.tokens", None)
+        operation = genai.operation(info)
+        attributes = self._of(record) | genai.attributes(end, self.run.target) | first(IN_ROOT, values)
         span_id = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
-        above = (self._caller(info.id) or (0, 0))[1]
-        return Span(name, self._request_trace(info.id), span_id, above, info.arrival_ns, end.finished_ns, attributes)
+        return Span(
+            f"{operation} {self.run.target}",
+            self._request_trace(info.id),
+            span_id,
+            (self._caller(info.id) or (0, 0))[1],
+            info.arrival_ns,
+            end.finished_ns,
+            attributes,
+            kind=SERVER if info.served else INTERNAL,
+            error=end.error if end.reason is FinishReason.ERROR else None,
+        )
 
 
-def resource_attributes(run: RunInfo) -> dict[str, Any]:
-    """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back."""
-    run = strip(run, run.privacy)
-    attributes: dict[str, Any] = {
-        "service.name": "specscope",
+def resource_attributes(run: RunInfo, service: str = "") -> dict[str, Any]:
+    """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back.
+
+    These are of requests' spans; `engine_resource` makes the engine's of them, and `brief` what batch after batch
+    repeats. `service`: the service's name; "" leaves it to the environment's OTEL_* variables.
+    """
+    run, given = strip(run, run.privacy), environment()
+    attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
+    attributes |= {
+        "service.name": service or given.get("service.name") or SERVICE,
         "service.version": run.versions.get("specscope", ""),
-        "service.instance.id": run.run_id,
     }
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
     values = written(run, by_hand={"privacy": private})
     speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}
     return attributes | values | speculation  # last, to keep the order of older captures
+
+
+def environment() -> dict[str, str]:
+    """Resource attributes that the environment gives, as the OpenTelemetry SDK reads them."""
+    pairs = (item.partition("=") for item in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    given = {key.strip(): unquote(value.strip()) for key, sign, value in pairs if sign and key.strip()}
+    given = {key: value for key, value in given.items() if not key.startswith(OURS)}
+    name = os.environ.get("OTEL_SERVICE_NAME", "").strip()
+    return given | ({"service.name": name} if name else {})
+
+
+def engine_resource(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """The resource of engine steps: another service, so that a search for the requests' does not list them."""
+    return {**resource, "service.name": f"{resource['service.name']}{OF_ENGINE}"}
+
+
+def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """The resource as batches repeat it: a digest for the draft vocabulary, and nothing that a reader assumes."""
+    told = {name: value for name, value in resource.items() if value != ASSUMED.get(name, MISSING)}
+    params = json.loads(resource[PARAMS])
+    told[PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
+    return told | ({DRAFT_TOKENS: digest(told[DRAFT_TOKENS])} if DRAFT_TOKENS in told else {})

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from specscope.errors import UserError
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.wording import plural
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy, no_tokens
@@ -27,12 +28,14 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
+from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema
 from specscope.trace.wire.codec import DamagedError, check_times, checked_span, read, read_json, unescaped_bytes
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
+from specscope.trace.wire.genai import CHAT
 from specscope.trace.wire.schema import Resource, newer
 
 T = TypeVar("T")
@@ -44,6 +47,8 @@ SENT = 20_000  # numbers of steps that are remembered, so that a branch can be t
 INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
 PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
+# Parameters that are not set: a resource may leave them out
+UNSET_PARAMS = {name: value for name, value in SamplingParams().to_dict().items() if not value}
 UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
 
@@ -54,12 +59,21 @@ def run_info(resource: Attributes) -> RunInfo:
         raise UserError(f"these spans come from another program ({service})")
     try:
         checked = checked_span(resource, Resource)
-        return read(
-            checked, RunInfo, {}, given={"privacy": Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)}
-        )
+        privacy = Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)
+        run = read(checked, RunInfo, {}, given={"privacy": privacy})
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
+    return replace(run, params={**UNSET_PARAMS, **run.params}) if run.params else run
+
+
+def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:
+    """The run with its draft vocabulary, where this is what it lacks. One that is damaged is named in `faults`."""
+    try:
+        return completed(run, packed)
+    except ValueError as error:
+        faults.add("the draft vocabulary", f"`{DRAFT_TOKENS}` {error}")
+        return run
 
 
 @dataclass
@@ -148,6 +162,7 @@ class Decoder:
         self._patient = patient
         self._expected: Counter[int] | None = None  # spans to come, by step
         self._due: deque[int] = deque()  # the steps of those, rising
+        self.draft_tokens = ""  # the draft vocabulary, where a span told it; who reads it empties it
         self._pending: dict[int, _Pending] = {}
         self._held = 0  # bytes of them, roughly
         self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes
@@ -190,7 +205,7 @@ class Decoder:
 
     def _kind(self, name: str, attributes: Attributes) -> type[schema.AnySpan] | None:
         """What a span is; None for what is not taken in: not ours, told by another span too, or too late."""
-        kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+        kind = schema.kind_of(name)
         step = attributes.get("specscope.step")
         if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
             kind = aggregate_span.AggregateStep
@@ -211,6 +226,8 @@ class Decoder:
 
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
         """Take one span; gives the records that it completes."""
+        if isinstance(packed := attributes.get(DRAFT_TOKENS), str):
+            self.draft_tokens = packed
         kind = self._kind(name, attributes)
         if kind is None:
             return []
@@ -361,13 +378,16 @@ class Decoder:
         if name in self._infos:
             self._ended[name] = self._infos.pop(name)
         info, _ = self._ended.get(name, (None, 0))
+        figures = read(span, RequestFigures, {}) if span.has_figures else None
         given = {
-            "info": info or _info_of_root(start_ns, span),
+            "info": info or _info_of_root(start_ns, span, figures),
             "finished_ns": end_ns,
             "reason": span.reasons[0],
             "sampled": None if span.sampling_reason is None else read(span, Sampled, {}),
+            "figures": figures,
         }
-        gone = {"output": no_tokens(span.length)} if isinstance(span, schema.NamelessRoot) else {}
+        nameless = isinstance(span, schema.NamelessRoot) or not span.output_tokens  # or of level `requests`
+        gone = {"output": no_tokens(span.length)} if nameless else {}
         return read(span, RequestEnd, {}, given=given | gone)
 
 
@@ -415,7 +435,7 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
     return read(span, RequestInfo, {}, given=given | gone)
 
 
-def _info_of_root(start_ns: int, span: schema.Root) -> RequestInfo:
+def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
     names = ("temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed", "stop")
     try:
@@ -423,4 +443,7 @@ def _info_of_root(start_ns: int, span: schema.Root) -> RequestInfo:
     except UserError as error:
         raise DamagedError(f"`gen_ai.request`: {error}") from None
     labels = read_json(span.labels, dict[str, str], "specscope.request.labels")
-    return RequestInfo(span.request, start_ns, 0, "", np.zeros(0, np.int32), params, labels)
+    queued = None if figures is None else figures.queue_s
+    admitted = 0 if queued is None else start_ns + round(queued * 1e9)
+    nothing, chat = np.zeros(0, np.int32), span.operation == CHAT
+    return RequestInfo(span.request, start_ns, admitted, "", nothing, params, labels, chat=chat)

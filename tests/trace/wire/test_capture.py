@@ -23,7 +23,7 @@ from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.capture import CaptureWriter, line_json
 from specscope.trace.wire.export import readable
 from specscope.trace.wire.reading import CaptureReader, read_capture
-from specscope.trace.wire.spans import Encoder, resource_attributes
+from specscope.trace.wire.spans import Encoder, engine_resource, resource_attributes
 from tests.processes import room_for
 from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN, runs, vocabularies
@@ -43,7 +43,8 @@ def test_a_line_is_what_the_official_exporter_writes(records, vocabulary):
     spans = [span for record in records for span in Encoder(RUN, vocabulary).encode(record)]
     resource = Resource(resource_attributes(RUN))
     stream = io.StringIO()
-    FileSpanExporter(stream=stream).export([readable(span, resource) for span in spans])
+    of_engine = Resource(engine_resource(resource.attributes))
+    FileSpanExporter(stream=stream).export([readable(s, of_engine if s.of_engine else resource) for s in spans])
     official = json.loads(stream.getvalue())
     ours = json.loads(line_json(resource.attributes, spans))
     assert ours == official

@@ -102,6 +102,7 @@ def test_levels_hold_less_and_less(records, vocabulary):
         names(level) for level in (SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS, SpanLevel.OFF)
     )
     assert off == []
-    assert {s.name for s in requests} <= {"queue", "text_completion a/model"}
+    assert {s.name for s in requests} <= {"chat a/model", "text_completion a/model"}
+    assert len(requests) == sum(len(record.finished) for record in records)
     assert [s.name for s in steps] == [s.name for s in trees]
     assert not any(key.startswith(("specscope.tree", "specscope.verdict")) for s in steps for key in s.attributes)

@@ -1,0 +1,124 @@
+"""A request's figures on its span are those of a history that stands where it ends, whatever the run goes back to."""
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.record.records import FinalKind, FinishReason
+from specscope.trace.record.request_figures import DEPTHS
+from specscope.trace.wire import request_tally
+from specscope.trace.wire.request_tally import RequestTally
+from tests.trace.sampled_runs import FakeEngine, sampled_runs
+from tests.trace.strategies import RUN
+
+END = [(0, FinishReason.EOS)]
+
+
+def told(records):
+    """(figures, the history's acceptance and reasons) of each end."""
+    tally, history = RequestTally(RUN), History(RUN)
+    for record in records:
+        tally.add(record)
+        history.append(record)
+        for end in record.finished:
+            request = history.requests[end.info.id]
+            yield tally.figures(end), request.acceptance, request.totals.undrafted_upto(len(request.steps))
+
+
+def check(figures, acceptance, undrafted):
+    counts = (figures.steps, figures.drafts, figures.drafted, figures.accepted, figures.emitted, figures.depth)
+    assert counts == tuple(
+        getattr(acceptance, name) for name in ("steps", "drafts", "drafted", "accepted", "emitted", "depth")
+    )
+    kinds = acceptance.kinds
+    assert (figures.bonus, figures.recovered) == (kinds[FinalKind.BONUS], kinds[FinalKind.RECOVERED])
+    assert (figures.tau, figures.rate) == (acceptance.tau, acceptance.rate)
+    assert list(figures.accepted_at) == acceptance.accepted_at[:DEPTHS]
+    assert list(figures.proposed_at) == acceptance.proposed_at[:DEPTHS]
+    assert list(figures.tried_at) == acceptance.tried_at[:DEPTHS]
+    assert figures.undrafted == {reason.value: count for reason, count in undrafted.items() if count}
+
+
+@given(sampled_runs(most=30))
+@settings(max_examples=100)
+def test_the_figures_are_those_of_the_branch_on_which_it_ends(records):
+    for figures, acceptance, undrafted in told(records):
+        check(figures, acceptance, undrafted)
+
+
+@given(sampled_runs(most=30), st.integers(1, 20))
+@settings(max_examples=60)
+def test_beyond_what_is_remembered_they_are_not_known_and_never_wrong(records, most):
+    before, request_tally.KEPT = request_tally.KEPT, most
+    try:
+        for figures, acceptance, undrafted in told(records):
+            if figures is not None and figures.steps:  # more requests than are remembered have none
+                check(figures, acceptance, undrafted)
+    finally:
+        request_tally.KEPT = before
+
+
+def test_a_run_may_go_on_from_a_step_of_a_branch_that_it_left():
+    engine = FakeEngine()
+    first = [engine.step([("", {})], [], [(2, 1)]), engine.step([], [], [(3, 3)]), engine.step([], [], [(1, 0)])]
+    left = list(engine.path)
+    engine.go_back(2)
+    second = [engine.step([], [], [(0, 0)]), engine.step([], [], [(2, 2)])]
+    engine.path = left[:2]  # to step 1 on branch 0
+    engine.after, engine.alive = left[1][0], left[1][1]
+    engine.branch, engine.branches = engine.branches, engine.branches + 1
+    last = engine.step([], END, [(3, 1)])
+    ((figures, acceptance, undrafted),) = told([*first, *second, last])
+    assert (figures.drafts, figures.drafted, figures.accepted) == (3, 8, 5)
+    check(figures, acceptance, undrafted)
+
+
+def test_a_name_that_comes_again_is_another_request():
+    engine = FakeEngine()
+    records = [engine.step([("", {})], END, [(2, 1)])]
+    engine.names = 0
+    records += [engine.step([("", {})], [], [(3, 3)]), engine.step([], END, [(3, 0)])]
+    figures = [each for each, _, _ in told(records)]
+    assert [each.drafted for each in figures] == [2, 6]
+
+
+def test_times_are_of_its_arrival_and_first_token():
+    engine = FakeEngine()
+    records = [engine.step([("", {})], [], [(2, 1)]), engine.step([], END, [(2, 1)])]
+    ((figures, *_),) = told(records)
+    end = records[1].finished[0]
+    assert figures.queue_s == pytest.approx(1e-3)
+    assert figures.first_s == (records[0].end_ns - end.info.arrival_ns) / 1e9
+    assert figures.total_s == (end.finished_ns - end.info.arrival_ns) / 1e9
+    late = dataclasses.replace(end, info=dataclasses.replace(end.info, arrival_ns=2**62, admitted_ns=0))
+    tally = RequestTally(RUN)
+    tally.add(dataclasses.replace(records[1], requests=(), finished=(late,)))
+    figures = tally.figures(late)
+    assert (figures.queue_s, figures.first_s, figures.total_s) == (None, None, None)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(request_tally, "KEPT", 100)
+    tally, engine, chance = RequestTally(RUN), FakeEngine(), random.Random(0)
+    for _ in range(2000):
+        engine.path.clear()
+        tally.add(engine.step([("", {})], END if chance.random() < 0.9 else [], [(2, 1)]))
+        engine.alive = dict(list(engine.alive.items())[-3:])  # ends that were lost on the way
+    assert len(tally._steps) <= 100
+    assert len(tally._sums) <= 100
+
+
+def test_the_sums_of_a_request_can_be_added_and_taken_back():
+    engine = FakeEngine()
+    records = [engine.step([("", {})], [], [(3, 1)]), engine.step([], END, [(2, 2)])]
+    ((figures, acceptance, _),) = told(records)
+    pooled = Acceptance()
+    pooled.add(figures)
+    assert pooled.to_dict() == acceptance.to_dict()
+    pooled.take_back(figures)
+    assert pooled.to_dict() == Acceptance().to_dict()
