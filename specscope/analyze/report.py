@@ -49,7 +49,7 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
     """Notes on a capture. `ended`, `missing`: of each request, whether it ended, and its tokens in missing steps."""
     notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
     if history.without_steps:
-        notes.append(figures_note(history))
+        notes.append(history.figures_note)
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
     if history.lost and not history.in_part:  # a reader says what its file lacks
@@ -77,13 +77,6 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
         of = plural(sum(map(bool, missing)), "request")
         notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")
     return notes
-
-
-def figures_note(history: History) -> str:
-    """A remark on requests of which there is no step."""
-    count = history.without_steps
-    alone = "requests" if history.figures_only else f"{count} of {plural(len(history.requests), 'request')}"
-    return f"figures of {alone} alone, as their own spans tell them: no steps, so no trees, phases, text or questions"
 
 
 def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
@@ -347,7 +340,7 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         undrafted=history.totals.undrafted_upto(len(history.steps)),
         means=Means.over([request.figures for request in requests], loops),
         loops=looped,
-        phases=_phases(history.steps),
+        phases=_phases([step for step in history.steps if step.is_timed]),
         timeline=_timeline(history),
         groups=grouped(requests),
         requests=requests,
@@ -448,7 +441,7 @@ def _engine(history: History) -> EngineFigures:
         steps=len(steps),
         wall_s=wall,
         stepping_s=stepping,
-        tokens_per_s=emitted / wall if wall else None,
+        tokens_per_s=emitted / wall if wall and timed else None,
         tokens_per_stepping_s=emitted / stepping if stepping else None,
         peak_running=max((step.running for step in timed), default=None),
         peak_waiting=max((step.waiting for step in timed), default=None),

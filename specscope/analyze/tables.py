@@ -68,7 +68,8 @@ def tables(report: Report) -> list[Table]:
         by_depth = [positions(report)] if report.pooled.positions else []
         return [summed(report), *by_depth, intervals(report)]
     figures = [acceptance(report), *undrafted(report), positions(report), finals(report)]
-    return [*figures, phases(report), engine(report), *groups(report)]
+    timed = [] if report.engine.peak_running is None else [phases(report), engine(report)]
+    return [*figures, *timed, *groups(report)]
 
 
 def acceptance(report: Report) -> Table:

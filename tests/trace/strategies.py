@@ -275,7 +275,7 @@ def runs(draw, max_steps=4):
             parts.append(
                 RequestStep(
                     request=name,
-                    index=draw(counts),
+                    index=draw(st.just(0) | counts),
                     context_len=draw(counts),
                     prefill_tokens=draw(counts),
                     drafter=draw(st.sampled_from(["ngram", "none"])) if verdict is not None else "none",

@@ -125,7 +125,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
             raise UserError(f"{path} holds no decode steps and no counts: there is nothing to compare")
         total.merge(reader.history.acceptance)
         counts_only |= bool(reader.history.acceptance.aggregates) or reader.history.figures_only
-        warnings += reader.warnings
+        warnings += [*reader.warnings, *filter(None, [reader.history.figures_note])]
     return CountsSide(tuple(map(printable, paths)), total, tuple(warnings), counts_only)
 
 

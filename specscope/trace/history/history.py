@@ -17,8 +17,8 @@ from specscope.trace.history.place_name import PlaceName, read_place
 from specscope.trace.history.stats import Acceptance, Counted, measure
 from specscope.trace.history.totals import RunningTotals
 from specscope.trace.history.undrafted import Undrafted, why_undrafted
+from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
-from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.engine_spans import OtherSpans
 
@@ -278,6 +278,14 @@ class History:
     def figures_only(self) -> bool:
         """Whether no step of any request is known, only what requests' own spans tell."""
         return self.without_steps > 0 and not any(request.steps for request in self.requests.values())
+
+    @property
+    def figures_note(self) -> str:
+        """A remark on requests of which there is no step; "" for none."""
+        count, requests = self.without_steps, len(self.requests)
+        alone = "requests" if self.figures_only else f"{count:,} of {requests:,} requests"
+        lacks = "no steps, so no trees, phases, text or questions"
+        return f"figures of {alone} alone, as their own spans tell them: {lacks}" if count else ""
 
     @property
     def branch(self) -> int:

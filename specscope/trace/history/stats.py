@@ -19,9 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.aggregate import Aggregate, RequestFigures
 from specscope.trace.record.records import FinalKind, RequestStep
-from specscope.trace.record.request_figures import RequestFigures
 
 SUMS = ("drafts", "drafted", "accepted", "emitted")
 AT_DEPTH = ("accepted_at", "proposed_at", "tried_at")

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 import specscope
+from specscope.trace.genai import OPERATIONS, TEXT_COMPLETION
+from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.declared import (
     DIMENSIONS,
     MAX_NODES,
@@ -43,13 +45,11 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.codec import DamagedError, checks
 from specscope.trace.wire.engine_spans import is_ours
-from specscope.trace.wire.genai import OPERATIONS, TEXT_COMPLETION
 from specscope.trace.wire.wire_field import wired
 
 Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]

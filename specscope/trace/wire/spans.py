@@ -19,7 +19,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from specscope.trace import genai
 from specscope.trace.history.draw import draw_tree
+from specscope.trace.history.request_tally import RequestTally
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
 from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.privacy import strip
@@ -34,11 +36,10 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
-from specscope.trace.wire import aggregate_span, genai
+from specscope.trace.wire import aggregate_span
 from specscope.trace.wire.codec import first, written
 from specscope.trace.wire.engine_notes import engine_text
 from specscope.trace.wire.engine_spans import OURS
-from specscope.trace.wire.request_tally import RequestTally
 from specscope.trace.wire.schema import ENGINE, FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, SUMMARY
 from specscope.trace.wire.wire_field import wired
 

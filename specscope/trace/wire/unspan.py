@@ -11,8 +11,10 @@ import numpy as np
 from msgspec import UNSET
 
 from specscope.errors import UserError
+from specscope.trace.genai import CHAT
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.wording import plural
+from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams
@@ -28,14 +30,12 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.record.request_figures import RequestFigures
 from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema
 from specscope.trace.wire.codec import DamagedError, check_times, checked_span, read, read_json, unescaped_bytes
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
-from specscope.trace.wire.genai import CHAT
 from specscope.trace.wire.schema import Resource, newer
 
 T = TypeVar("T")
@@ -160,11 +160,11 @@ class Decoder:
         self.lost_parts = 0  # requests' parts in others, and admissions and ends
         self.without_engine = 0  # steps whose engine step's own span did not come
         self.summaries = 0
+        self.draft_tokens = ""  # the draft vocabulary, where a span told it; who reads it empties it
         self.stuck = False
         self._patient = patient
         self._expected: Counter[int] | None = None  # spans to come, by step
         self._due: deque[int] = deque()  # the steps of those, rising
-        self.draft_tokens = ""  # the draft vocabulary, where a span told it; who reads it empties it
         self._pending: dict[int, _Pending] = {}
         self._held = 0  # bytes of them, roughly
         self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes

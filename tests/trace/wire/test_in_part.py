@@ -74,7 +74,7 @@ def test_every_step_that_is_there_is_read_and_none_is_invented(
     assert came.keys() == sent_parts(kept)
     assert all(part == sent[place] for place, part in came.items())
     assert {end.info.id for record in known for end in record.finished} == {
-        span.attributes["specscope.request.id"] for span in kept if span.name.startswith("text_completion")
+        span.attributes["specscope.request.id"] for span in kept if span.name.endswith(f" {RUN.target}")
     }
     for record in known:
         whole = records[record.step]

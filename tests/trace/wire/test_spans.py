@@ -1,14 +1,14 @@
 """The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
 
-import dataclasses
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.record.records import FinishReason
+from specscope.trace.record.records import Absent, FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info
@@ -49,8 +49,9 @@ def test_a_lost_span_costs_no_more_and_is_counted(records, vocabulary):
     step = spans[gone].attributes["specscope.step"]
     decoder, back = decode(spans[:gone] + spans[gone + 1 :])
     others = [record for record in records if record.step != step]
-    around = [record for record in back if record.step != step]
-    assert [dataclasses.replace(record, absent=None) for record in around] == others
+    rest = [record for record in back if record.step != step]
+    assert [replace(record, absent=None) for record in rest] == others
+    assert all(record.absent in (None, Absent(steps=1)) for record in rest)  # where all of a step is gone
     [sent] = [record for record in records if record.step == step]
     for record in back:
         if record.step == step:
@@ -76,7 +77,7 @@ def test_a_request_that_ended_while_it_waited_was_not_admitted():
 
 def test_the_resource_tells_the_run():
     assert run_info(resource_attributes(RUN)) == RUN
-    sampled = dataclasses.replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
+    sampled = replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
     assert run_info(resource_attributes(sampled)) == sampled
     with pytest.raises(UserError, match=r"another program \(shop\)"):
         run_info({"service.name": "shop"})

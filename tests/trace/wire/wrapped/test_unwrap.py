@@ -41,7 +41,7 @@ def lines_of(content, leave_out=refuse):
 
 def checked(name, attributes):
     """What the decoder makes of a span's attributes, as text: NaN is equal to NaN there."""
-    kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+    kind = schema.kind_of(name)
     if any(key.startswith("specscope.aggregate.") for key in attributes):
         kind = AggregateStep
     return repr(attributes if kind is None else checked_span(attributes, kind))

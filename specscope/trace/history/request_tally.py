@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from specscope.trace.history.stats import Acceptance, StepCounts
 from specscope.trace.history.undrafted import Undrafted, why_undrafted
+from specscope.trace.record.aggregate import DEPTHS, RequestFigures
 from specscope.trace.record.records import FinalKind, RequestEnd, RunInfo, StepRecord
-from specscope.trace.record.request_figures import DEPTHS, RequestFigures
 
 KEPT = 20_000  # request steps that are remembered, and requests at most
 
@@ -26,7 +26,7 @@ class _Sums:
     undrafted: Counter[Undrafted] = field(default_factory=Counter)
     first: tuple[int, int] | None = None  # the step with its first token, and when that ended
     ended: tuple[int, int] | None = None  # the step in which it ended, and its branch
-    known: bool = True  # False: the run went back too far
+    known: bool = True  # False: the run went back too far, or its first steps did not come
 
 
 class _Part(NamedTuple):
@@ -83,7 +83,7 @@ class RequestTally:
                 del self._sums[info.id]  # another request of the same name
         parts: list[_Part] = []
         for part in record.requests:
-            sums = self._sums.setdefault(part.request, _Sums())
+            sums = self._sums.setdefault(part.request, _Sums(known=part.index == 0))  # else its first steps are missing
             sums.ended = None
             if (counts := StepCounts.of(part)) is not None:
                 why = None if counts.drafted else why_undrafted(self._run, record, part)

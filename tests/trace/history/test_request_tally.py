@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.trace.history import request_tally
 from specscope.trace.history.history import History
+from specscope.trace.history.request_tally import RequestTally
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.record.aggregate import DEPTHS
 from specscope.trace.record.records import FinalKind, FinishReason
-from specscope.trace.record.request_figures import DEPTHS
-from specscope.trace.wire import request_tally
-from specscope.trace.wire.request_tally import RequestTally
 from tests.trace.sampled_runs import FakeEngine, sampled_runs
 from tests.trace.strategies import RUN
 
