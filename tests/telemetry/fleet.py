@@ -40,9 +40,9 @@ class Sent:
     vocabulary: Vocabulary
     records: list[StepRecord]
 
-    def send(self, endpoint: str) -> None:
+    def send(self, endpoint: str, level: SpanLevel = SpanLevel.TREES) -> None:
         """Send its spans, as the engine does."""
-        options = OutputOptions(None, endpoint, None, SpanLevel.TREES, None)
+        options = OutputOptions(None, endpoint, None, level, None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OTEL_SERVICE_NAME", SERVICE)
             bus = Bus()

@@ -11,6 +11,7 @@ import pytest
 from specscope.remote.otlp import Received
 from specscope.remote.receiver import Receiver
 from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import SpanLevel
 from tests.processes import free_port
 from tests.support.commands import specscope
 from tests.telemetry import programs
@@ -104,6 +105,26 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
         assert_are_those(reader.history.steps, requests, sent)
         done = specscope("verify", path)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_span_a_request_is_enough(collector, fleet, tmp_path):
+    """At level `requests`, and without a share of the others: what is kept is just what these spans tell to keep."""
+    sent, files = fleet[0], tmp_path / "files"
+    slow = sorted(sent.milliseconds().values())[-4]
+    with Receiver(lambda spans: None) as jaeger:
+        environment = variables(files, jaeger, slow, 0)
+        with programs.running(collector, [CONFIG], tmp_path / "log", environment) as here:
+            sent.send(f"http://{environment['COLLECTOR_GRPC']}", SpanLevel.REQUESTS)
+            here.stop()
+    assert here.complaints() == []
+    (path,) = files.iterdir()
+    wanted = sent.failed() | sent.poor(TAU, DRAFTS) | longer(sent, slow)
+    kept = spans_of_file(path)
+    assert set(kept) == {sent.traces()[name] for name in wanted}
+    assert {len(spans) for spans in kept.values()} == {1}
+    done = specscope("report", path)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(wanted)} requests" in done.stdout
 
 
 def kept_requests(sent: Sent, path: Path) -> set[str]:
