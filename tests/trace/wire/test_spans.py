@@ -1,5 +1,6 @@
 """The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
 
+import dataclasses
 import random
 from dataclasses import replace
 
