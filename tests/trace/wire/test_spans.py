@@ -1,6 +1,5 @@
 """The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
 
-import dataclasses
 import random
 from dataclasses import replace
 
