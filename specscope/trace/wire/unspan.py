@@ -84,6 +84,7 @@ class _Pending:
     parts: dict[str, RequestStep] = field(default_factory=dict)
     admitted: dict[str, RequestInfo] = field(default_factory=dict)
     finished: dict[str, tuple[int, int, schema.Root]] = field(default_factory=dict)  # start, end; decoded at the end
+    waited: set[str] = field(default_factory=set)  # requests that were not admitted: their queue span is of this step
     notes: str = ""  # what a request's step said of the engine
     times: tuple[int, int] = (0, 0)  # when a request's step began and ended, or when a request came or went
     branch: int = 0
@@ -97,6 +98,7 @@ class _Pending:
             all(name in self.parts for name in self.engine.requests)
             and all(name in self.admitted for name in self.engine.admitted)
             and all(name in self.finished for name in self.engine.finished)
+            and all(name in self.waited or span.was_admitted for name, (*_, span) in self.finished.items())
         )
 
     def own(self) -> dict[str, Any]:
@@ -264,7 +266,10 @@ class Decoder:
             pending.parts[span.request_id] = part
             pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
         elif isinstance(span, schema.Queue):
-            pending.admitted[span.request_id] = info
+            if span.admitted:
+                pending.admitted[span.request_id] = info
+            else:
+                pending.waited.add(span.request_id)
         elif isinstance(span, schema.EngineStep):
             pending.engine = span
         else:
