@@ -1,6 +1,6 @@
 """What a request's step says of the engine's step that it was part of, so that its trace stands by itself.
 
-One attribute of short text, because every step has it: `batch=3 used=12 free=1444 schedule:73900 draft:2302/12963`. A
+One attribute of short text, because every step has it: `batch=3 kv=12/1444 schedule:73900 draft:2302/12963`. A
 count that is absent is 0, and `running` is the batch. A phase is its length in nanoseconds, before it the gap after the
 phase before, where there is one; the first begins with the span. The drafter's passes, an asynchronous step's flight
 and a device's times are told by the engine step's own span alone.
@@ -66,8 +66,7 @@ def engine_text(record: StepRecord) -> str:
     counts = {
         "running": record.running if record.running != record.batch else None,
         "waiting": record.waiting or None,
-        "used": record.blocks_used,
-        "free": record.blocks_free,
+        "kv": f"{record.blocks_used}/{record.blocks_free}",
         "cached": record.blocks_cached or None,
         "queried": record.queried or None,
         "budget": record.budget,
@@ -90,6 +89,9 @@ def read_engine(text: str) -> EngineNotes:
     phases = []
     for word in text.split(" "):
         name, equals, value = word.partition("=")
+        if name == "kv":
+            counts["used"], _, counts["free"] = value.partition("/")
+            continue
         if equals:
             counts[name] = unquote(value)
             continue
