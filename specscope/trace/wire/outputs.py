@@ -167,6 +167,7 @@ class Outputs:
             sampling=(lambda: self._sampled) if self._sampling.is_on else None,
             run=run if options.metrics_port is not None else None,
             traced=self._sampling,
+            service=options.service,
         )
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)

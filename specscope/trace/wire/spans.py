@@ -281,16 +281,18 @@ def resource_attributes(run: RunInfo, service: str = "") -> dict[str, Any]:
     These are of requests' spans; `engine_resource` makes the engine's of them, and `brief` what batch after batch
     repeats. `service`: the service's name; "" leaves it to the environment's OTEL_* variables.
     """
-    run, given = strip(run, run.privacy), environment()
-    attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
-    attributes |= {
-        "service.name": service or given.get("service.name") or SERVICE,
-        "service.version": run.versions.get("specscope", ""),
-    }
+    run = strip(run, run.privacy)
+    attributes: dict[str, Any] = {"service.instance.id": run.run_id} | environment()
+    attributes |= {"service.name": service_name(service), "service.version": run.versions.get("specscope", "")}
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
     values = written(run, by_hand={"privacy": private})
     speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}
     return attributes | values | speculation  # last, to keep the order of older captures
+
+
+def service_name(asked: str = "") -> str:
+    """The name asked for, else the environment's, else ours."""
+    return asked or environment().get("service.name") or SERVICE
 
 
 def environment() -> dict[str, str]:
