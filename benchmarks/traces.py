@@ -26,8 +26,8 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.request_words import read_sampling
-from specscope.trace.wire.export import SpanSink
 from specscope.trace.wire.sampling_sink import SamplingSink
+from specscope.trace.wire.sending.export import SpanSink
 from specscope.trace.wire.spans import SpanLevel
 
 REQUESTS, TOKENS = 24, 64

@@ -193,7 +193,7 @@ def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: 
     """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.files import Existing
     from specscope.trace.wire.capture import CaptureWriter
-    from specscope.trace.wire.export import SpanSink, make_sender
+    from specscope.trace.wire.sending.export import SpanSink, make_sender
 
     closers: list[Any] = []
     sampling = settings.sampling()

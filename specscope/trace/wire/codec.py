@@ -268,8 +268,8 @@ def _array(name: str, text: str, declared: Any) -> Any:  # noqa: ANN401
     if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
         raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays with NaN in them (its API v3 has them)")
     try:
-        return msgspec.json.decode(text, type=declared, strict=False)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return decoded(text, declared, strict=False)
+    except ValueError as error:
         raise DamagedError(f"`{name}`: {plain_error(error)}") from None
 
 

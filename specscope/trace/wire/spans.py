@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from specscope.trace import genai
+from specscope.trace.checked import decoded
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.request_tally import RequestTally
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
@@ -312,6 +313,6 @@ def engine_resource(resource: Mapping[str, Any]) -> dict[str, Any]:
 def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
     """The resource as batches repeat it: a digest for the draft vocabulary, and nothing that a reader assumes."""
     told = {name: value for name, value in resource.items() if value != ASSUMED.get(name, MISSING)}
-    params = json.loads(resource[PARAMS])
+    params = decoded(resource[PARAMS])
     told[PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
     return told | ({DRAFT_TOKENS: digest(told[DRAFT_TOKENS])} if DRAFT_TOKENS in told else {})

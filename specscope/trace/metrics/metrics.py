@@ -25,11 +25,11 @@ from prometheus_client.registry import Collector
 
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.metrics.histograms import Histograms
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import Reason, TraceSampling
-from specscope.trace.wire.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
-from specscope.trace.wire.histograms import Histograms
+from specscope.trace.wire.sending.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
 from specscope.trace.wire.spans import service_name
 
 if TYPE_CHECKING:
