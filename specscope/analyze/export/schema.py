@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from specscope.trace.history.undrafted import Undrafted
+from specscope.trace.record.records import PHASES
 
 MARK = b"specscope.table"  # in each file's metadata, with the table's name: such a file may be replaced
 
@@ -133,7 +134,7 @@ STEPS = [
     _column("step_ns", LONG, "ns that the engine's step took, for its whole batch"),
     *(
         _column(f"{name}_ns", LONG, f"ns of its phase {name}, for the whole batch", "where it has no such phase")
-        for name in ("schedule", "draft", "forward", "verify", "commit")
+        for name in PHASES
     ),
     _column("pass_ns", LONGS, "ns of each of the drafter's passes"),
     _column("device_ns", LONGS, "ns that the phases of the step BEFORE took on the GPU; empty elsewhere"),
