@@ -22,6 +22,7 @@ ALLOWED = {
     "watch": {"remote", "debug", "trace", "specscope"},
     "analyze": {"trace"},
     "vllm": {"remote", "debug", "trace"},
+    "transformers": {"trace"},
     "serve": {"live", "remote", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.trace.chain import NO_INTS, Judged, Numbers, assembled
 from specscope.trace.record.records import ParentNotes
 from specscope.trace.record.tree import Floats
 from specscope.vllm.call import Forced
-from specscope.vllm.numbers import NO_INTS, Judged, Numbers, assembled
 from specscope.vllm.v2.rule import of_step, thresholds, uniform
 
 Table = dict[str, NDArray[Any]]  # columns by name

@@ -6,13 +6,11 @@ In another version, or where a signature differs, nothing is wrapped: the plugin
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-Signatures = Mapping[str, tuple[str, ...]]  # by the function's name in its module; * is `**` or `*` and a name
+from specscope.trace.hooking import Signatures, compared, live, written
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 PLAIN = "vllm.v1.sample.sampler"
@@ -128,7 +126,7 @@ def differences(module: ModuleType, version: str) -> list[str]:
     A function that somebody else put there is passed over: what counts is how vLLM calls it, which has not changed.
     """
     wanted = signatures(version)[module.__name__]
-    return list(_compared(module.__name__, wanted, lambda name: _live(module, name, wanted[name])))
+    return list(compared(module.__name__, wanted, lambda name: live(module, name, wanted[name])))
 
 
 def differences_in_text(root: Path, version: str) -> list[str]:
@@ -137,48 +135,5 @@ def differences_in_text(root: Path, version: str) -> list[str]:
     for name, wanted in signatures(version).items():
         path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
-        lines += _compared(name, wanted, lambda function, tree=tree: _written(tree, function))
+        lines += compared(name, wanted, lambda function, tree=tree: written(tree, function))
     return lines
-
-
-def _compared(module: str, wanted: Signatures, read: Any) -> Iterator[str]:
-    for name, parameters in wanted.items():
-        there = read(name)
-        if there is None:
-            yield f"{module}.{name} is gone"
-        elif there != parameters:
-            yield f"{module}.{name} takes ({', '.join(there)}), not ({', '.join(parameters)})"
-
-
-def _live(module: ModuleType, name: str, wanted: tuple[str, ...]) -> tuple[str, ...] | None:
-    member: Any = module
-    for part in name.split("."):
-        member = getattr(member, part, None)
-    if member is None:
-        return None
-    if member.__module__ != module.__name__:
-        return wanted
-    parameters = inspect.signature(member).parameters.values()
-    return tuple("*" * _stars(parameter) + parameter.name for parameter in parameters)
-
-
-def _stars(parameter: inspect.Parameter) -> int:
-    return 1 if parameter.kind is parameter.VAR_POSITIONAL else 2 if parameter.kind is parameter.VAR_KEYWORD else 0
-
-
-def _written(tree: ast.Module, name: str) -> tuple[str, ...] | None:
-    body: list[ast.stmt] = tree.body
-    node: ast.AST | None = None
-    for part in name.split("."):
-        named = ast.ClassDef | ast.FunctionDef
-        node = next((statement for statement in body if isinstance(statement, named) and statement.name == part), None)
-        body = getattr(node, "body", [])
-    if not isinstance(node, ast.FunctionDef):
-        return None
-    arguments = node.args
-    plain = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    rest = [f"*{arguments.vararg.arg}"] if arguments.vararg else []
-    keywords = [argument.arg for argument in arguments.kwonlyargs] + (
-        [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
-    )
-    return tuple(plain + rest + keywords)

@@ -12,10 +12,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
+from specscope.trace.hooking import ErrorGuard
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.wire.bus import Bus, Subscription
-from specscope.vllm.hooks import ErrorGuard, log, on_import
+from specscope.vllm.hooks import log, on_import
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import PluginSettings
 

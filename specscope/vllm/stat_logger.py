@@ -7,10 +7,11 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from specscope.trace.hooking import ErrorGuard
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.vllm.aggregates import Sums, run_of_sums
-from specscope.vllm.hooks import ErrorGuard, log
+from specscope.vllm.hooks import log
 from specscope.vllm.plugin import sinks
 from specscope.vllm.run_info import speculation, vllm_version
 from specscope.vllm.settings import PluginSettings

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specscope.trace.chain import NO_FLOATS, NO_INTS, Judged
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import (
@@ -29,7 +30,6 @@ from specscope.trace.record.rules import LOSSY
 from specscope.trace.record.tree import DraftTree, Ints
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.gathered import Judgements
-from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 

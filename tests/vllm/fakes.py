@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from specscope.trace.hooking import ErrorGuard
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
 from specscope.vllm.v1.debugger import Debugger, Limit
 from specscope.vllm.v1.runner import RunnerHooks

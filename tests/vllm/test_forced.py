@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from specscope.errors import UserError
+from specscope.trace.hooking import ErrorGuard
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.vllm.call import Forced
-from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.v1.forced import force, parse
 from specscope.vllm.v1.sampler import SamplerHooks
 from tests.vllm.fakes import fresh_sampler

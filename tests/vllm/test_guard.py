@@ -1,6 +1,6 @@
 import logging
 
-from specscope.vllm.hooks import MOST, ErrorGuard, wrap
+from specscope.trace.hooking import MOST, ErrorGuard, wrap
 
 
 def fails():
@@ -12,7 +12,7 @@ def test_an_error_is_counted_and_told_and_goes_no_further(caplog):
     with caplog.at_level(logging.WARNING):
         assert guard.safely(fails) is None
     assert guard.errors == 1
-    assert "vLLM continues without it" in caplog.text
+    assert "the engine continues without it" in caplog.text
 
 
 def test_after_some_errors_it_steps_aside(caplog):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specscope.trace.hooking import ErrorGuard
 from specscope.vllm import known
-from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.plugin import _checked
 
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")

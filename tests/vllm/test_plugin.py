@@ -8,11 +8,11 @@ from specscope.errors import UserError
 from specscope.remote.debug_server import context
 from specscope.remote.held import HeldCommands
 from specscope.remote.receiver import Receiver
+from specscope.trace.hooking import ErrorGuard
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm import plugin
-from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import PluginSettings
 from specscope.vllm.v1.debugger import Debugger

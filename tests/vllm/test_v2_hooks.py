@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from specscope.trace.hooking import ErrorGuard
 from specscope.trace.record.records import Preceded
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.hooks import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
 from specscope.vllm.v2.runner import V2Hooks
 from specscope.vllm.witness import Witness

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from specscope.trace.chain import NO_INTS
+from specscope.trace.hooking import ErrorGuard, wrap
 from specscope.trace.record.tree import Ints
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Judgements
-from specscope.vllm.hooks import ErrorGuard, wrap
-from specscope.vllm.numbers import NO_INTS
 from specscope.vllm.v1.here import DraftVocabulary, gather_here
 from specscope.vllm.v1.rows import rows_of
 from specscope.vllm.v1.sampler import SamplerHooks

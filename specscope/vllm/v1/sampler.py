@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from specscope.trace.hooking import ErrorGuard, wrap
 from specscope.vllm.call import SamplerCall
-from specscope.vllm.hooks import ErrorGuard, wrap
 
 
 class SamplerHooks:

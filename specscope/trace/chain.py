@@ -1,4 +1,4 @@
-"""Numbers: what was read of a request's part in a step, on the host or on a device, and the evidence it becomes."""
+"""A chain that another engine drafted and judged: the numbers that were read of it, and the evidence they become."""
 
 from __future__ import annotations
 

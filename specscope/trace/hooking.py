@@ -1,0 +1,104 @@
+"""Hooks inside another engine: they wrap only what is as they know it, and nothing that goes wrong in them reaches it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+log = logging.getLogger("specscope")
+Signatures = Mapping[str, tuple[str, ...]]  # by the function's name in its module; * is `**` or `*` and a name
+MOST = 5  # errors, after which specscope steps aside
+
+
+class ErrorGuard:
+    """Counts what went wrong. After `MOST` errors specscope does nothing more, and says so once."""
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self.is_off = False
+
+    def caught(self, where: str, error: BaseException) -> None:
+        """Count an error and log it."""
+        self.errors += 1
+        log.warning(
+            "specscope: %s failed; the engine continues without it: %r", where, error, exc_info=self.errors == 1
+        )
+        if self.errors >= MOST:
+            self.step_aside(f"{self.errors} errors; what was recorded before is kept")
+
+    def step_aside(self, why: str) -> None:
+        """Do nothing more, and say so once."""
+        if not self.is_off:
+            self.is_off = True
+            log.warning("specscope: switched off: %s", why)
+
+    def safely(self, function: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
+        """The function's value; None where the plugin is off or the function failed."""
+        if self.is_off:
+            return None
+        try:
+            return function(*args)
+        except Exception as error:
+            self.caught(getattr(function, "__qualname__", str(function)), error)
+            return None
+
+
+def wrap(owner: object, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function of a module or class by what `make` makes of it. Once: a second time changes nothing."""
+    original = getattr(owner, name)
+    if hasattr(original, "__specscope__"):
+        return
+    replaced = functools.wraps(original)(make(original))
+    replaced.__specscope__ = True  # type: ignore[attr-defined]
+    setattr(owner, name, replaced)
+
+
+def compared(module: str, wanted: Signatures, read: Callable[[str], tuple[str, ...] | None]) -> Iterator[str]:
+    """What differs from the wanted signatures, a line each. `read`: a function's parameters; None where it is gone."""
+    for name, parameters in wanted.items():
+        there = read(name)
+        if there is None:
+            yield f"{module}.{name} is gone"
+        elif there != parameters:
+            yield f"{module}.{name} takes ({', '.join(there)}), not ({', '.join(parameters)})"
+
+
+def live(module: ModuleType, name: str, wanted: tuple[str, ...]) -> tuple[str, ...] | None:
+    """A function's parameters in a module. Where somebody else put another there: `wanted`."""
+    member: Any = module
+    for part in name.split("."):
+        member = getattr(member, part, None)
+    if member is None:
+        return None
+    if member.__module__ != module.__name__:
+        return wanted
+    parameters = inspect.signature(member).parameters.values()
+    return tuple("*" * _stars(parameter) + parameter.name for parameter in parameters)
+
+
+def _stars(parameter: inspect.Parameter) -> int:
+    return 1 if parameter.kind is parameter.VAR_POSITIONAL else 2 if parameter.kind is parameter.VAR_KEYWORD else 0
+
+
+def written(tree: ast.Module, name: str) -> tuple[str, ...] | None:
+    """A function's parameters in a source."""
+    body: list[ast.stmt] = tree.body
+    node: ast.AST | None = None
+    for part in name.split("."):
+        named = ast.ClassDef | ast.FunctionDef
+        node = next((statement for statement in body if isinstance(statement, named) and statement.name == part), None)
+        body = getattr(node, "body", [])
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    arguments = node.args
+    plain = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    rest = [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    keywords = [argument.arg for argument in arguments.kwonlyargs] + (
+        [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+    )
+    return tuple(plain + rest + keywords)
