@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from specscope.engine.engine import Engine
     from specscope.engine.generate import Result
     from specscope.trace.record.params import SamplingParams
+    from specscope.transformers.recording import record
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__", "load"]
+__all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__", "load", "record"]
 
 _HOMES = {
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
     "load": "specscope.analyze.load",
+    "record": "specscope.transformers.recording",
     "Result": "specscope.engine.generate",
     "SamplingParams": "specscope.trace.record.params",
 }

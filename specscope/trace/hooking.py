@@ -1,4 +1,4 @@
-"""Hooks inside another engine: they wrap only what is as they know it, and nothing that goes wrong in them reaches it."""
+"""Hooks inside another engine: they wrap only what is as they know it, and what goes wrong in them never reaches it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Inside Hugging Face transformers: hooks in assisted generation, and the records that they make."""

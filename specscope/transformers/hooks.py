@@ -1,0 +1,188 @@
+"""The hooks in transformers' assisted generation: three functions are wrapped, and the generator of each request.
+
+They are there while something is recorded, and gone after. What they call is transformers' own, once; they draw
+nothing, and change no tensor. A request belongs to the thread that generates it, and may begin inside of another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+from specscope.trace.hooking import ErrorGuard
+from specscope.transformers.evidence import NotedDraws
+from specscope.transformers.known import DECODING, GENERATOR, SAMPLING
+from specscope.transformers.run_info import Drafting
+from specscope.transformers.witness import Arguments, RequestWitness
+
+Function = Callable[..., Any]
+
+
+class Begins(Protocol):
+    """Makes the witness of a request; None where it is not recorded."""
+
+    def __call__(self, arguments: Arguments, drafting: Drafting, generator: Any, /) -> RequestWitness | None:
+        """`generator`: its candidate generator."""
+
+
+class _Running:
+    """One call of _assisted_decoding: its witness is known when its generator is."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+        self.witness: RequestWitness | None = None
+        self.draws: NotedDraws | None = None  # while it is entered
+
+
+class Hooks:
+    """`begin` makes the witness of each request."""
+
+    def __init__(self, utils: ModuleType, begin: Begins, guard: ErrorGuard) -> None:
+        self._utils, self._begin, self._guard = utils, begin, guard
+        self._threads = threading.local()
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Wrap the functions."""
+        mixin = self._utils.GenerationMixin
+        self._replace(mixin, DECODING, self._decoding)
+        self._replace(mixin, GENERATOR, self._generator)
+        self._replace(self._utils, SAMPLING, self._sampling)
+
+    def remove(self) -> None:
+        """Put the functions back. A wrapper that somebody else put around ours stays, and ours does nothing then."""
+        self._guard.is_off = True
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
+        original = getattr(owner, name)
+        ours = functools.wraps(original)(make(original))
+        setattr(owner, name, ours)
+
+        def undo() -> None:
+            if getattr(owner, name) is ours:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    @property
+    def _stack(self) -> list[_Running]:
+        """The requests of this thread, the inner ones last."""
+        if not hasattr(self._threads, "stack"):
+            self._threads.stack = []
+        stack: list[_Running] = self._threads.stack
+        return stack
+
+    def _current(self) -> _Running | None:
+        """The request that this thread generates; None where its drafter is at work."""
+        running = self._stack[-1] if self._stack else None
+        return None if running is None or running.witness is None or running.witness.drafts else running
+
+    def _decoding(self, original: Function) -> Function:
+        signature = inspect.signature(original)
+
+        def decode(*args: Any, **kwargs: Any) -> Any:
+            if self._guard.is_off or any(outer.witness and outer.witness.drafts for outer in self._stack):
+                return original(*args, **kwargs)
+            arguments = self._guard.safely(lambda: Arguments.of(signature.bind(*args, **kwargs).arguments))
+            if arguments is None:
+                return original(*args, **kwargs)
+            running = _Running(arguments)
+            self._stack.append(running)
+            handle = self._guard.safely(self._listen, running)
+            error: BaseException | None = None
+            try:
+                return original(*args, **kwargs)
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                self._stack.pop()
+                self._close(running, error)
+                if handle is not None:
+                    handle.remove()
+
+        return decode
+
+    def _close(self, running: _Running, error: BaseException | None) -> None:
+        self._stop_noting(running)
+        if running.witness is not None:
+            self._guard.safely(running.witness.end, error)
+
+    def _listen(self, running: _Running) -> Any:
+        """Hear of each pass of the target."""
+
+        def heard(_: Any, __: Any, outputs: Any) -> None:
+            if self._current() is not running or running.witness is None or running.witness.round is None:
+                return
+            self._guard.safely(running.witness.forwarded, outputs)
+            if running.arguments.config.do_sample and running.witness.round.given is None:
+                running.draws = NotedDraws()  # the loop itself draws the tokens that a chain without q is compared with
+                running.draws.__enter__()
+
+        return running.arguments.model.register_forward_hook(heard)
+
+    def _stop_noting(self, running: _Running) -> None:
+        draws, running.draws = running.draws, None
+        if draws is None:
+            return
+        draws.__exit__(None, None, None)
+        if running.witness is not None and running.witness.round is not None:
+            running.witness.round.draws = draws
+
+    def _generator(self, original: Function) -> Function:
+        def get(*args: Any, **kwargs: Any) -> Any:
+            generator = original(*args, **kwargs)
+            running = self._stack[-1] if self._stack else None
+            if running is not None and running.witness is None:
+                self._guard.safely(self._watch, running, generator)
+            return generator
+
+        return get
+
+    def _watch(self, running: _Running, generator: Any) -> None:
+        """Replace two methods of this one generator."""
+        drafting = Drafting.of(generator, running.arguments.config)
+        witness = self._begin(running.arguments, drafting, generator)
+        if witness is None:
+            return
+        running.witness = witness
+        candidates, update = generator.get_candidates, generator.update_candidate_strategy
+
+        @functools.wraps(candidates)
+        def get_candidates(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            self._guard.safely(witness.begin_round, input_ids)
+            try:
+                made = candidates(input_ids, *args, **kwargs)
+            finally:
+                witness.drafts = False
+            if witness.round is not None:
+                self._guard.safely(witness.drafted, *made)
+            return made
+
+        @functools.wraps(update)
+        def update_candidate_strategy(input_ids: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
+            self._stop_noting(running)
+            if witness.round is not None:
+                self._guard.safely(witness.end_round, input_ids, scores)
+            return update(input_ids, scores, *args, **kwargs)
+
+        generator.get_candidates, generator.update_candidate_strategy = get_candidates, update_candidate_strategy
+
+    def _sampling(self, original: Function) -> Function:
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            running = self._current()
+            if running is None or running.witness is None or running.witness.round is None or self._guard.is_off:
+                return original(*args, **kwargs)
+            with NotedDraws() as draws:
+                made = original(*args, **kwargs)
+            self._guard.safely(running.witness.judged, *made, draws)
+            return made
+
+        return sample

@@ -1,0 +1,167 @@
+"""`specscope.record`: what transformers' assisted generation does meanwhile, as a capture, and on a live screen."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from specscope.errors import UserError
+from specscope.trace.files import Existing
+from specscope.trace.hooking import ErrorGuard, log
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import StepRecord
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import SpanLevel
+from specscope.transformers import known
+from specscope.transformers.hooks import Hooks
+from specscope.transformers.run_info import Drafting, name_of, run_info
+from specscope.transformers.witness import Arguments, RequestWitness
+
+_LOCK = threading.Lock()  # one recording at a time: the hooks are the process's
+_ACTIVE: list[Recording] = []
+
+
+def record(
+    capture: str | Path | None,
+    *,
+    endpoint: str | None = None,
+    tokenizer: Any = None,
+    evidence: str = "full",
+    no_text: bool = False,
+    no_tokens: bool = False,
+) -> Recording:
+    """Record every `generate()` with an assistant inside of a `with` statement, on whatever thread.
+
+    `capture`: a file; a run with another target or another drafter gets a file of its own, run.2.jsonl. `endpoint`:
+    where spans are sent, as --otlp-endpoint. `tokenizer`: tells tokens as text; None looks for the one beside the
+    model, and never on the network. `evidence`: full, or lean. Output and random state are as without. Entering raises
+    UserError where the version of transformers is not known, or something is recorded already.
+    """
+    if evidence not in ("full", "lean"):
+        raise UserError(f"evidence is {evidence!r}: use full or lean")
+    return Recording(capture, endpoint, tokenizer, evidence, Privacy.of(no_text=no_text, no_tokens=no_tokens))
+
+
+class _Run:
+    """The outputs of one target with one drafter."""
+
+    def __init__(self, outputs: Outputs, bus: Bus, vocabulary: Vocabulary) -> None:
+        self.outputs, self.vocabulary = outputs, vocabulary
+        self._bus, self._steps, self._lock = bus, 0, threading.Lock()
+
+    def publish(self, step: StepRecord) -> None:
+        """Number a record, and pass it on. Called on any thread."""
+        with self._lock:
+            number, self._steps = self._steps, self._steps + 1
+            self._bus.publish(dataclasses.replace(step, step=number))
+
+
+class Recording:
+    """A context manager; see `record`."""
+
+    def __init__(
+        self, capture: str | Path | None, endpoint: str | None, tokenizer: Any, evidence: str, privacy: Privacy
+    ) -> None:
+        self.captures: list[str] = []  # the files, as they are opened
+        self.losses: list[str] = []  # what they lack, after the end
+        self._capture, self._endpoint, self._tokenizer = capture, endpoint, tokenizer
+        self._evidence, self._privacy = evidence, privacy
+        self._guard = ErrorGuard()
+        self._runs: dict[tuple[Any, ...], _Run] = {}
+        self._models: list[Any] = []  # kept, so that no other gets the id of one
+        self._requests, self._lock = 0, threading.Lock()
+        self._hooks: Hooks | None = None
+        self._version = ""
+
+    def __enter__(self) -> Recording:
+        """Wrap transformers' functions."""
+        self._version = importlib.import_module("transformers").__version__
+        known.check_version(self._version)
+        utils = importlib.import_module(known.UTILS)
+        with _LOCK:
+            if _ACTIVE:
+                raise UserError("transformers is being recorded already: end that `with specscope.record(...)` first")
+            known.check_signatures(utils, self._version)
+            self._hooks = Hooks(utils, self._begin, self._guard)
+            self._hooks.install()
+            _ACTIVE.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Put them back, and close the capture. Requests that still run are told as cancelled."""
+        errors = self._guard.errors
+        with _LOCK:
+            if self._hooks is not None:
+                self._hooks.remove()
+            _ACTIVE.clear()
+        for run in self._runs.values():
+            try:
+                self.losses += run.outputs.close()
+            except Exception as failed:  # a disk that was full: the user's own work is done
+                self.losses.append(str(failed))
+        if errors:
+            self.losses.append(f"{errors} rounds or requests were not recorded: the log says why")
+        if not self._runs and self._capture is not None:
+            log.warning("specscope: nothing was recorded: no generate() with an assistant ran")
+        for line in self.losses:
+            log.warning("specscope: %s", line)
+
+    def _begin(self, arguments: Arguments, drafting: Drafting, generator: Any) -> RequestWitness:
+        with self._lock:
+            key = (id(arguments.model), drafting.drafter, id(drafting.model), drafting.early_exit)
+            if key not in self._runs:
+                self._models += [arguments.model, drafting.model]
+                self._runs[key] = self._open(arguments, drafting)
+            run, number = self._runs[key], self._requests
+            self._requests += 1
+        name = f"generate-{number}"
+        full = self._evidence == "full"
+        return RequestWitness(name, arguments, drafting, generator, run.vocabulary, run.publish, full)
+
+    def _open(self, arguments: Arguments, drafting: Drafting) -> _Run:
+        info = run_info(arguments.model, drafting, arguments.config, self._version, self._evidence)
+        vocabulary = Vocabulary() if self._privacy else _vocabulary(arguments.model, self._tokenizer)
+        options = OutputOptions(
+            capture=None if self._capture is None else str(self._capture),
+            otlp_endpoint=self._endpoint,
+            otlp_protocol=None,
+            level=SpanLevel.TREES,
+            metrics_port=None,
+            privacy=self._privacy,
+            existing=Existing.NEW_NAME if self._runs else Existing.REPLACE,
+            drops=True,
+        )
+        bus = Bus()
+        outputs = Outputs(options, bus, info, vocabulary, None, tell=_warn)
+        if outputs.captured:
+            self.captures.append(outputs.captured)
+        log.info("specscope: recording %s with %s", info.target, drafting.generator)
+        return _Run(outputs, bus, vocabulary)
+
+
+def _warn(line: str) -> None:
+    log.warning("specscope: %s", line)
+
+
+def _vocabulary(model: Any, tokenizer: Any) -> Vocabulary:
+    """The given tokenizer's, or that of the one beside the model; empty where there is none: tokens are numbers."""
+    from specscope.trace.record.tokens import read_vocabulary
+
+    path = getattr(model.config, "_name_or_path", "")
+    if tokenizer is None and not path:
+        return Vocabulary()
+    load: Callable[..., Any] = importlib.import_module("transformers").AutoTokenizer.from_pretrained
+    try:
+        return read_vocabulary(load(path, local_files_only=True) if tokenizer is None else tokenizer)
+    except Exception as error:
+        log.warning("specscope: cannot read the tokenizer of %s: %r", name_of(model), error)
+        return Vocabulary()

@@ -1,0 +1,173 @@
+"""RunInfo and parameters of a transformers run, from its models and its GenerationConfig."""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specscope.errors import UserError
+from specscope.trace.model_digest import model_digest
+from specscope.trace.record.limits import NO_SEED, UNREAD
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RunInfo
+
+MOST_HASHED = 2**30  # bytes of weights, about a second: a larger model gets no digest
+# Our name of a drafter, by the class that generates candidates. The class itself is in RunInfo.speculation.
+DRAFTERS = {
+    "AssistedCandidateGenerator": "draft_model",
+    "EarlyExitCandidateGenerator": "draft_model",
+    "AssistedCandidateGeneratorDifferentTokenizers": "draft_model",
+    "UniversalSpeculativeDecodingGenerator": "draft_model",
+    "PromptLookupCandidateGenerator": "ngram",
+    "MTPCandidateGenerator": "mtp",
+    "DFlashTokenCandidateGenerator": "dflash",
+    "SinglePositionMultiTokenCandidateGenerator": "gemma4_assistant",
+}
+ONE_PASS = ("dflash",)  # drafters of all depths in one pass
+# Processors that SamplingParams has a word for
+TOLD = (
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+)
+OTHERS = "logits_processors"  # the label of all others
+LONGEST = 200  # characters of a label
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Who drafts. Of a candidate generator."""
+
+    drafter: str
+    generator: str  # its class
+    model: Any = None  # the assistant; None where it has none of its own
+    early_exit: int = 0  # layers of the target that draft; 0 where all else does
+    threshold: bool = False  # whether a draft ends behind a token that the assistant is not sure of
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(generator: Any, config: Any) -> Drafting:
+        """`config`: the target's GenerationConfig."""
+        name = type(generator).__name__
+        known = next(
+            (DRAFTERS[base.__name__] for base in type(generator).__mro__ if base.__name__ in DRAFTERS), "other"
+        )
+        exit_ = getattr(generator, "assistant_early_exit", None) or 0
+        settings = {"method": name, "num_speculative_tokens": most_drafted(generator)}
+        if config.assistant_ensemble_weight is not None:
+            settings["assistant_ensemble_weight"] = config.assistant_ensemble_weight
+        if (ngram := getattr(generator, "max_matching_ngram_size", None)) is not None:
+            settings["max_matching_ngram_size"] = ngram
+        return Drafting(
+            known,
+            name,
+            getattr(generator, "assistant_model", None),
+            exit_,
+            hasattr(generator, "assistant_confidence_threshold"),
+            settings,
+        )
+
+    @property
+    def path(self) -> str:
+        """Where its model is, as it was named; self:N for the target's first layers."""
+        if self.early_exit:
+            return f"self:{self.early_exit}"
+        return "" if self.model is None else path_of(self.model)
+
+
+def most_drafted(generator: Any) -> int:
+    """How many tokens a generator drafts at most in its next round."""
+    names = ("num_assistant_tokens", "num_output_tokens", "num_mtp_layers")
+    for name in names:
+        if (count := getattr(generator, name, None)) is not None:
+            return int(count)
+    return int(getattr(generator, "block_size", 1)) - 1
+
+
+def path_of(model: Any) -> str:
+    """The folder or hub name that a model was loaded from; "" for one made from a configuration."""
+    return str(getattr(model.config, "_name_or_path", "") or "")
+
+
+def name_of(model: Any) -> str:
+    """A model's name as people know it: its folder's, else its class's."""
+    return path_of(model).rstrip("/").rsplit("/", 1)[-1] or type(model).__name__
+
+
+def _digest(path: str) -> str:
+    place = Path(path or ".")
+    return model_digest(place, MOST_HASHED) if path and place.exists() else ""
+
+
+def run_info(model: Any, drafting: Drafting, config: Any, version: str, evidence: str) -> RunInfo:
+    """`config`: the GenerationConfig of the run's first request."""
+    text = model.config.get_text_config()
+    count = drafting.settings["num_speculative_tokens"]
+    way = "sampled" if config.do_sample else "top"
+    return RunInfo(
+        run_id=uuid.uuid4().hex,
+        target=name_of(model),
+        revision=str(getattr(model.config, "_commit_hash", None) or ""),
+        drafter=drafting.drafter,
+        draft_model="" if drafting.model is None else drafting.path.rsplit("/", 1)[-1] or name_of(drafting.model),
+        tree=str(count) if drafting.drafter == "ngram" else f"{way}:{count}",
+        device=str(torch.cuda.get_device_name() if model.device.type == "cuda" else model.device.type),
+        dtype=str(model.dtype).removeprefix("torch."),
+        backend="transformers",
+        seed=0,
+        eos_tokens=eos_tokens(config),
+        max_context=int(getattr(text, "max_position_embeddings", 0) or config.max_length),
+        blocks=0,
+        block_size=1,
+        params=SamplingParams().to_dict(),
+        versions={"transformers": version, "torch": torch.__version__, "python": platform.python_version()},
+        evidence=evidence,
+        speculation=dict(drafting.settings),
+        target_path=path_of(model),
+        target_digest=_digest(path_of(model)),
+        draft_path=drafting.path,
+        draft_digest="" if drafting.model is None or drafting.early_exit else _digest(drafting.path),
+    )
+
+
+def eos_tokens(config: Any) -> tuple[int, ...]:
+    """Tokens that end an output."""
+    eos = getattr(config, "_eos_token_tensor", None)
+    return () if eos is None else tuple(eos.reshape(-1).tolist())
+
+
+def read_params(config: Any, prompt: int, processors: Iterable[Any]) -> tuple[SamplingParams, dict[str, str]]:
+    """(The parameters that specscope has, what else shapes p as labels). `prompt`: its tokens."""
+    labels = dict([NO_SEED])
+    names = [type(processor).__name__ for processor in processors]
+    if others := [name for name in names if name not in TOLD]:
+        labels[OTHERS] = ", ".join(others)[:LONGEST]
+    values: dict[str, Any] = {
+        "repetition_penalty": config.repetition_penalty or 1.0,
+        "max_tokens": max(int(config.max_length) - prompt, 1),
+        "min_tokens": max(config.min_new_tokens or 0, (config.min_length or 0) - prompt, 0),
+        "stop": _stop_strings(config),
+    }
+    if config.do_sample:
+        temperature = 1.0 if config.temperature is None else config.temperature
+        top_p = 1.0 if config.top_p is None else config.top_p
+        values |= {"temperature": temperature, "top_k": config.top_k or 0, "top_p": top_p, "min_p": config.min_p or 0.0}
+    try:
+        return SamplingParams(**values), labels
+    except UserError as error:
+        return SamplingParams(), labels | {UNREAD: f"{values!r} ({error})"[:LONGEST]}
+
+
+def _stop_strings(config: Any) -> tuple[str, ...]:
+    strings = config.stop_strings or ()
+    return (strings,) if isinstance(strings, str) else tuple(strings)

@@ -1,0 +1,214 @@
+"""RequestWitness: one generate() with an assistant, from its beginning to its end, as StepRecords: one a round."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.trace.chain import Judged
+from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.records import (
+    FinishReason,
+    Phase,
+    Preceded,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    StepRecord,
+    followed_by,
+)
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.transformers.evidence import Judging, NotedDraws, Round, evidence
+from specscope.transformers.run_info import ONE_PASS, Drafting, eos_tokens, most_drafted, read_params
+
+TITLE = 80  # characters
+Publish = Callable[[StepRecord], None]
+
+
+@dataclass
+class Arguments:
+    """What _assisted_decoding was called with."""
+
+    model: Any
+    input_ids: Tensor  # [1, n]
+    config: Any  # GenerationConfig
+    processors: Any  # LogitsProcessorList
+    cache: Any  # the target's; None where it is not known
+
+    @staticmethod
+    def of(bound: dict[str, Any]) -> Arguments:
+        """`bound`: the call's arguments by name."""
+        kwargs = bound.get("model_kwargs", {})
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        return Arguments(
+            bound["self"], bound["input_ids"], bound["generation_config"], bound.get("logits_processor") or [], cache
+        )
+
+
+@dataclass
+class RequestWitness:
+    """`publish` takes records without a step number. A record is held until the next: the last has the end."""
+
+    name: str
+    arguments: Arguments
+    drafting: Drafting
+    generator: Any
+    vocabulary: Vocabulary
+    publish: Publish
+    full: bool
+    drafts: bool = False  # whether the generator is at work: what it generates is no request of its own
+    round: Round | None = None
+    _held: StepRecord | None = None
+    _index: int = 0
+    _output: list[int] = field(default_factory=list)
+    _preceded: Preceded = Preceded.PREFILL
+
+    def __post_init__(self) -> None:
+        config, prompt = self.arguments.config, self.arguments.input_ids[0].tolist()
+        self._judging = Judging(bool(config.do_sample), config.assistant_ensemble_weight)
+        params, labels = read_params(config, len(prompt), self.arguments.processors)
+        text, now = self.vocabulary.text(prompt), time.time_ns()
+        self.info = RequestInfo(
+            id=self.name,
+            arrival_ns=now,
+            admitted_ns=now,
+            prompt=text,
+            prompt_tokens=np.array(prompt, np.int32),
+            params=params,
+            labels=labels,
+            title=" ".join(text[-4 * TITLE :].split())[-TITLE:],
+        )
+
+    def begin_round(self, input_ids: Tensor) -> None:
+        """The generator is asked for candidates behind these tokens [1, n]."""
+        length = int(input_ids.shape[1])
+        cache = self.arguments.cache
+        cached = length - 1 if cache is None else int(cache.get_seq_length())
+        self.drafts = True
+        self.round = Round(cached, length, draft_ns=(time.time_ns(), 0))
+
+    def drafted(self, candidates: Tensor, logits: Tensor | None) -> None:
+        """`candidates` [1, n + k], `logits` [1, k, V]: what the generator gave."""
+        round_ = self.round
+        assert round_ is not None
+        round_.chain = candidates[0, round_.length :].tolist()
+        round_.given = logits if round_.chain else None
+        round_.plain = not len(self.arguments.processors)
+        round_.draft_ns = (round_.draft_ns[0], time.time_ns())
+
+    def forwarded(self, outputs: Any) -> None:
+        """The target's pass has ended. Its logits are copied where rules are about to be written into them."""
+        round_ = self.round
+        assert round_ is not None
+        round_.forward_ns = time.time_ns()
+        if self.full and not round_.plain:
+            round_.raw = outputs.logits[0, -round_.k - 1 :].detach().to(torch.float32, copy=True)
+
+    def judged(self, tokens: Tensor, accepted: Tensor | int, draws: NotedDraws) -> None:
+        """The ratio test gave these tokens [1, .], of which so many are the drafter's."""
+        round_ = self.round
+        assert round_ is not None
+        round_.judged, round_.draws = (tokens[0].tolist(), int(accepted)), draws
+
+    def end_round(self, input_ids: Tensor, scores: Tensor) -> None:
+        """`input_ids` [1, n]: with what was kept; `scores` float32 [1, k + 1, V]: the target's logits after rules."""
+        round_, self.round = self.round, None
+        assert round_ is not None
+        committed = input_ids[0, round_.length :].tolist()
+        if self.full and round_.plain:
+            round_.raw = scores[0]
+        made = evidence(round_, self._judging, scores, committed, full=self.full)
+        verdict = dataclasses.replace(made.verdict, rule=self._judging.rule(round_))
+        part = RequestStep(
+            request=self.name,
+            index=self._index,
+            context_len=round_.context,
+            prefill_tokens=max(round_.length - 1 - round_.context, 0),
+            drafter=self.drafting.drafter if round_.k else "none",
+            tree=made.tree,
+            verdict=verdict,
+            emitted=len(committed),
+            notes=made.notes,
+            sizing=self._sizing(),
+            preceded=self._preceded,
+            parents=made.parents,
+            method=self._method(made),
+        )
+        self._index, self._preceded = self._index + 1, followed_by(verdict)
+        self._output += committed
+        self._tell(self._record(self._phases(round_), part))
+
+    def _method(self, made: Judged) -> MethodNotes | None:
+        one_pass = self.drafting.drafter in ONE_PASS and len(made.tree) > 0
+        confident = self.drafting.threshold and made.confidence is not None
+        notes = (
+            MethodNotes(confidence=made.confidence, one_pass=one_pass) if confident else MethodNotes(one_pass=one_pass)
+        )
+        return None if notes.is_empty else notes
+
+    def _sizing(self) -> str:
+        """What bounds the draft."""
+        most = f"at most {most_drafted(self.generator)} drafted"
+        config = getattr(self.generator, "generation_config", None)
+        threshold = getattr(config, "assistant_confidence_threshold", None) if self.drafting.threshold else None
+        return f"{most}, ends behind a token with q below {float(threshold):.3g}" if threshold else most
+
+    @staticmethod
+    def _phases(round_: Round) -> tuple[Phase, ...]:
+        begin, end = round_.draft_ns
+        forward = max(round_.forward_ns, end)
+        return (
+            Phase("draft", begin, end),
+            Phase("forward", end, forward),
+            Phase("verify", forward, max(time.time_ns(), forward)),
+        )
+
+    def _record(self, phases: tuple[Phase, ...], part: RequestStep | None) -> StepRecord:
+        return StepRecord(
+            step=0,
+            phases=phases,
+            running=1,
+            waiting=0,
+            blocks_used=0,
+            blocks_free=0,
+            speculation=True,
+            speculation_off="",
+            admitted=() if self._held is not None or self._index > 1 else (self.info,),
+            requests=() if part is None else (part,),
+            preempted=(),
+            finished=(),
+        )
+
+    def _tell(self, record: StepRecord) -> None:
+        """Publish the record before this one."""
+        before, self._held = self._held, record
+        if before is not None:
+            self.publish(before)
+
+    def end(self, error: BaseException | None) -> None:
+        """generate() is over. Publishes what is held."""
+        now = time.time_ns()
+        held = self._held or self._record((Phase("draft", now, now),), None)
+        reason, stop = (FinishReason.ERROR, "") if error is not None else self._reason()
+        failed = "" if error is None else f"{type(error).__name__}: {error}"
+        end = RequestEnd(self.info, now, reason, stop, np.array(self._output, np.int32), failed)
+        self._held = None
+        self.publish(dataclasses.replace(held, finished=(end,)))
+
+    def _reason(self) -> tuple[FinishReason, str]:
+        """Why it ended: criteria of its own, which end it as they like, are a cancellation to us."""
+        config = self.arguments.config
+        if self._output and self._output[-1] in eos_tokens(config):
+            return FinishReason.EOS, ""
+        if len(self.info.prompt_tokens) + len(self._output) >= config.max_length:
+            return FinishReason.LENGTH, ""
+        text = self.vocabulary.text(self._output)
+        stop = next((string for string in self.info.params.stop if string in text), "")
+        return (FinishReason.STOP, stop) if stop else (FinishReason.CANCELLED, "")

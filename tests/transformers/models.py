@@ -1,0 +1,43 @@
+"""Tiny random models, and generate() with every kind of candidate generator that they can have."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCABULARY = 60
+
+
+def tiny_llama(seed, *, layers=2, vocabulary=VOCABULARY, std=0.12, **sizes):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        **sizes,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+def alike(model, *, noise=0.02, seed=1):
+    """A drafter that agrees with the target more often than not."""
+    drafter = type(model)(model.config).eval()
+    drafter.load_state_dict(model.state_dict())
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+    return drafter
+
+
+def prompt(length=12, seed=3, vocabulary=VOCABULARY):
+    made = torch.Generator().manual_seed(seed)
+    return torch.randint(3, vocabulary, (1, length), generator=made)
