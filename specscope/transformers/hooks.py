@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from specscope.trace.hooking import ErrorGuard
 from specscope.transformers.evidence import NotedDraws
 from specscope.transformers.known import DECODING, GENERATOR, SAMPLING
-from specscope.transformers.run_info import Drafting
+from specscope.transformers.run_info import CandidateSource
 from specscope.transformers.witness import Arguments, RequestWitness
 
 Function = Callable[..., Any]
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 class Begins(Protocol):
     """Makes the witness of a request; None where it is not recorded."""
 
-    def __call__(self, arguments: Arguments, drafting: Drafting, generator: Any, /) -> RequestWitness | None:
+    def __call__(self, arguments: Arguments, drafting: CandidateSource, generator: Any, /) -> RequestWitness | None:
         """`generator`: its candidate generator."""
 
 
@@ -148,7 +148,7 @@ class Hooks:
 
     def _watch(self, running: _Running, generator: Any) -> None:
         """Replace two methods of this one generator."""
-        drafting = Drafting.of(generator, running.arguments.config)
+        drafting = CandidateSource.of(generator, running.arguments.config)
         witness = self._begin(running.arguments, drafting, generator)
         if witness is None:
             return

@@ -21,7 +21,7 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
 from specscope.transformers import known
 from specscope.transformers.hooks import Hooks
-from specscope.transformers.run_info import Drafting, name_of, run_info
+from specscope.transformers.run_info import CandidateSource, name_of, run_info
 from specscope.transformers.witness import Arguments, RequestWitness
 
 _LOCK = threading.Lock()  # one recording at a time: the hooks are the process's
@@ -115,7 +115,7 @@ class Recording:
         for line in self.losses:
             log.warning("specscope: %s", line)
 
-    def _begin(self, arguments: Arguments, drafting: Drafting, generator: Any) -> RequestWitness:
+    def _begin(self, arguments: Arguments, drafting: CandidateSource, generator: Any) -> RequestWitness:
         with self._lock:
             key = (id(arguments.model), drafting.drafter, id(drafting.model), drafting.early_exit)
             if key not in self._runs:
@@ -127,7 +127,7 @@ class Recording:
         full = self._evidence == "full"
         return RequestWitness(name, arguments, drafting, generator, run.vocabulary, run.publish, full)
 
-    def _open(self, arguments: Arguments, drafting: Drafting) -> _Run:
+    def _open(self, arguments: Arguments, drafting: CandidateSource) -> _Run:
         info = run_info(arguments.model, drafting, arguments.config, self._version, self._evidence)
         vocabulary = Vocabulary() if self._privacy else _vocabulary(arguments.model, self._tokenizer)
         options = OutputOptions(

@@ -45,7 +45,7 @@ LONGEST = 200  # characters of a label
 
 
 @dataclass(frozen=True)
-class Drafting:
+class CandidateSource:
     """Who drafts. Of a candidate generator."""
 
     drafter: str
@@ -56,7 +56,7 @@ class Drafting:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(generator: Any, config: Any) -> Drafting:
+    def of(generator: Any, config: Any) -> CandidateSource:
         """`config`: the target's GenerationConfig."""
         name = type(generator).__name__
         known = next(
@@ -68,7 +68,7 @@ class Drafting:
             settings["assistant_ensemble_weight"] = config.assistant_ensemble_weight
         if (ngram := getattr(generator, "max_matching_ngram_size", None)) is not None:
             settings["max_matching_ngram_size"] = ngram
-        return Drafting(
+        return CandidateSource(
             known,
             name,
             getattr(generator, "assistant_model", None),
@@ -109,7 +109,7 @@ def _digest(path: str) -> str:
     return model_digest(place, MOST_HASHED) if path and place.exists() else ""
 
 
-def run_info(model: Any, drafting: Drafting, config: Any, version: str, evidence: str) -> RunInfo:
+def run_info(model: Any, drafting: CandidateSource, config: Any, version: str, evidence: str) -> RunInfo:
     """`config`: the GenerationConfig of the run's first request."""
     text = model.config.get_text_config()
     count = drafting.settings["num_speculative_tokens"]

@@ -26,7 +26,7 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.transformers.evidence import Judging, NotedDraws, Round, evidence
-from specscope.transformers.run_info import ONE_PASS, Drafting, eos_tokens, most_drafted, read_params
+from specscope.transformers.run_info import ONE_PASS, CandidateSource, eos_tokens, most_drafted, read_params
 
 TITLE = 80  # characters
 Publish = Callable[[StepRecord], None]
@@ -58,7 +58,7 @@ class RequestWitness:
 
     name: str
     arguments: Arguments
-    drafting: Drafting
+    drafting: CandidateSource
     generator: Any
     vocabulary: Vocabulary
     publish: Publish
@@ -136,7 +136,7 @@ class RequestWitness:
             verdict=verdict,
             emitted=len(committed),
             notes=made.notes,
-            sizing=self._sizing(),
+            sizing=self._sizing() if round_.k else "",
             preceded=self._preceded,
             parents=made.parents,
             method=self._method(made),

@@ -1,0 +1,234 @@
+"""Assisted generation in transformers, recorded: it is as without, and its capture can be put on trial."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationMixin
+from transformers.generation import utils
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.streamers import BaseStreamer
+
+import specscope
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.verify.trial import judge
+from specscope.errors import UserError
+from specscope.trace.history.history import History
+from specscope.trace.record.records import FinishReason, Outcome
+from specscope.trace.wire.reading import read_capture
+from tests.transformers.generators import CASES, GREEDY, SAMPLED, Case, generate, models
+
+WRAPPED = (
+    (GenerationMixin, "_assisted_decoding"),
+    (GenerationMixin, "_get_candidate_generator"),
+    (utils, "_speculative_sampling"),
+)
+
+
+def wrapped():
+    return [getattr(owner, name) for owner, name in WRAPPED]
+
+
+def recorded(path, *calls, **options) -> History:
+    """The history of what these calls did."""
+    with specscope.record(path, **options) as recording:
+        for call in calls:
+            call()
+    assert recording.losses == []
+    return read_history(path)
+
+
+def read_history(path) -> History:
+    return read_capture(path).history
+
+
+def steps(history):
+    return [part for record in history.steps for part in record.requests]
+
+
+def failed(history):
+    return [check.name for check in judge(history, source="a test").checks if check.result is CheckResult.FAILED]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_and_random_state_are_as_without_and_verify_passes(tmp_path, name):
+    case, before, recordings = CASES[name], wrapped(), []
+    without = generate(case)
+    history = recorded(tmp_path / "run.jsonl", lambda: recordings.append(generate(case)))
+    assert recordings == [without]
+    assert wrapped() == before
+    assert failed(history) == []
+    made = [token for part in steps(history) for token in part.output()]
+    assert made == without[0][12:]
+    assert any(len(part.tree) for part in steps(history))
+    assert history.run is not None
+    assert not history.run.is_ours
+
+
+@pytest.mark.parametrize("name", ["assistant, sampled", "assistant, plain", "ensemble, sampled", "early exit, sampled"])
+def test_each_accepted_count_follows_from_its_coins(tmp_path, name):
+    history = recorded(tmp_path / "run.jsonl", *(lambda seed=seed: generate(CASES[name], seed) for seed in range(4)))
+    tested = 0
+    for part in steps(history):
+        verdict = part.verdict
+        ratio = verdict.p.astype(np.float64) / part.tree.q
+        if "ensemble" in name:
+            ratio = 0.5 + 0.5 * ratio
+            assert part.rule == ("lossy:ensemble" if len(ratio) else "standard")
+        fits = verdict.coin <= ratio
+        accepted = len(fits) if fits.all() else int(np.argmin(fits))
+        assert verdict.accepted == accepted
+        tested += len(fits) > accepted
+    assert tested, "no draft was rejected"
+
+
+def test_a_lookup_under_sampling_is_judged_by_matching(tmp_path):
+    history = recorded(tmp_path / "run.jsonl", *(lambda s=s: generate(CASES["lookup, sampled"], s) for s in range(5)))
+    drafts = [part for part in steps(history) if len(part.tree)]
+    assert {part.rule for part in drafts} == {"match"}
+    assert any(part.verdict.accepted for part in drafts)
+    assert not any(part.verdict.coin.any() for part in drafts)
+
+
+def test_an_accepted_token_that_the_end_cuts_behind_is_told(tmp_path):
+    """The verifier accepted more than came out."""
+    out, _ = generate(CASES["assistant, greedy"])
+    stop = out[16]
+
+    def call():
+        return generate(CASES["assistant, greedy"], eos_token_id=stop)
+
+    whole = call()[0]
+    histories = [recorded(tmp_path / "eos.jsonl", call)]
+    histories += [
+        recorded(tmp_path / f"{n}.jsonl", lambda n=n: generate(CASES["lookup, greedy"], tokens=n)) for n in range(1, 9)
+    ]
+    assert all(failed(history) == [] for history in histories)
+    ends = [record.finished[0] for history in histories for record in history.steps if record.finished]
+    assert ends[0].reason is FinishReason.EOS
+    assert ends[0].output.tolist() == whole[12:]
+    assert {end.reason for end in ends[1:]} <= {FinishReason.LENGTH, FinishReason.EOS}
+    last = [steps(history)[-1] for history in histories]
+    assert any(part.emitted <= part.verdict.accepted for part in last), "no accepted draft was the last token"
+
+
+def test_a_script_that_raises_leaves_transformers_as_it_was(tmp_path):
+    class Raises(BaseStreamer):
+        def __init__(self):
+            self.puts = 0
+
+        def put(self, value):
+            self.puts += 1
+            if self.puts == 4:
+                raise RuntimeError("enough")
+
+        def end(self): ...
+
+    before = wrapped()
+    target, _ = models()
+    with pytest.raises(RuntimeError, match="enough"), specscope.record(tmp_path / "run.jsonl"):
+        generate(CASES["lookup, sampled"], streamer=Raises())
+    assert wrapped() == before
+    assert not target._forward_hooks
+    assert torch.overrides._get_current_function_mode_stack() == []
+    (end,) = [end for record in read_history(tmp_path / "run.jsonl").steps for end in record.finished]
+    assert (end.reason, end.error) == (FinishReason.ERROR, "RuntimeError: enough")
+
+
+@pytest.mark.parametrize("name", ["lookup, sampled", "assistant, sampled"])
+def test_a_second_generate_inside_a_streamer_is_a_request_of_its_own(tmp_path, name):
+    class Nested(BaseStreamer):
+        def __init__(self):
+            self.puts, self.inner = 0, []
+
+        def put(self, value):
+            self.puts += 1
+            if self.puts == 3:
+                self.inner.append(generate(CASES[name], seed=5, tokens=8))
+
+        def end(self): ...
+
+    def nested():
+        streamer = Nested()
+        return generate(CASES[name], streamer=streamer), streamer.inner
+
+    without, with_it = nested(), []
+    history = recorded(tmp_path / "run.jsonl", lambda: with_it.append(nested()))
+    assert with_it == [without]
+    outputs = {end.info.id: end.output.tolist() for record in history.steps for end in record.finished}
+    assert outputs == {"generate-0": without[0][0][12:], "generate-1": without[1][0][0][12:]}
+    assert failed(history) == []
+
+
+def test_generation_on_another_thread_is_recorded(tmp_path):
+    def call():
+        thread = threading.Thread(target=generate, args=(CASES["assistant, sampled"],))
+        thread.start()
+        thread.join()
+
+    assert len(steps(recorded(tmp_path / "run.jsonl", call))) > 3
+
+
+def test_another_drafter_gets_a_file_of_its_own(tmp_path):
+    with specscope.record(tmp_path / "run.jsonl") as recording:
+        generate(CASES["assistant, greedy"])
+        generate(CASES["lookup, greedy"])
+        generate(CASES["assistant, sampled"])
+    assert recording.captures == [str(tmp_path / "run.jsonl"), str(tmp_path / "run.2.jsonl")]
+    assert {part.request for part in steps(read_history(tmp_path / "run.jsonl"))} == {"generate-0", "generate-2"}
+
+
+def test_what_is_recorded_already_is_refused(tmp_path):
+    with (
+        specscope.record(tmp_path / "run.jsonl"),
+        pytest.raises(UserError, match="already"),
+        specscope.record(tmp_path / "other.jsonl"),
+    ):
+        pass
+
+
+def test_lean_evidence_has_no_parents(tmp_path):
+    history = recorded(tmp_path / "run.jsonl", lambda: generate(CASES["assistant, sampled"]), evidence="lean")
+    assert all(part.parents is None for part in steps(history))
+
+
+def test_a_drafter_that_is_greedy_beside_a_sampled_q_is_convicted(tmp_path, monkeypatch):
+    """transformers #32867: the token is q's likeliest, and the ratio test is told that it was drawn from q."""
+    original = AssistedCandidateGenerator._generate_candidates
+
+    def likeliest(self, arguments):
+        config = arguments["generation_config"]
+        config.do_sample = False
+        try:
+            return original(self, arguments)
+        finally:
+            config.do_sample = True
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "_generate_candidates", likeliest)
+    calls = [lambda seed=seed: generate(CASES["assistant, plain"], seed) for seed in range(6)]
+    history = recorded(tmp_path / "run.jsonl", *calls)
+    assert sum(part.emitted for part in steps(history)) <= 200
+    assert {"drafted surprisal", "emitted surprisal"} <= set(failed(history))
+
+
+def test_a_cache_that_is_not_cropped_is_convicted(tmp_path, monkeypatch):
+    from transformers import DynamicCache
+
+    crop = DynamicCache.crop
+
+    def keep(self, length):
+        crop(self, min(length + 1, 0) if length < 0 else length)
+
+    def call():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DynamicCache, "crop", keep)
+            generate(CASES["lookup, greedy"])
+
+    assert "tokens in the cache" in failed(recorded(tmp_path / "run.jsonl", call))
+
+
+def test_rejected_nodes_have_a_residual(tmp_path):
+    history = recorded(tmp_path / "run.jsonl", lambda: generate(Case(SAMPLED)), lambda: generate(Case(GREEDY)))
+    rejected = [part.verdict.residual_mass[part.verdict.outcome == Outcome.REJECTED] for part in steps(history)]
+    assert all((mass > 0).all() for mass in rejected)
