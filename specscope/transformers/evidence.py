@@ -221,7 +221,9 @@ class _Final:
         else:
             np.maximum(left - outcome.q[n].float().cpu().numpy(), 0, out=left)
         mass = float(left.sum())
-        drawn = left / mass if mass > 0 else whole
+        if mass > 0:
+            left /= mass
+        drawn = left if mass > 0 else whole
         return _Final(float(drawn[outcome.final]), mass, spread(drawn), float(whole[outcome.final]))
 
 

@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 class Begins(Protocol):
     """Makes the witness of a request; None where it is not recorded."""
 
-    def __call__(self, arguments: Arguments, drafting: CandidateSource, generator: Any, /) -> RequestWitness | None:
+    def __call__(self, arguments: Arguments, source: CandidateSource, generator: Any, /) -> RequestWitness | None:
         """`generator`: its candidate generator."""
 
 
@@ -148,8 +148,8 @@ class Hooks:
 
     def _watch(self, running: _Running, generator: Any) -> None:
         """Replace two methods of this one generator."""
-        drafting = CandidateSource.of(generator, running.arguments.config)
-        witness = self._begin(running.arguments, drafting, generator)
+        source = CandidateSource.of(generator, running.arguments.config)
+        witness = self._begin(running.arguments, source, generator)
         if witness is None:
             return
         running.witness = witness

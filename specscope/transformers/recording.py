@@ -115,20 +115,20 @@ class Recording:
         for line in self.losses:
             log.warning("specscope: %s", line)
 
-    def _begin(self, arguments: Arguments, drafting: CandidateSource, generator: Any) -> RequestWitness:
+    def _begin(self, arguments: Arguments, source: CandidateSource, generator: Any) -> RequestWitness:
         with self._lock:
-            key = (id(arguments.model), drafting.drafter, id(drafting.model), drafting.early_exit)
+            key = (id(arguments.model), source.drafter, id(source.model), source.early_exit)
             if key not in self._runs:
-                self._models += [arguments.model, drafting.model]
-                self._runs[key] = self._open(arguments, drafting)
+                self._models += [arguments.model, source.model]
+                self._runs[key] = self._open(arguments, source)
             run, number = self._runs[key], self._requests
             self._requests += 1
         name = f"generate-{number}"
         full = self._evidence == "full"
-        return RequestWitness(name, arguments, drafting, generator, run.vocabulary, run.publish, full)
+        return RequestWitness(name, arguments, source, generator, run.vocabulary, run.publish, full)
 
-    def _open(self, arguments: Arguments, drafting: CandidateSource) -> _Run:
-        info = run_info(arguments.model, drafting, arguments.config, self._version, self._evidence)
+    def _open(self, arguments: Arguments, source: CandidateSource) -> _Run:
+        info = run_info(arguments.model, source, arguments.config, self._version, self._evidence)
         vocabulary = Vocabulary() if self._privacy else _vocabulary(arguments.model, self._tokenizer)
         options = OutputOptions(
             capture=None if self._capture is None else str(self._capture),
@@ -144,7 +144,7 @@ class Recording:
         outputs = Outputs(options, bus, info, vocabulary, None, tell=_warn)
         if outputs.captured:
             self.captures.append(outputs.captured)
-        log.info("specscope: recording %s with %s", info.target, drafting.generator)
+        log.info("specscope: recording %s with %s", info.target, source.generator)
         return _Run(outputs, bus, vocabulary)
 
 

@@ -50,7 +50,7 @@ class CandidateSource:
 
     drafter: str
     generator: str  # its class
-    model: Any = None  # the assistant; None where it has none of its own
+    model: Any = None  # the assistant, or the MTP layers; None where a text drafts
     early_exit: int = 0  # layers of the target that draft; 0 where all else does
     threshold: bool = False  # whether a draft ends behind a token that the assistant is not sure of
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class CandidateSource:
         return CandidateSource(
             known,
             name,
-            getattr(generator, "assistant_model", None),
+            getattr(generator, "assistant_model", None) or getattr(generator, "mtp_model", None),
             exit_,
             hasattr(generator, "assistant_confidence_threshold"),
             settings,
@@ -109,18 +109,18 @@ def _digest(path: str) -> str:
     return model_digest(place, MOST_HASHED) if path and place.exists() else ""
 
 
-def run_info(model: Any, drafting: CandidateSource, config: Any, version: str, evidence: str) -> RunInfo:
+def run_info(model: Any, source: CandidateSource, config: Any, version: str, evidence: str) -> RunInfo:
     """`config`: the GenerationConfig of the run's first request."""
     text = model.config.get_text_config()
-    count = drafting.settings["num_speculative_tokens"]
+    count = source.settings["num_speculative_tokens"]
     way = "sampled" if config.do_sample else "top"
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=name_of(model),
         revision=str(getattr(model.config, "_commit_hash", None) or ""),
-        drafter=drafting.drafter,
-        draft_model="" if drafting.model is None else drafting.path.rsplit("/", 1)[-1] or name_of(drafting.model),
-        tree=str(count) if drafting.drafter == "ngram" else f"{way}:{count}",
+        drafter=source.drafter,
+        draft_model="" if source.model is None else source.path.rsplit("/", 1)[-1] or name_of(source.model),
+        tree=str(count) if source.drafter == "ngram" else f"{way}:{count}",
         device=str(torch.cuda.get_device_name() if model.device.type == "cuda" else model.device.type),
         dtype=str(model.dtype).removeprefix("torch."),
         backend="transformers",
@@ -132,11 +132,11 @@ def run_info(model: Any, drafting: CandidateSource, config: Any, version: str, e
         params=SamplingParams().to_dict(),
         versions={"transformers": version, "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
-        speculation=dict(drafting.settings),
+        speculation=dict(source.settings),
         target_path=path_of(model),
         target_digest=_digest(path_of(model)),
-        draft_path=drafting.path,
-        draft_digest="" if drafting.model is None or drafting.early_exit else _digest(drafting.path),
+        draft_path=source.path,
+        draft_digest="" if source.model is None or source.early_exit else _digest(source.path),
     )
 
 

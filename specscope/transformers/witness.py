@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.chain import Judged
+from specscope.trace.chain import NO_FLOATS, Judged
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.records import (
     FinishReason,
@@ -58,7 +58,7 @@ class RequestWitness:
 
     name: str
     arguments: Arguments
-    drafting: CandidateSource
+    source: CandidateSource
     generator: Any
     vocabulary: Vocabulary
     publish: Publish
@@ -131,7 +131,7 @@ class RequestWitness:
             index=self._index,
             context_len=round_.context,
             prefill_tokens=max(round_.length - 1 - round_.context, 0),
-            drafter=self.drafting.drafter if round_.k else "none",
+            drafter=self.source.drafter if round_.k else "none",
             tree=made.tree,
             verdict=verdict,
             emitted=len(committed),
@@ -146,18 +146,16 @@ class RequestWitness:
         self._tell(self._record(self._phases(round_), part))
 
     def _method(self, made: Judged) -> MethodNotes | None:
-        one_pass = self.drafting.drafter in ONE_PASS and len(made.tree) > 0
-        confident = self.drafting.threshold and made.confidence is not None
-        notes = (
-            MethodNotes(confidence=made.confidence, one_pass=one_pass) if confident else MethodNotes(one_pass=one_pass)
-        )
+        one_pass = self.source.drafter in ONE_PASS and len(made.tree) > 0
+        confidence = made.confidence if self.source.threshold and made.confidence is not None else NO_FLOATS
+        notes = MethodNotes(confidence=confidence, one_pass=one_pass)
         return None if notes.is_empty else notes
 
     def _sizing(self) -> str:
         """What bounds the draft."""
         most = f"at most {most_drafted(self.generator)} drafted"
         config = getattr(self.generator, "generation_config", None)
-        threshold = getattr(config, "assistant_confidence_threshold", None) if self.drafting.threshold else None
+        threshold = getattr(config, "assistant_confidence_threshold", None) if self.source.threshold else None
         return f"{most}, ends behind a token with q below {float(threshold):.3g}" if threshold else most
 
     @staticmethod

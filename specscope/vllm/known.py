@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -135,5 +136,5 @@ def differences_in_text(root: Path, version: str) -> list[str]:
     for name, wanted in signatures(version).items():
         path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
-        lines += compared(name, wanted, lambda function, tree=tree: written(tree, function))
+        lines += compared(name, wanted, partial(written, tree))
     return lines
