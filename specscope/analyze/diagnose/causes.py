@@ -110,6 +110,15 @@ class Cause(Enum):
             "draft p",
         ),
     )
+    Q_NOT_DRAWN = (
+        "q_not_drawn",
+        "drafts are the drafter's likeliest tokens, but they are judged as if they had been drawn from q",
+        "the drafter takes the argmax of its logits and hands them on: draw from that q, or state a point mass",
+        (
+            *OF_Q,
+            *LOSSLESS,
+        ),
+    )
     Q_DROPPED = (
         "q_dropped",
         "drafts were sampled, but they are judged without their q",

@@ -184,6 +184,19 @@ def other_q(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.Q_TEMPERATURE, CERTAIN - 0.05, (line,), example=check.example, explained=explained)]
 
 
+def not_drawn(case: Case, check: Check) -> list[Suspect]:
+    """Sampled drafts that were the likeliest token of q every time: the chance of that is the product of their q."""
+    c = case.evidence
+    nodes = np.flatnonzero(c.sampled & (c.sibling == 0) & (c.parents.at_node >= 0) & (c.parents.q_rank > 0) & (c.q < 1))
+    if not len(nodes) or (c.parents.q_rank[nodes] > 1).any():
+        return []
+    log = float(np.log(c.q[nodes]).sum())
+    line = f"each of {plural(len(nodes), 'draft')} is the likeliest token of its q, by a mean probability of "
+    line += f"{math.exp(log / len(nodes)):.2g}: draws from q would do so with a chance of 10^{log / math.log(10):.0f}"
+    chance = math.exp(max(log, -700))
+    return [Suspect(Cause.Q_NOT_DRAWN, CERTAIN - 0.05, (line,), example=c.at_node(int(nodes[0])), chance=chance)]
+
+
 def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:
     """The one temperature that gives the most of these nodes their q, and how many that is."""
     best, count = 1.0, -1

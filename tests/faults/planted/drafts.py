@@ -83,6 +83,16 @@ def q_of_another_temperature(factor: float):
     return install
 
 
+def likeliest_for_drawn(patch, engine):
+    """Drafts are the likeliest tokens of q; they are recorded and judged as drawn from it."""
+    take = StaticTreeBuilder.take
+
+    def likeliest(self, q, drawn):
+        take(self, q, [[(int(row.argmax()), float(row.max()), 1.0)] for row in q])
+
+    patch.setattr(StaticTreeBuilder, "take", likeliest)
+
+
 def without_q(patch, engine):
     """q is lost on its way: what was sampled is judged as deterministic."""
     finish = StaticTreeBuilder.finish
@@ -170,6 +180,14 @@ FAULTS = [
         q_of_another_temperature(0.6),
         "early tree warm",
         "q is recorded at 0.6 times the temperature of the draws",
+    ),
+    Fault(
+        "q not drawn from",
+        Cause.Q_NOT_DRAWN,
+        likeliest_for_drawn,
+        "early chain warm",
+        "the drafter takes its likeliest tokens beside a q as if it drew",
+        rare=0,
     ),
     Fault("q lost", Cause.Q_DROPPED, without_q, "early tree warm", "sampled drafts are judged as deterministic"),
     Fault(
