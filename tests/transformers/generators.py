@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, field
 from functools import cache
+from unittest.mock import patch
 
 import torch
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers.modeling_layers import MtpModel
 
-from tests.transformers.models import alike, prompt, tiny_llama
+from tests.transformers.models import alike, byte_tokenizer, prompt, tiny_llama
 
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 40}
 GREEDY = {"do_sample": False}
@@ -17,6 +20,7 @@ class Case:
 
     arguments: dict = field(default_factory=dict)
     assistant: bool = True
+    models: str = "like"  # or mtp, dflash, universal
 
 
 CASES = {
@@ -29,12 +33,24 @@ CASES = {
     "lookup, sampled": Case(SAMPLED | {"top_k": 3, "prompt_lookup_num_tokens": 4}, False),
     "early exit, greedy": Case(GREEDY | {"assistant_early_exit": 1}, False),
     "early exit, sampled": Case(SAMPLED | {"assistant_early_exit": 1}, False),
+    "MTP, greedy": Case(GREEDY | {"use_mtp": True}, False, "mtp"),
+    "MTP, sampled": Case(SAMPLED | {"use_mtp": True}, False, "mtp"),
+    "DFlash, greedy": Case(GREEDY | {"speculation_type": "dflash"}, True, "dflash"),
+    "DFlash, sampled": Case(SAMPLED | {"speculation_type": "dflash"}, True, "dflash"),
+    "other tokenizer, greedy": Case(GREEDY, True, "universal"),
+    "other tokenizer, sampled": Case(SAMPLED, True, "universal"),
 }
 
 
 @cache
-def models():
-    """(A target, a drafter that is like it and drafts four tokens at once)."""
+def models(kind="like"):
+    """(A target, a drafter that drafts some tokens at once; None where the target holds it)."""
+    if kind == "mtp":
+        return tiny_llama(0, num_mtp_layers=2), None
+    if kind == "dflash":
+        return tiny_llama(0), _dflash()
+    if kind == "universal":
+        return tiny_llama(0, vocabulary=259), tiny_llama(4, vocabulary=260)
     target = tiny_llama(0)
     drafter = alike(target)
     drafter.generation_config.assistant_confidence_threshold = 0
@@ -42,12 +58,33 @@ def models():
     return target, drafter
 
 
+def _dflash():
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "mask_token_id": 3}
+    config = MuseGlimmerAssistantConfig(**sizes, **heads, **tokens, block_size=5, target_layer_ids=[0, 1])
+    return MuseGlimmerAssistantModel(config).eval()
+
+
+def _mtp_layers(main_model, **_):
+    """Random MTP layers: there is no checkpoint to load them from."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return MtpModel(main_model, main_model.config.num_mtp_layers).eval()
+
+
 def generate(case, seed=7, tokens=32, **more):
     """(The tokens, the next random numbers)."""
-    target, drafter = models()
+    target, drafter = models(case.models)
     arguments = case.arguments | ({"assistant_model": drafter} if case.assistant else {}) | more
+    if case.models == "universal":
+        arguments |= {"tokenizer": byte_tokenizer(), "assistant_tokenizer": byte_tokenizer(backwards=True)}
     torch.manual_seed(seed)
     # a text that repeats itself, for lookups
     ids = torch.cat([prompt(seed=seed)[:, :6]] * 2, dim=1)
-    out = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, pad_token_id=0, **arguments)
+    with patch.object(MtpModel, "from_pretrained", _mtp_layers):
+        out = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, pad_token_id=0, **arguments
+        )
     return out[0].tolist(), torch.rand(3).tolist()

@@ -1,7 +1,10 @@
 """Tiny random models, and generate() with every kind of candidate generator that they can have."""
 
+from functools import cache
+
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 60
 
@@ -41,3 +44,15 @@ def alike(model, *, noise=0.02, seed=1):
 def prompt(length=12, seed=3, vocabulary=VOCABULARY):
     made = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocabulary, (1, length), generator=made)
+
+
+@cache
+def byte_tokenizer(*, backwards=False):
+    """Three special tokens, then one for each byte; `backwards`: in another order, with a token that is no byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=backwards)
+    tokens = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: place + 3 for place, letter in enumerate(letters)}
+    tokens |= {"zz": len(tokens)} if backwards else {}
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
