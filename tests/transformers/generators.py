@@ -20,7 +20,7 @@ class Case:
 
     arguments: dict = field(default_factory=dict)
     assistant: bool = True
-    models: str = "like"  # or mtp, dflash, universal
+    models: str = "like"  # or mtp, dflash, universal, universal falling
 
 
 CASES = {
@@ -49,7 +49,7 @@ def models(kind="like"):
         return tiny_llama(0, num_mtp_layers=2), None
     if kind == "dflash":
         return tiny_llama(0), _dflash()
-    if kind == "universal":
+    if kind.startswith("universal"):
         return tiny_llama(0, vocabulary=259), tiny_llama(4, vocabulary=260)
     target = tiny_llama(0)
     drafter = alike(target)
@@ -78,8 +78,9 @@ def generate(case, seed=7, tokens=32, **more):
     """(The tokens, the next random numbers)."""
     target, drafter = models(case.models)
     arguments = case.arguments | ({"assistant_model": drafter} if case.assistant else {}) | more
-    if case.models == "universal":
-        arguments |= {"tokenizer": byte_tokenizer(), "assistant_tokenizer": byte_tokenizer(backwards=True)}
+    if case.models.startswith("universal"):
+        other = byte_tokenizer(assistant=True, falls=case.models.endswith("falling"))
+        arguments |= {"tokenizer": byte_tokenizer(), "assistant_tokenizer": other}
     torch.manual_seed(seed)
     # a text that repeats itself, for lookups
     ids = torch.cat([prompt(seed=seed)[:, :6]] * 2, dim=1)

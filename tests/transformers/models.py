@@ -46,13 +46,24 @@ def prompt(length=12, seed=3, vocabulary=VOCABULARY):
     return torch.randint(3, vocabulary, (1, length), generator=made)
 
 
+class OrderedTokenizer(PreTrainedTokenizerFast):
+    """Lists its vocabulary by rising or falling ids; the library's own order is that of a hash table."""
+
+    falls = False
+
+    def get_vocab(self):
+        return dict(sorted(super().get_vocab().items(), key=lambda pair: pair[1], reverse=self.falls))
+
+
 @cache
-def byte_tokenizer(*, backwards=False):
-    """Three special tokens, then one for each byte; `backwards`: in another order, with a token that is no byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=backwards)
+def byte_tokenizer(*, assistant=False, falls=False):
+    """Three special tokens, then one for each byte; an assistant's has another order, and a token that is no byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=assistant)
     tokens = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: place + 3 for place, letter in enumerate(letters)}
-    tokens |= {"zz": len(tokens)} if backwards else {}
+    tokens |= {"zz": len(tokens)} if assistant else {}
     tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    made = OrderedTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    made.falls = falls
+    return made
