@@ -275,13 +275,14 @@ class Encoder:
         )
 
 
-def resource_attributes(run: RunInfo, service: str = "") -> dict[str, Any]:
+def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = False) -> dict[str, Any]:
     """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back.
 
     These are of requests' spans; `engine_resource` makes the engine's of them, and `brief` what batch after batch
-    repeats. `service`: the service's name; "" leaves it to the environment's OTEL_* variables.
+    repeats. `service`: the service's name; "" leaves it to the environment's OTEL_* variables. `recorded`: the run was
+    recorded elsewhere, so that this environment says nothing of it.
     """
-    run, given = strip(run, run.privacy), environment()
+    run, given = strip(run, run.privacy), {} if recorded else environment()
     attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
     attributes |= {
         "service.name": service or given.get("service.name") or SERVICE,
