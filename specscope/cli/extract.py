@@ -42,7 +42,7 @@ def extract(places: tuple[str, ...], output: str, *, no_clobber: bool, **flags: 
     file = named[0][0]
     for other, _ in named:
         if other != file:
-            raise UserError(f"{other} is another capture than {file}: give places of one capture, and one by one -o")
+            raise UserError(f"{other} is another capture than {file}: extract takes places of one")
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
     check_output(output, "-o", (file,), CAPTURE, existing)
     privacy = asked_privacy(flags)
@@ -50,14 +50,13 @@ def extract(places: tuple[str, ...], output: str, *, no_clobber: bool, **flags: 
         reader = read_capture(file, progress)
     history = reader.history
     need_steps(history, file, "extracted from")
+    first = next(iter(history.requests), "r3")
+    if len(history.requests) != 1 and not all(text for _, text in named):
+        count = plural(len(history.requests), "request")
+        raise UserError(f"{file} has {count}: write one after #, such as {file}#{printable(first)}")
+    part = part_of(history, [text or first for _, text in named], privacy)
     for warning in reader.warnings:
         warn(warning)
-    if any(not text for _, text in named) and len(history.requests) != 1:
-        count = plural(len(history.requests), "request")
-        raise UserError(
-            f"{file} has {count}: write one after #, such as {file}#{printable(next(iter(history.requests), 'r3'))}"
-        )
-    part = part_of(history, [text or next(iter(history.requests)) for _, text in named], privacy)
     size = write_part(part, history.vocabulary, output, existing)
     counts = f"{plural(part.steps, 'step')} of {plural(len(part.requests), 'request')}, {plural(size, 'byte')}"
     say(f"wrote {output}: {counts}; left out: {', '.join(part.left_out)}")

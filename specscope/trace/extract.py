@@ -1,7 +1,7 @@
 """A part of a capture, as a capture: some requests or some of their steps, and nothing of the other requests.
 
-Each step keeps what it says of the engine as a whole, which are numbers, and how many others took part. The engine's own
-spans name the other requests, so they stay behind. What a request asked and how it ended go along.
+Each step keeps what it says of the engine as a whole, which are numbers, and how many others took part. The engine
+steps' own spans name the other requests, so they stay behind. What a request asked and how it ended go along.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Collector:
 
 
 def _is_whole(request: SideRequest, steps: NDArray[Any]) -> bool:
-    """Whether all steps of a request are there, as far as is known. A request of which there is none has its figures."""
+    """Whether all steps of a request are there, as far as is known; also where there are none but its figures."""
     told = request.length in (None, int(steps["emitted"].sum()))
     return not len(steps) or (told and bool((steps["index"] == np.arange(len(steps))).all()))
 

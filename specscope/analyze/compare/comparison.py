@@ -30,7 +30,7 @@ def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
 
     Matched by prompt and all parameters, then without the seed, then by prompt alone, then by order.
     Of several equal requests, the first of A is paired with the first of B. Only requests whose prompt is not known on
-    one side (captures made with --no-text) are paired by order: requests with different prompts make no pair. Neither do
+    one side (captures made with --no-text) are paired by order: requests with different prompts make no pair. Nor do
     requests of which steps are missing.
     """
     left, right = ({i: request for i, request in enumerate(side.requests) if request.whole} for side in (a, b))
