@@ -22,7 +22,7 @@ from specscope.trace.wire.capture import CaptureWriter
 
 
 @dataclass(frozen=True)
-class Part:
+class Extract:
     """A part of a run, as records that stand by themselves."""
 
     run: RunInfo
@@ -44,7 +44,7 @@ class _Chosen:
     events: set[str] = field(default_factory=set)  # whose admission and end
 
 
-def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.EVERYTHING) -> Part:
+def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.EVERYTHING) -> Extract:
     """The requests and steps that `places` name (REQUEST, REQUEST@STEP or REQUEST@FIRST:LAST).
 
     Of an edited run, they are those on the path on which the request ended. `privacy`: what is left out besides. Raises
@@ -77,10 +77,10 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
         "spans of other services" if len(history.others) else "",
         ("", "text", "text and token ids")[run.privacy],
     )
-    return Part(run, records, tuple(requests), tuple(filter(None, left_out)))
+    return Extract(run, records, tuple(requests), tuple(filter(None, left_out)))
 
 
-def write_part(part: Part, vocabulary: Vocabulary, path: str, existing: Existing = Existing.REPLACE) -> int:
+def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Existing = Existing.REPLACE) -> int:
     """Write a part as a capture; returns its bytes. Raises UserError."""
     writer = CaptureWriter(path, part.run, vocabulary, existing=existing, recorded=True)
     try:
