@@ -14,7 +14,9 @@ from specscope.errors import UserError
 from specscope.trace.files import Existing
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.place_name import Stretch, read_stretch
+from specscope.trace.history.request_tally import RequestTally
 from specscope.trace.history.wording import plural
+from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Absent, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable
@@ -52,11 +54,12 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
     """
     assert history.run is not None
     chosen: dict[int, _Chosen] = defaultdict(_Chosen)
-    requests: dict[str, int] = {}  # with the number of their steps
+    counts: dict[str, int] = {}  # of all steps of each request
+    figures: dict[str, RequestFigures | None] = {}
     stood = history.branch
     for place in places:
         request, stretch = _stand(history, place, stood)
-        requests[request.id] = len(request.steps)
+        counts[request.id], figures[request.id] = len(request.steps), _figures(history, request)
         for position in _positions(request, stretch):
             chosen[history.steps[position].step].parts.add(request.id)
         for record in history.steps:
@@ -64,20 +67,38 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
                 chosen[record.step].events.add(request.id)
     after = dict(_after(history, chosen))
     history.show(stood)
-    whole = ((history.knows(step), chosen[step]) for step in sorted(chosen))
-    records = tuple(_alone(record, those, after.get(record.step)) for record, those in whole if record is not None)
+    whole = ((history.knows(step), those, after.get(step)) for step, those in sorted(chosen.items()))
+    records = tuple(_alone(record, *how, figures) for record, *how in whole if record is not None)
     run = replace(history.run, privacy=max(history.run.privacy, privacy))
-    rest = sum(requests.values()) - sum(len(record.requests) for record in records)
-    whose = printable(next(iter(requests))) if len(requests) == 1 else "these requests"
-    others = len(history.requests.keys() - requests.keys())
-    left_out = (
+    return Extract(run, records, tuple(counts), _left_out(history, counts, records, run.privacy))
+
+
+def _left_out(
+    history: History, counts: Mapping[str, int], records: Sequence[StepRecord], privacy: Privacy
+) -> tuple[str, ...]:
+    """What a part lacks, in words. `counts`: steps of each request that is in it."""
+    others = len(history.requests.keys() - counts.keys())
+    rest = sum(counts.values()) - sum(len(record.requests) for record in records)
+    whose = printable(next(iter(counts))) if len(counts) == 1 else "these requests"
+    words = (
         plural(others, "other request") if others else "",
         plural(rest, f"other step of {whose}", f"other steps of {whose}") if rest else "",
         "the engine steps' own spans",
         "spans of other services" if len(history.others) else "",
-        ("", "text", "text and token ids")[run.privacy],
+        ("", "text", "text and token ids")[privacy],
     )
-    return Extract(run, records, tuple(requests), tuple(filter(None, left_out)))
+    return tuple(filter(None, words))
+
+
+def _figures(history: History, request: RequestHistory) -> RequestFigures | None:
+    """What a request came to in all its steps; None where its end does not tell it and steps are missing."""
+    end, tokens = request.end, sum(step.emitted for step in request.steps)
+    if history.run is None or end is None or end.figures is not None or tokens != len(end.output):
+        return None if end is None else end.figures
+    tally = RequestTally(history.run)
+    for step, position in zip(request.steps, request.engine_steps, strict=True):
+        tally.add(replace(history.steps[position], admitted=(), requests=(step,), finished=(), after=None))
+    return tally.figures(end)
 
 
 def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Existing = Existing.REPLACE) -> int:
@@ -142,15 +163,18 @@ def _after(history: History, steps: Mapping[int, object]) -> Iterator[tuple[int,
             before = record.step if record.step in steps else before
 
 
-def _alone(record: StepRecord, chosen: _Chosen, after: int | None) -> StepRecord:
+def _alone(
+    record: StepRecord, chosen: _Chosen, after: int | None, figures: Mapping[str, RequestFigures | None]
+) -> StepRecord:
     """A step without those who were not chosen."""
+    finished = (end for end in record.finished if end.info.id in chosen.events)
     parts = tuple(part for part in record.requests if part.request in chosen.parts)
     return replace(
         record,
         admitted=tuple(info for info in record.admitted if info.id in chosen.events),
         requests=parts,
         preempted=(),
-        finished=tuple(end for end in record.finished if end.info.id in chosen.events),
+        finished=tuple(replace(end, figures=figures[end.info.id]) for end in finished),
         passes=(),
         device_ns=(),
         flight=None,

@@ -152,6 +152,17 @@ def test_of_a_sample_capture(name, tmp_path):
             assert back.before(0, len(output) + 3) == tail[-len(output) - 3 :]
 
 
+def test_a_requests_figures_are_of_all_its_steps(tmp_path):
+    history = read_capture(TRACES / "sampled.jsonl").history
+    whole = history.requests["r1"].acceptance
+    for place in ("r1", "r1@0:4", "r1@5"):
+        _, reader = cut(tmp_path, history, [place])
+        figures = reader.history.requests["r1"].end.figures
+        assert (figures.steps, figures.drafts, figures.accepted) == (whole.steps, whole.drafts, whole.accepted)
+        _, again = cut(tmp_path, reader.history, ["r1"])
+        assert again.history.requests["r1"].end.figures == figures
+
+
 def test_what_ended_on_another_branch_is_taken_from_there(tmp_path):
     engine, records = FakeEngine(), []
     comes, accepted = ("", {}), [(2, 1)]

@@ -251,7 +251,8 @@ class Encoder:
         At level `requests` it is all that is sent of the request, and small: without the output's token ids.
         """
         info, values = end.info, self._written(end)
-        figures = end.figures or self._tally.figures(end)
+        # Of a step that was read in part, its reader knows them: steps of the request may be missing
+        figures = end.figures or (self._tally.figures(end) if record.absent is None else None)
         values |= self._written(info, only=("specscope.request.labels",)) | genai.labels(info.labels)
         values |= {} if figures is None else self._written(figures)
         values |= {} if end.sampled is None else self._written(end.sampled)
