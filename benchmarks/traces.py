@@ -26,8 +26,8 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.request_words import read_sampling
-from specscope.trace.wire.export import SpanSink
 from specscope.trace.wire.sampling_sink import SamplingSink
+from specscope.trace.wire.sending.export import SpanSink
 from specscope.trace.wire.spans import SpanLevel
 
 REQUESTS, TOKENS = 24, 64
@@ -65,13 +65,16 @@ class SpanParts(WireSize):
     def __init__(self) -> None:
         super().__init__()
         self.engine = WireSize()
+        self.resources = 0  # bytes of the resources, of which each export has one or two
 
     def put(self, spans: Sequence[ReadableSpan]) -> None:
         """One export."""
-        for one in encode_spans(spans).resource_spans[0].scope_spans[0].spans:
-            if one.name in OF_ENGINE:
-                self.engine.spans += 1
-                self.engine.bytes += one.ByteSize() + LENGTH
+        for service in encode_spans(spans).resource_spans:
+            self.resources += service.resource.ByteSize() + LENGTH
+            for span in service.scope_spans[0].spans:
+                if span.name in OF_ENGINE:
+                    self.engine.spans += 1
+                    self.engine.bytes += span.ByteSize() + LENGTH
         super().put(spans)
 
 
@@ -94,7 +97,7 @@ class TraceRow:
 class TraceSizes:
     """What the formula needs, of one level: what a request adds to a step, and what an engine step is by itself.
 
-    The resource, which each export has once, counts to the requests: few more exports than requests are kept.
+    An export goes out where requests end, at the latest, and repeats the resources.
     """
 
     evidence: str
@@ -103,13 +106,20 @@ class TraceSizes:
     engine_bytes: float
     request_spans: float
     engine_spans: float
+    export_bytes: float  # of the resources
+    exports: float  # a step, where everything is kept
+    ends: float  # requests that end with an export then
 
     def per_step(self, ratio: float, batch: int) -> tuple[float, float]:
-        """(bytes, spans): r B request + (1 - (1 - r)^B) engine: a step goes out if one of its B requests is kept."""
+        """(bytes, spans): r B request + (1 - (1 - r)^B) engine: a step goes out if one of its B requests is kept.
+
+        So does an export, if one of the requests is that end with it.
+        """
         goes_out: float = 1 - (1 - ratio) ** batch
+        exports = self.exports * (1 - (1 - ratio) ** self.ends)
         parts = ratio * batch
         return (
-            parts * self.request_bytes + goes_out * self.engine_bytes,
+            parts * self.request_bytes + goes_out * self.engine_bytes + exports * self.export_bytes,
             parts * self.request_spans + goes_out * self.engine_spans,
         )
 
@@ -161,10 +171,13 @@ def measured_sizes(
     return TraceSizes(
         evidence,
         level.value,
-        (wire.bytes - wire.engine.bytes) / parts,
+        (wire.bytes - wire.engine.bytes - wire.resources) / parts,
         wire.engine.bytes / steps,
         (wire.spans - wire.engine.spans) / parts,
         wire.engine.spans / steps,
+        wire.resources / wire.exports,
+        wire.exports / steps,
+        sum(len(record.finished) for record in records) / wire.exports,
     )
 
 

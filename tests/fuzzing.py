@@ -30,8 +30,10 @@ from specscope.watch.metrics import Intervals, read_metrics
 from specscope.watch.responses import read_json
 from specscope.watch.told import UnreadableError
 from tests.trace.damage import small
+from tests.trace.wrappings import WRAPPINGS
 from tests.watch.samples import SGLANG, text
 
+WRAPPED = ("Jaeger's page in one line", "oldest Tempo", "proto of the file exporter", "compressed JSON")
 REFUSALS = (UserError, UnreadableError, DamagedError)
 
 
@@ -124,7 +126,7 @@ def samples() -> dict[str, tuple[bytes, ...]]:
         span.name, span.trace_id, span.span_id = "decode_step", b"t" * 16, b"s" * 8
         span.attributes.add(key="specscope.step").value.int_value = 3
     return {
-        "capture": (b"\n".join(lines) + b"\n",),
+        "capture": (b"\n".join(lines) + b"\n", *(WRAPPINGS[how](small("planted")[:4]) for how in WRAPPED)),
         "log": (text("log.txt").encode(),),
         "metrics": (text("metrics_before.txt").encode(), SGLANG.encode()),
         "responses": tuple(answer.encode() for answer in answers),

@@ -26,7 +26,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.method import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
-from specscope.trace.record.records import RequestStep, RunInfo, StepRecord
+from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 # What a reader of a report's figures must know: what is missing, forced, lossy or worked out.
@@ -146,7 +146,6 @@ def _source_notes(parts: Sequence[RequestStep]) -> list[str]:
     return [f"accepted nodes by source: {', '.join(texts)}"] if texts else []
 
 
-PHASES = ("schedule", "draft", "forward", "verify", "commit")
 TIMELINE_BINS = 60
 
 

@@ -78,6 +78,13 @@ service_option = click.option(
     help="The service that requests' spans are under; engine steps are under 'NAME engine'.  [default: "
     "$OTEL_SERVICE_NAME, else specscope]",
 )
+trace_level_option = click.option(
+    "--trace-level",
+    type=click.Choice([level.value for level in SpanLevel]),
+    default="trees",
+    show_default=True,
+    help="What is sent to the endpoint; requests: one span a request, with its figures. Captures hold trees.",
+)
 _OUTPUT = [
     click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317."),
     click.option(
@@ -86,13 +93,7 @@ _OUTPUT = [
         help="[default: http/protobuf at port 4318, else grpc]",
     ),
     service_option,
-    click.option(
-        "--trace-level",
-        type=click.Choice([level.value for level in SpanLevel]),
-        default="trees",
-        show_default=True,
-        help="What is sent to the endpoint; captures always hold trees.",
-    ),
+    trace_level_option,
     click.option(
         "--on-full",
         type=click.Choice(["stop", "drop"]),

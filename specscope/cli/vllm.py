@@ -16,7 +16,14 @@ from typing import Any
 
 import click
 
-from specscope.cli.options import asked_privacy, privacy_options, service_option, trace_sampling, trace_sampling_options
+from specscope.cli.options import (
+    asked_privacy,
+    privacy_options,
+    service_option,
+    trace_level_option,
+    trace_sampling,
+    trace_sampling_options,
+)
 from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
@@ -59,6 +66,7 @@ class VllmRun:
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. vLLM's own output goes to a file.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send spans to this URL.")
 @service_option
+@trace_level_option
 @click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
 @click.option("--python", metavar="PATH", help="The Python of vLLM's environment.  [default: this one]")
 @click.option(
@@ -90,6 +98,7 @@ def vllm(
     """
     given = {
         "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of vLLM's own spans, too
+        settings.LEVEL: flags.pop("trace_level"),
         settings.SAMPLE: flags["sample"],
         settings.KEEP: flags["keep"],
         settings.KEEP_BUFFER: flags["keep_buffer"],

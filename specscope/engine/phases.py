@@ -15,7 +15,7 @@ from specscope.engine.build import Parts
 from specscope.engine.intake import Intake
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduled, Scheduler, SpeculationGate
-from specscope.engine.state import NO_NODES, PHASES, StepState
+from specscope.engine.state import NO_NODES, StepState
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.raw_rows import form_notes
@@ -23,7 +23,7 @@ from specscope.speculate.raw_rows import logprobs as raw_logprobs
 from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
-from specscope.trace.record.records import Phase, RequestStep, Verdict, followed_by
+from specscope.trace.record.records import PHASES, Phase, RequestStep, Verdict, followed_by
 
 LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a request meanwhile
 

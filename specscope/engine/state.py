@@ -17,7 +17,6 @@ from specscope.speculate.sizing.sizer import BudgetOutcome
 from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.record.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 
-PHASES = ("schedule", "draft", "forward", "verify", "commit")
 NO_NODES = np.zeros(0, np.int32)
 Slots = NDArray[np.int64]
 

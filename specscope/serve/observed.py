@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
+from specscope.trace.metrics.metrics import Metrics
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import TraceSampling
-from specscope.trace.wire.metrics import Metrics
 
 QUEUE_FULL = "queue_full"
 REASONS = {  # by the status of the answer

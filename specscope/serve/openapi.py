@@ -11,7 +11,7 @@ import specscope
 from specscope.serve.errors import JSON, TYPES, ErrorBody
 from specscope.serve.requests import MODEL, PROMPT, REFUSED, TOKEN, ChatRequest, CompletionRequest
 from specscope.serve.responses import ChatChunk, ChatCompletion, Completion, ModelList, Version
-from specscope.trace.wire.metrics import OPENMETRICS, PLAIN
+from specscope.trace.metrics.metrics import OPENMETRICS, PLAIN
 
 STRUCTS = (CompletionRequest, ChatRequest, Completion, ChatCompletion, ChatChunk, ModelList, Version, ErrorBody)
 

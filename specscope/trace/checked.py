@@ -61,11 +61,14 @@ def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
 @overload
 def decoded(data: bytes | bytearray | str) -> Any: ...  # noqa: ANN401
 @overload
-def decoded(data: bytes | bytearray | str, kind: type[T]) -> T: ...
-def decoded(data: bytes | bytearray | str, kind: Any = Any) -> Any:
-    """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep the text is nested."""
+def decoded(data: bytes | bytearray | str, kind: type[T], *, strict: bool = True) -> T: ...
+def decoded(data: bytes | bytearray | str, kind: Any = Any, *, strict: bool = True) -> Any:
+    """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep the text is nested.
+
+    Where it need not be `strict`, a number may be a text.
+    """
     try:
-        return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind)
+        return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind, strict=strict)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

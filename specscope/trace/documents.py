@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.kinds import DEEPEST, is_array, looks_like_json
 
 LARGEST = 32 * 2**20  # bytes of a line or a document: decoded it is up to twelve times larger; our lines have some MiB
@@ -60,8 +61,8 @@ def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[i
 
 def is_whole(line: bytes) -> bool:
     """Whether a line holds one object and no more."""
-    with suppress(msgspec.MsgspecError, RecursionError):
-        return line.lstrip().startswith(b"{") and bool(msgspec.json.decode(line, type=msgspec.Raw))
+    with suppress(ValueError):
+        return line.lstrip().startswith(b"{") and bool(decoded(line, msgspec.Raw))
     splitter = Splitter(lambda _: None)  # damaged, but whole
     found = [document.text[:1] for document in splitter.take(1, line)]
     return found == [b"{"] and not any(splitter.rest())

@@ -116,17 +116,14 @@ _BY_BYTES: Mapping[bytes, str] = {
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database",
 }
-# OTLP protobuf: a ResourceSpans begins with its resource, that with an attribute, and that with its key. Around it is a
-# TracesData, or a message with one. The collector's file exporter has the length before each, and may compress it.
+# OTLP protobuf: a ResourceSpans in a TracesData, or that in a message of Tempo's. First come its scopes, as newer
+# collectors write it, or its resource, in that an attribute, and in that its key or its value. No text has such bytes.
+# The collector's file exporter has the length before each message, and may compress it.
 OTLP_PROTOBUF = FileKind("a trace in OTLP protobuf", ReadAs.CAPTURES)
-_FIRST_FIELD = rb"\n[\x80-\xff]{0,4}[\x00-\x7f]"
-_RESOURCE = rb"(?:" + _FIRST_FIELD + rb"){3}[\w./-]{1,250}\x12"
-IN_RESOURCE = re.compile(_RESOURCE)
+_SIZE = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _PROTOBUF = re.compile(
-    rb"(?:[\x00\x01][\x00-\xff]{3})?(?:"
-    + _FIRST_FIELD
-    + rb"){1,2}"
-    + _RESOURCE
+    rb"(?:[\x00\x01][\x00-\xff]{3})?(?:\n%b){1,2}" % _SIZE
+    + rb"(?:[\x12\x1a]%b[\n\x12\x1ah]|(?:\n%b){2}(?:\n%b[\w./-]{1,250}\x12|\x12))" % (_SIZE, _SIZE, _SIZE)
     + rb"|[\x00\x01][\x00-\xff]{3}(?:\x28\xb5\x2f\xfd|\{\s*\"resourceSpans\")"
 )
 # After `[` comes a JSON value or an end: no log line, and no prompt such as `[INST] ...`, begins so.

@@ -44,6 +44,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
 
     try:
         settings.sampling()
+        settings.level()
     except UserError as error:
         guard.step_aside(str(error))
         return
@@ -192,8 +193,7 @@ def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: 
     """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.files import Existing
     from specscope.trace.wire.capture import CaptureWriter
-    from specscope.trace.wire.export import SpanSink, make_sender
-    from specscope.trace.wire.spans import SpanLevel
+    from specscope.trace.wire.sending.export import SpanSink, make_sender
 
     closers: list[Any] = []
     sampling = settings.sampling()
@@ -209,7 +209,7 @@ def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: 
         closers += [_subscribed(bus, writer, run, asked), lambda: _warn(*writer.losses())]
     if settings.endpoint is not None:
         sender = make_sender(settings.endpoint, settings.protocol)
-        spans = SpanSink(sender, sampled_run, vocabulary, SpanLevel.TREES)
+        spans = SpanSink(sender, sampled_run, vocabulary, settings.level())
         closers += [_subscribed(bus, spans, run, sampling), lambda: _warn(*spans.losses())]
     return closers
 

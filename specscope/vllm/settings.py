@@ -6,18 +6,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specscope.errors import UserError
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.request_words import read_sampling
+from specscope.trace.wire.spans import SpanLevel
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"
 NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
-AGGREGATES = "SPECSCOPE_AGGREGATES"
+AGGREGATES, LEVEL = "SPECSCOPE_AGGREGATES", "SPECSCOPE_TRACE_LEVEL"
 SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
 SAMPLE_CAPTURE = "SPECSCOPE_SAMPLE_CAPTURE"
 SAMPLING = (SAMPLE, KEEP, KEEP_BUFFER, SAMPLE_CAPTURE)
-ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, NO_TOKENS, DEBUG, AGGREGATES, *SAMPLING)
+ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, NO_TOKENS, DEBUG, AGGREGATES, LEVEL, *SAMPLING)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class PluginSettings:
     full: bool = True  # SPECSCOPE_EVIDENCE=lean leaves out the notes on parents
     privacy: Privacy = Privacy.EVERYTHING  # SPECSCOPE_NO_TEXT=1 leaves out text, SPECSCOPE_NO_TOKENS=1 token ids too
     aggregates: bool = False  # SPECSCOPE_AGGREGATES=1: sums over all requests, and no evidence
+    trace_level: str | None = None  # SPECSCOPE_TRACE_LEVEL: what is sent, as --trace-level
     sample: str | None = None  # SPECSCOPE_SAMPLE: the share of requests whose spans are sent
     keep: str | None = None  # SPECSCOPE_KEEP: a condition; the spans of requests for which it holds are sent
     keep_buffer: str | None = None  # SPECSCOPE_KEEP_BUFFER: MiB for steps of requests that have not ended
@@ -52,11 +55,19 @@ class PluginSettings:
             full=environment.get(EVIDENCE, "full") != "lean",
             privacy=Privacy.of(no_text=_is_set(environment, NO_TEXT), no_tokens=_is_set(environment, NO_TOKENS)),
             aggregates=_is_set(environment, AGGREGATES),
+            trace_level=environment.get(LEVEL) or None,
             sample=environment.get(SAMPLE) or None,
             keep=environment.get(KEEP) or None,
             keep_buffer=environment.get(KEEP_BUFFER) or None,
             sample_capture=_is_set(environment, SAMPLE_CAPTURE),
         )
+
+    def level(self) -> SpanLevel:
+        """What is sent. Raises UserError that names the variable."""
+        levels = [level.value for level in SpanLevel]
+        if self.trace_level not in (None, *levels):
+            raise UserError(f"{LEVEL} is {self.trace_level!r}: use {', '.join(levels)}")
+        return SpanLevel(self.trace_level or SpanLevel.TREES)
 
     def sampling(self) -> TraceSampling:
         """Whose spans are kept. Raises UserError that names the variable."""

@@ -14,6 +14,7 @@ DATA = Path(__file__).parents[1] / "data"
 PEOPLE = DATA / "people"
 FIGURES, PROMPTS, WATCH = {"report", "compare", "export", "replay"}, {"capture", "debug", "bench"}, {"watch"}
 STEPS = {"verify", "diagnose", "why", "tune", "over"}
+ONE_TRACE = (FIGURES | STEPS) - {"tune"}  # without its engine steps; it was drafted by a text and a model
 
 # What each verb is called with. Prompts are read before a model is looked for, and before a server is asked.
 VERBS = {
@@ -68,10 +69,20 @@ FILES = {
     "speedbench.jsonl": ("SPEED-Bench's data set", set()),  # one of its rows is a placeholder
     "mtbench_hf.jsonl": ("Spec-Bench's or MT-bench's data set", PROMPTS),
     "cap.jsonl.gz": ("a capture", FIGURES | STEPS),
+    "jaeger.json.gz": ("a trace as Jaeger's page saves it", FIGURES | STEPS),
+    "jaeger_page.json.gz": ("a trace as Jaeger's page saves it", ONE_TRACE),
+    "jaeger_v3.json.gz": ("a trace as Jaeger's API gives it", ONE_TRACE),
+    "collector.binpb.gz": ("a trace in OTLP protobuf", FIGURES | STEPS),
+    "collector.binpb.zstd": ("a trace in OTLP protobuf", FIGURES | STEPS),
+    "collector.json.zstd": ("a trace in OTLP protobuf", FIGURES | STEPS),
 }
 MADE = {
-    "jaeger.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace as Jaeger's page saves it", set()),
-    "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace as Jaeger's API gives it", set()),
+    "page.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace as Jaeger's page saves it", set()),
+    "tempo.json": (b'{"trace": {"resourceSpans": []}}', "a trace as Tempo gives it", {"replay"}),
+    "search.json": (b'{"traces": [{"traceID": "0"}], "metrics": {}}', "a list of traces that Tempo found", set()),
+    "zipkin.json": (b'[{"traceId": "0", "id": "1", "name": "x"}]', "a trace in Zipkin's format", set()),
+    "metrics.jsonl": (b'{"resourceMetrics": []}\n', "metrics or logs in OTLP JSON", set()),
+    "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace as Jaeger's API gives it", {"replay"}),
     "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of SGLang's bench", set()),
     "config.json": (b'{\n "architectures": ["X"],\n "hidden_size": 4\n}', "a model's config.json", set()),
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
@@ -109,6 +120,11 @@ def check(name, what, reading):
 def _refused_for_its_content(verb, name, line):
     """Where the verb reads files of this kind, but not this one."""
     counts = name == "vllm_bench.json" and verb in STEPS and "the capture holds counts only" in line
+    if verb == "tune" and name in ("jaeger_page.json.gz", "jaeger_v3.json.gz"):  # whichever drafter had a draft drafted
+        return "trees are from a text and a model" in line
+    without_spans = name in ("v3.json", "tempo.json", "page.json") and verb in FIGURES | STEPS
+    if without_spans:
+        return f"{name} is not a capture: " in line
     return counts or (name == "speedbench.jsonl" and verb in PROMPTS and "line 2: this row of SPEED-Bench is" in line)
 
 

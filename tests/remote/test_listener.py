@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanContext
 from specscope.remote.attached import Attached
 from specscope.remote.otlp import JSON, PROTOBUF, parse
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.export import readable
+from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from tests.remote.sdk import sdk_spans
 from tests.trace.damage import SAMPLES, damaged, small

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf.json_format import ParseDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from specscope.remote.otlp import JSON, PROTOBUF
 from specscope.trace.history.timeline import of_request, of_trace, other_traces
@@ -19,9 +16,9 @@ from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.tui.app import ScopeApp
 from tests.remote.test_listener import call, post, settle, spans
 from tests.trace.samples import records
+from tests.trace.wrappings import export
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
-IDS = ("traceId", "spanId", "parentSpanId")
 VLLM, SGLANG = (DATA / name for name in ("spans.jsonl", "sglang_spans.jsonl"))
 
 
@@ -30,17 +27,8 @@ def lines(*paths: Path) -> list[bytes]:
 
 
 def protobuf(line: bytes) -> bytes:
-    """The same export as an exporter sends it: ids are bytes there, and hex in OTLP JSON."""
-
-    def with_bytes(value):
-        if isinstance(value, list):
-            return [with_bytes(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        ids = {key: b64encode(bytes.fromhex(value[key])).decode() for key in IDS if key in value}
-        return {key: with_bytes(one) for key, one in value.items()} | ids
-
-    return ParseDict(with_bytes(json.loads(line)), ExportTraceServiceRequest()).SerializeToString()
+    """The same export as an exporter sends it."""
+    return export(json.loads(line))
 
 
 def send(attached, line: bytes, how: str) -> None:

@@ -38,7 +38,7 @@ from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.remote.otlp import Received, parse
 from specscope.remote.receiver import LIMITS, Receiver
-from specscope.trace.wire.export import SpanSink, make_sender
+from specscope.trace.wire.sending.export import SpanSink, make_sender
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.remote.sdk import sdk_spans

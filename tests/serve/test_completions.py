@@ -5,6 +5,7 @@ import json
 import pytest
 
 from specscope import Engine, SamplingParams
+from specscope.trace.wire.spans import SERVER, Encoder, SpanLevel
 from tests.serve.running import running
 
 
@@ -47,6 +48,18 @@ def test_template_variables_of_a_chat_are_used_and_recorded(server):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
     assert [info.prompt.endswith("<|-|>") for info in infos] == [False, True]
     assert [info.labels for info in infos] == [{}, {"chat_template_kwargs": '{"enable_thinking": false}'}]
+
+
+def test_the_span_of_a_request_says_that_it_was_served_and_what_was_asked(server):
+    ends = []
+    records = server.engine.bus.subscribe(ends.append)
+    assert (server.chat().status_code, server.complete().status_code) == (200, 200)
+    records.flush()
+    encoder = Encoder(server.engine.run_info, server.engine.vocabulary, SpanLevel.REQUESTS)
+    roots = [span for record in ends for span in encoder.encode(record)]
+    assert [span.name.partition(" ")[0] for span in roots] == ["chat", "text_completion"]
+    assert {span.kind for span in roots} == {SERVER}
+    assert all(span.attributes["gen_ai.latency.time_to_first_token"] > 0 for span in roots)
 
 
 def test_a_seed_is_the_engines_seed(server, twin):

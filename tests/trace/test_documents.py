@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from specscope.errors import UserError
 from specscope.trace import documents as module
-from specscope.trace.documents import documents
-from specscope.trace.kinds import CAPTURE, SHAREGPT, VLLM_LOG, is_array, kind_of, looks_like_json
+from specscope.trace.documents import Splitter, documents
+from specscope.trace.kinds import CAPTURE, OTLP_PROTOBUF, SHAREGPT, VLLM_LOG, is_array, kind_of, looks_like_json
 
 text = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(['"', "\\", "}", '{"', "[", "\\\\"])
 values = text | st.integers() | st.none() | st.lists(text, max_size=2) | st.dictionaries(text, text, max_size=2)
@@ -47,6 +47,28 @@ def test_a_cut_leaves_the_documents_before_it(written, lost):
     whole = [json.loads(document) for _, document in found if document.endswith(b"\n") and document.startswith(b"{")]
     assert whole == written[: len(whole)]
     assert len(whole) >= len(written) - 1 - content.encode()[-lost:].count(b"\n{")
+
+
+entries = st.lists(objects, max_size=4)
+
+
+@few
+@given(st.lists(entries | objects, max_size=4), st.sampled_from([None, 0, 1, 4]), st.integers(1, 9), st.booleans())
+def test_entries_of_lists_are_found_in_pieces_of_any_size(written, indent, size, outer):
+    """Those of a.b and of d; a document without either is one."""
+    names = ("a.b", "d")
+    around = [{"x": {"d": [1]}, "a": {"c": [[]], "b": value, "e": {}}, "d": [{}, "]"]} for value in written]
+    texts = [json.dumps(value, indent=indent) for value in around]
+    content = ("[" + ",".join(texts) + "]" if outer else "\n".join(texts)).encode()
+    splitter = Splitter(pytest.fail, outer=outer, lists=names)
+    pieces = [content[at : at + size] for at in range(0, len(content), size)]
+    found = [(one.list_name, json.loads(one.text)) for piece in pieces for one in splitter.take(1, piece)]
+    wanted = []
+    for value in written:
+        wanted += [("a.b", entry) for entry in value] if isinstance(value, list) else []
+        wanted.append(("d", {}))
+    assert found == wanted
+    assert list(splitter.rest()) == []
 
 
 def test_lines_are_as_they_are_where_the_first_is_whole_or_no_json():
@@ -93,6 +115,11 @@ def test_what_is_no_json(start):
     [
         (b'\xef\xbb\xbf {"resourceSpans":[', CAPTURE),
         (b'{"a": {"resourceSpans": 1}}', None),  # a key of another object
+        (b"\n\x50\n\x20\n\x17\n\x0cservice.name\x12\x07", OTLP_PROTOBUF),
+        (b"\x00\x00\x10\x05\n\x80\x20\x12\xf0\x1f\x12\x07", OTLP_PROTOBUF),
+        (b"\x00\x00\x10\x05\x28\xb5\x2f\xfd", OTLP_PROTOBUF),
+        (b"\na\nb\nc\nservice.name a", None),
+        (b"\n\n\n\n\n\n\n\n", None),
         (b'{"resourceSpans" ', None),
         (b'{"a": "resourceSpans:", "b": ["resourceSpans"]}', None),
         (b'[{"id": 1, "conversations": [{"from', SHAREGPT),

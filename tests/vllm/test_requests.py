@@ -37,6 +37,15 @@ def test_a_caller_that_sent_none_has_none(headers):
     assert caller(headers) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "chat", "served"),
+    [("chatcmpl-7-1f", True, True), ("cmpl-7-0-1f", False, True), ("0-1f", False, False), ("completely", False, False)],
+)
+def test_what_was_asked_is_told_by_the_id_that_vllms_server_gave(name, chat, served):
+    info = known(name, [1, 2], SamplingParams(), Arrival(1, {}), 2, Vocabulary()).info
+    assert (info.chat, info.served) == (chat, served)
+
+
 def asked(**values):
     """vLLM's SamplingParams, and its form."""
     form = values.pop("form", None)

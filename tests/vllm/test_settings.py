@@ -5,6 +5,7 @@ import pytest
 from specscope.errors import UserError
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.trace_sampling import TraceSampling
+from specscope.trace.wire.spans import SpanLevel
 from specscope.vllm import plugin
 from specscope.vllm.settings import ALL, PluginSettings
 
@@ -46,6 +47,13 @@ def test_trace_sampling_has_its_variables():
     assert PluginSettings.read({"SPECSCOPE_SAMPLE": ""}).sampling() == TraceSampling()
     with pytest.raises(UserError, match="SPECSCOPE_SAMPLE must be between 0 and 1"):
         PluginSettings.read({"SPECSCOPE_SAMPLE": "7"}).sampling()
+
+
+def test_the_trace_level_has_its_variable():
+    assert PluginSettings.read({}).level() is SpanLevel.TREES
+    assert PluginSettings.read({"SPECSCOPE_TRACE_LEVEL": "requests"}).level() is SpanLevel.REQUESTS
+    with pytest.raises(UserError, match="SPECSCOPE_TRACE_LEVEL is 'all': use off, requests, steps, trees"):
+        PluginSettings.read({"SPECSCOPE_TRACE_LEVEL": "all"}).level()
 
 
 def test_a_condition_that_cannot_be_used_switches_the_plugin_off_in_one_line(monkeypatch, caplog):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.stats import Acceptance, measure
-from specscope.trace.wire.metrics import log_line
+from specscope.trace.metrics.metrics import log_line
 from specscope.watch.log import LogReader, aggregate
 from specscope.watch.told import UnreadableError
 from tests.waiting import HANG_SECONDS

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.stats import measure
-from specscope.trace.wire.metrics import Metrics
+from specscope.trace.metrics.metrics import Metrics
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.told import UnreadableError
 from tests.trace.samples import records

@@ -14,11 +14,10 @@ from specscope.analyze.export.nodes import ids, node_columns, parent_columns
 from specscope.analyze.export.schema import NAME, PARENTS, SCHEMAS, as_batch
 from specscope.trace.history.history import History
 from specscope.trace.history.undrafted import why_undrafted
-from specscope.trace.record.records import RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
 
 MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records before they are written
-PHASES = ("schedule", "draft", "forward", "verify", "commit")
 TABLES = {**{name: SCHEMAS[name] for name in ("steps", "nodes", "finals")}, "parents": pa.schema(PARENTS)}
 DEPTH_AT = SCHEMAS["steps"].get_field_index("depth") - SCHEMAS["steps"].get_field_index("start_ns")
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from specscope.trace.history.undrafted import Undrafted
+from specscope.trace.record.records import PHASES
 
 MARK = b"specscope.table"  # in each file's metadata, with the table's name: such a file may be replaced
 
@@ -48,6 +49,7 @@ _NO_INFO = "where its admission is missing"
 _NO_PARENTS = "with lean evidence, and in captures that have none"
 _NOT_TRIED = "where the parent's children were not tried, " + _NO_PARENTS
 _UNTRIED = "where the node was not tried, and where p was not recorded"
+_ELSEWHERE = "where the file is an older part of its run, whose steps do not tell"
 _PREFILL = "for a prefill chunk"
 _NO_MODEL = "where no draft model looked"
 
@@ -132,16 +134,16 @@ STEPS = [
     _column("step_ns", LONG, "ns that the engine's step took, for its whole batch"),
     *(
         _column(f"{name}_ns", LONG, f"ns of its phase {name}, for the whole batch", "where it has no such phase")
-        for name in ("schedule", "draft", "forward", "verify", "commit")
+        for name in PHASES
     ),
     _column("pass_ns", LONGS, "ns of each of the drafter's passes"),
     _column("device_ns", LONGS, "ns that the phases of the step BEFORE took on the GPU; empty elsewhere"),
-    _column("batch", INT, "requests in the engine's step"),
-    _column("running", LONG, "requests in the batch or holding KV"),
-    _column("waiting", LONG, "requests that wait"),
-    _column("blocks_used", LONG, "KV blocks of the target"),
-    _column("blocks_free", LONG, "KV blocks of the target"),
-    _column("speculation", BOOL, "whether drafting was on"),
+    _column("batch", INT, "requests in the engine's step", _ELSEWHERE),
+    _column("running", LONG, "requests in the batch or holding KV", _ELSEWHERE),
+    _column("waiting", LONG, "requests that wait", _ELSEWHERE),
+    _column("blocks_used", LONG, "KV blocks of the target", _ELSEWHERE),
+    _column("blocks_free", LONG, "KV blocks of the target", _ELSEWHERE),
+    _column("speculation", BOOL, "whether drafting was on", _ELSEWHERE),
     _column("speculation_off", NAME, "why it was not", "where it was on"),
     _column("budget", LONG, "drafts that the step might verify at most, over all requests", "without a limit"),
     _column("context_len", LONG, "tokens whose KV was in the cache when the step began"),

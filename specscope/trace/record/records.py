@@ -369,11 +369,14 @@ class RequestEnd(ArrayEq):
         return int(self.output[-1]) if stopped else None
 
 
+PHASES = ("schedule", "draft", "forward", "verify", "commit")  # of a step of ours, in order
+
+
 @dataclass(frozen=True)
 class Phase:
     """One phase of a step. Wall-clock nanoseconds."""
 
-    name: str  # schedule, draft, forward, verify, commit
+    name: str  # of another engine's step, others than PHASES
     start_ns: int
     end_ns: int
 

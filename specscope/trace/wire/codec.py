@@ -236,7 +236,7 @@ def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(attributes, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        texts = {name: array for name, array in _arrays(kind).items() if isinstance(attributes.get(name), str)}
+        texts = {name: array for name, array in _arrays(kind).items() if _is_text(attributes.get(name))}
         if not texts:
             raise DamagedError(plain_error(error)) from None
     return checked_span({**attributes, **{name: _array(name, attributes[name], texts[name]) for name in texts}}, kind)
@@ -259,11 +259,17 @@ def _is_array(declared: msgspec.inspect.Type) -> bool:
 _arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
 
 
+def _is_text(value: Any) -> bool:  # noqa: ANN401
+    return isinstance(value, str) and value[:1] in ("[", "")
+
+
 def _array(name: str, text: str, declared: Any) -> Any:  # noqa: ANN401
     """An array that came as a text of JSON. Raises DamagedError."""
+    if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
+        raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays with NaN in them (its API v3 has them)")
     try:
-        return msgspec.json.decode(text, type=declared, strict=False)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return decoded(text, declared, strict=False)
+    except ValueError as error:
         raise DamagedError(f"`{name}`: {plain_error(error)}") from None
 
 

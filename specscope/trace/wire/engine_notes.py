@@ -1,13 +1,15 @@
 """What a request's step says of the engine's step that it was part of, so that its trace stands by itself.
 
-One attribute of short text, because every step has it: `batch=3 used=12 free=1444 schedule:73900 draft:2302/12963`. A
-count that is absent is 0, and `running` is the batch. A phase is its length in nanoseconds, before it the gap after the
-phase before, where there is one; the first begins with the span. The drafter's passes, an asynchronous step's flight
+One attribute of short text, because every step has it: `batch=3 kv=12/1444 ns=73900,2302/12963,1692/32255`. A count
+that is absent is 0, and `running` is the batch. Of each phase it has the length in nanoseconds, before it the gap after
+the phase before, where there is one; the first begins with the span. Phases have names (`ns=load:73900`) where they are
+others than PHASES, in this order. The drafter's passes, an asynchronous step's flight
 and a device's times are told by the engine step's own span alone.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Annotated, Any
 from urllib.parse import quote, unquote
 
@@ -15,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from specscope.trace.record.declared import Count, Int64, Name, Short, Time
-from specscope.trace.record.records import Phase, StepRecord
+from specscope.trace.record.records import PHASES, Phase, StepRecord
 from specscope.trace.wire.codec import DamagedError, check_times, plain_error
 from specscope.trace.wire.schema import ENGINE
 
@@ -66,8 +68,7 @@ def engine_text(record: StepRecord) -> str:
     counts = {
         "running": record.running if record.running != record.batch else None,
         "waiting": record.waiting or None,
-        "used": record.blocks_used,
-        "free": record.blocks_free,
+        "kv": f"{record.blocks_used}/{record.blocks_free}",
         "cached": record.blocks_cached or None,
         "queried": record.queried or None,
         "budget": record.budget,
@@ -75,28 +76,31 @@ def engine_text(record: StepRecord) -> str:
         "rewound": int(record.rewound) or None,
         "off": None if record.speculation else quote(record.speculation_off, errors="replace"),
     }
-    words, last = [f"batch={record.batch}"], record.start_ns
-    words += [f"{name}={value}" for name, value in counts.items() if value is not None]
+    words = {"batch": record.batch} | {name: value for name, value in counts.items() if value is not None}
+    times, last = [], record.start_ns
+    usual = tuple(phase.name for phase in record.phases) == PHASES
     for phase in record.phases:
+        name = "" if usual else f"{quote(phase.name, safe='', errors='replace')}:"
         gap = f"{phase.start_ns - last}/" if phase.start_ns != last else ""
-        words.append(f"{quote(phase.name, errors='replace')}:{gap}{phase.end_ns - phase.start_ns}")
+        times.append(f"{name}{gap}{phase.end_ns - phase.start_ns}")
         last = phase.end_ns
-    return " ".join(words)
+    return " ".join(f"{name}={value}" for name, value in {**words, "ns": ",".join(times)}.items())
 
 
 def read_engine(text: str) -> EngineNotes:
     """The text, checked. Raises DamagedError."""
-    counts: dict[str, Any] = {}
-    phases = []
-    for word in text.split(" "):
-        name, equals, value = word.partition("=")
-        if equals:
-            counts[name] = unquote(value)
-            continue
-        name, _, times = word.partition(":")
+    words: dict[str, Any] = dict(word.partition("=")[::2] for word in text.split(" "))
+    words["used"], _, words["free"] = words.pop("kv", "0/0").partition("/")
+    if "off" in words:
+        words["off"] = unquote(words["off"])
+    words["phases"] = []
+    for phase, usual in zip_longest(words.pop("ns", "").split(","), PHASES):
+        if phase is None:
+            break
+        name, _, times = phase.rpartition(":")
         gap, _, length = times.rpartition("/")
-        phases.append((unquote(name), gap or "0", length))
+        words["phases"].append((unquote(name) or usual, gap or "0", length))
     try:
-        return msgspec.convert(counts | {"phases": phases}, EngineNotes, strict=False)
+        return msgspec.convert(words, EngineNotes, strict=False)
     except msgspec.ValidationError as error:
         raise DamagedError(f"`{ENGINE}`: {plain_error(error)}") from None

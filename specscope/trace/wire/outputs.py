@@ -23,9 +23,9 @@ from specscope.trace.wire.open_requests import OpenRequests
 from specscope.trace.wire.spans import SpanLevel
 
 if TYPE_CHECKING:
-    from specscope.trace.wire.export import SpanSink
-    from specscope.trace.wire.metrics import Metrics
+    from specscope.trace.metrics.metrics import Metrics
     from specscope.trace.wire.sampling_sink import SamplingSink
+    from specscope.trace.wire.sending.export import SpanSink
 
 
 class Closing(Protocol):
@@ -59,7 +59,7 @@ def check_metrics_port(port: int) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError:
-        from specscope.trace.wire.metrics import port_taken
+        from specscope.trace.metrics.metrics import port_taken
 
         raise port_taken("127.0.0.1", port) from None
 
@@ -132,7 +132,7 @@ class Outputs:
         return stage
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
-        from specscope.trace.wire.export import SpanSink, endpoint_from_environment, make_sender
+        from specscope.trace.wire.sending.export import SpanSink, endpoint_from_environment, make_sender
 
         wanted = options.otlp_endpoint is not None or endpoint_from_environment()
         if not wanted or options.level is SpanLevel.OFF:
@@ -152,8 +152,8 @@ class Outputs:
     ) -> None:
         if options.metrics_port is None and options.otlp_endpoint is None and log is None:
             return
-        from specscope.trace.wire.export import pick_protocol
-        from specscope.trace.wire.metrics import Metrics
+        from specscope.trace.metrics.metrics import Metrics
+        from specscope.trace.wire.sending.export import pick_protocol
 
         endpoint = options.otlp_endpoint or ""
         protocol = pick_protocol(endpoint or None, options.otlp_protocol)
@@ -167,6 +167,7 @@ class Outputs:
             sampling=(lambda: self._sampled) if self._sampling.is_on else None,
             run=run if options.metrics_port is not None else None,
             traced=self._sampling,
+            service=options.service,
         )
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)

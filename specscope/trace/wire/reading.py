@@ -134,21 +134,21 @@ class CaptureReader:
 
         Then it is read twice more: to count the spans of each step, and to give each step when it has them.
         """
-        for number, parts in self._documents():
-            yield self._decoded(number, parts)
+        for number, line in self._documents():
+            yield self._decoded(number, line)
             if self._decoder.stuck:
                 break
         if self._decoder.stuck:
             spans: Counter[int] = Counter()
-            for _, parts in self._again():
-                spans.update(self._steps(parts))
+            for number, line in self._again():
+                spans.update(self._steps(number, line))
                 yield []
             self._decoder.expect(spans)
-            for number, parts in self._again():
-                yield self._decoded(number, parts)
+            for number, line in self._again():
+                yield self._decoded(number, line)
         yield self._decoder.flush()
 
-    def _again(self) -> Iterator[tuple[int, Parts]]:
+    def _again(self) -> Iterator[tuple[int, bytes]]:
         """The documents from the first on; what was reported of them is reported anew."""
         self._file.seek(0)
         self._content = open_plain(self._file, str(self.path))
@@ -158,38 +158,41 @@ class CaptureReader:
         self.history.others = OtherSpans()
         return self._documents()
 
-    def _documents(self) -> Iterator[tuple[int, Parts]]:
-        """The spans of each document, with the number of its first line."""
+    def _documents(self) -> Iterator[tuple[int, bytes]]:
+        """Each document with the number of its first line."""
         for number, line in self._raw_lines():
             if not line.endswith(b"\n") and not _whole(line):
                 of = f" of {self.size:,}" if self._content is self._file else ""
                 lost = f"{len(line):,}{of} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
                 break
-            if not line.strip():
-                continue
-            try:
-                parts = read_line(line)
-            except DamagedError as error:
-                self._leave_out(number, str(error))
-                continue
-            if not all(is_ours(resource) for resource, _ in parts):
-                self._keep_others(line)
-            yield number, [(resource, spans) for resource, spans in parts if is_ours(resource)]
+            if line.strip():
+                yield number, line
 
-    def _decoded(self, number: int, parts: Parts) -> list[StepRecord]:
+    def _parts(self, number: int, line: bytes) -> Parts:
+        """What of a document is ours."""
+        try:
+            parts = read_line(line)
+        except DamagedError as error:
+            self._leave_out(number, str(error))
+            return ()
+        if not all(is_ours(resource) for resource, _ in parts):
+            self._keep_others(line)
+        return [(resource, spans) for resource, spans in parts if is_ours(resource)]
+
+    def _decoded(self, number: int, line: bytes) -> list[StepRecord]:
         """The records that a document completes. The first that is ours must tell of the run; others may be lost."""
         try:
-            return [record for resource, spans in parts for record in self._part(resource, spans)]
+            return [record for resource, spans in self._parts(number, line) for record in self._part(resource, spans)]
         except UserError as error:
             raise UserError(f"{self.name}, line {number}: {error}") from None
         except DamagedError as error:
             self._leave_out(number, str(error))
             return []
 
-    def _steps(self, parts: Parts) -> Iterator[int]:
+    def _steps(self, number: int, line: bytes) -> Iterator[int]:
         """The step of each span that the decoder will take in."""
-        for _, spans in parts:
+        for _, spans in self._parts(number, line):
             for span in spans:
                 if not isinstance(span, DamagedError):
                     step = self._decoder.step_of(span.name, plain(span.attributes))

@@ -229,6 +229,7 @@ class EngineStep(OfStep, frozen=True, kw_only=True):
 
 # What tells that there are figures: captures of before, and runs that went back too far, have none
 FIGURES = tuple(field.attribute for field in wired(RequestFigures) if field.default is MISSING)
+QUEUED = "gen_ai_latency_time_in_queue"
 
 
 @checks(RequestEnd, Sampled, RequestFigures, absent=dict.fromkeys(("specscope.sampling.reason", *FIGURES)))
@@ -256,6 +257,11 @@ class Root(OfStep, frozen=True, kw_only=True):
     def has_figures(self) -> bool:
         """Whether it tells the request's sums."""
         return all(getattr(self, name.removeprefix("specscope.")) is not None for name in FIGURES)
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether it ran, as far as is known."""
+        return not self.has_figures or getattr(self, QUEUED) is not None
 
     def weight(self) -> int:
         """As above."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from specscope.trace import genai
+from specscope.trace.checked import decoded
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.request_tally import RequestTally
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
@@ -284,15 +285,18 @@ def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = Fal
     recorded elsewhere, so that this environment says nothing of it.
     """
     run, given = strip(run, run.privacy), {} if recorded else environment()
+    name = SERVICE if recorded else service_name(service)
     attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
-    attributes |= {
-        "service.name": service or given.get("service.name") or SERVICE,
-        "service.version": run.versions.get("specscope", ""),
-    }
+    attributes |= {"service.name": name, "service.version": run.versions.get("specscope", "")}
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
     values = written(run, by_hand={"privacy": private})
     speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}
     return attributes | values | speculation  # last, to keep the order of older captures
+
+
+def service_name(asked: str = "") -> str:
+    """The name asked for, else the environment's, else ours."""
+    return asked or environment().get("service.name") or SERVICE
 
 
 def environment() -> dict[str, str]:
@@ -312,6 +316,6 @@ def engine_resource(resource: Mapping[str, Any]) -> dict[str, Any]:
 def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
     """The resource as batches repeat it: a digest for the draft vocabulary, and nothing that a reader assumes."""
     told = {name: value for name, value in resource.items() if value != ASSUMED.get(name, MISSING)}
-    params = json.loads(resource[PARAMS])
+    params = decoded(resource[PARAMS])
     told[PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
     return told | ({DRAFT_TOKENS: digest(told[DRAFT_TOKENS])} if DRAFT_TOKENS in told else {})

@@ -34,7 +34,7 @@ from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema
-from specscope.trace.wire.codec import DamagedError, check_times, checked_span, read, read_json, unescaped_bytes
+from specscope.trace.wire.codec import DamagedError, check_times, checked_span, first, read, read_json, unescaped_bytes
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
 from specscope.trace.wire.schema import Resource, newer
 
@@ -48,7 +48,8 @@ INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldes
 PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
 # Parameters that are not set: a resource may leave them out
-UNSET_PARAMS = {name: value for name, value in SamplingParams().to_dict().items() if not value}
+PARAMS = SamplingParams().to_dict()
+UNSET_PARAMS = {name: value for name, value in PARAMS.items() if not value}
 UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
 
@@ -64,7 +65,7 @@ def run_info(resource: Attributes) -> RunInfo:
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
-    return replace(run, params={**UNSET_PARAMS, **run.params}) if run.params else run
+    return replace(run, params=first(PARAMS, {**UNSET_PARAMS, **run.params})) if run.params else run
 
 
 def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:
@@ -84,6 +85,7 @@ class _Pending:
     parts: dict[str, RequestStep] = field(default_factory=dict)
     admitted: dict[str, RequestInfo] = field(default_factory=dict)
     finished: dict[str, tuple[int, int, schema.Root]] = field(default_factory=dict)  # start, end; decoded at the end
+    waited: set[str] = field(default_factory=set)  # requests that were not admitted: their queue span is of this step
     notes: str = ""  # what a request's step said of the engine
     times: tuple[int, int] = (0, 0)  # when a request's step began and ended, or when a request came or went
     branch: int = 0
@@ -97,6 +99,7 @@ class _Pending:
             all(name in self.parts for name in self.engine.requests)
             and all(name in self.admitted for name in self.engine.admitted)
             and all(name in self.finished for name in self.engine.finished)
+            and all(name in self.waited or span.was_admitted for name, (*_, span) in self.finished.items())
         )
 
     def own(self) -> dict[str, Any]:
@@ -264,7 +267,10 @@ class Decoder:
             pending.parts[span.request_id] = part
             pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
         elif isinstance(span, schema.Queue):
-            pending.admitted[span.request_id] = info
+            if span.admitted:
+                pending.admitted[span.request_id] = info
+            else:
+                pending.waited.add(span.request_id)
         elif isinstance(span, schema.EngineStep):
             pending.engine = span
         else:

@@ -29,7 +29,7 @@ class StatusBar(Panel, can_focus=False):
     def key(self, look: Look) -> Hashable:
         """The position, the state, and what is counted outside of steps."""
         history = look.history
-        counted = (look.position, look.steps == 0, history.lost, history.branch, len(history.branches))
+        counted = (look.position, look.steps == 0, history.lost, history.in_part, history.branch, len(history.branches))
         return *counted, look.status, look.error != "", look.title, look.viewer.read_so_far
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -63,7 +63,10 @@ class StatusBar(Panel, can_focus=False):
         if len(look.history.branches) > 1:
             parts.append((2, [("branch ", "dim"), (f"{look.history.branch}/{max(look.history.branches)}", "warn")]))
         lost = look.history.lost
-        parts.append((1 if lost else 6, [(f"lost {lost:,}", "rejected" if lost else "dim")]))
+        if look.history.in_part:  # of a file: what it lacks was said when it was read
+            parts.append((1, [("a part of its run", "warn")]))
+        else:
+            parts.append((1 if lost else 6, [(f"lost {lost:,}", "rejected" if lost else "dim")]))
         line = fit([(rank, part) for rank, part in parts], width - 2, "   ")
         return Sheet([[(" ", "text"), *line, *_right(look.title, width - 2 - line_width(line))]])
 

@@ -68,7 +68,9 @@ def step(run, record, part, length):
         **{f"{name}_ns": took.get(name) for name in PHASES},
         "pass_ns": [one.end_ns - one.start_ns for one in record.passes],
         "device_ns": list(record.device_ns),
-        "batch": len(record.requests) + (record.left_out.requests if record.left_out else 0),
+        "batch": len(record.requests)
+        + (record.left_out.requests if record.left_out else 0)
+        + (record.absent.requests or 0 if record.absent else 0),
         **{name: getattr(record, name) for name in ("running", "waiting", "blocks_used", "blocks_free")},
         "speculation": record.speculation,
         "speculation_off": record.speculation_off or None,

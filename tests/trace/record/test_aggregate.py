@@ -13,10 +13,10 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record, missing
 from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.metrics.metrics import Metrics
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.metrics import Metrics
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import Decoder

@@ -21,8 +21,8 @@ from specscope.trace.record.records import Absent
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.capture import CaptureWriter, line_json
-from specscope.trace.wire.export import readable
 from specscope.trace.wire.reading import CaptureReader, read_capture
+from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, engine_resource, resource_attributes
 from tests.processes import room_for
 from tests.trace.samples import record as sample

@@ -16,7 +16,7 @@ from specscope.trace.record.records import FinishReason, RequestInfo
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import span_json
-from specscope.trace.wire.export import readable
+from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import INTERNAL, SERVER, Encoder, SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder
 from tests.support import records as made

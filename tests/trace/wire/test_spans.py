@@ -1,16 +1,18 @@
 """The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
 
-import dataclasses
-from dataclasses import replace
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
+from specscope.trace.record.records import Absent, FinishReason
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info
+from tests.support import records as made
 from tests.trace.strategies import RUN, runs, vocabularies
 
 
@@ -60,9 +62,22 @@ def test_a_lost_span_costs_no_more_and_is_counted(records, vocabulary):
     assert decoder.in_part or not any(record.step == step for record in back)
 
 
+def test_a_request_that_ended_while_it_waited_was_not_admitted():
+    waited, ran = made.info("r0", "abc", [1, 2], arrived=5), made.info("r1", "abc", [1, 2], arrived=5, admitted=7)
+    ends = (made.end(waited, reason=FinishReason.ERROR, finished=9, error="no room"), made.end(ran, [3], finished=9))
+    record = made.record(0, [], during=made.phases(5), admitted=(ran,), finished=ends)
+    spans = Encoder(RUN, Vocabulary()).encode(record)
+    [queue] = [span for span in spans if span.attributes.get("specscope.request.admitted") is False]
+    others = [span for span in spans if span is not queue]
+    for place in range(len(others) + 1):
+        [back] = decode([*others[:place], queue, *others[place:]])[1]
+        assert [end.info for end in back.finished] == [waited, ran]
+        assert back.admitted == (ran,)
+
+
 def test_the_resource_tells_the_run():
     assert run_info(resource_attributes(RUN)) == RUN
-    sampled = dataclasses.replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
+    sampled = replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
     assert run_info(resource_attributes(sampled)) == sampled
     with pytest.raises(UserError, match=r"another program \(shop\)"):
         run_info({"service.name": "shop"})

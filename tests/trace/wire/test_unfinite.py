@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.export import readable
 from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from specscope.trace.wire.unspan import Decoder
 from tests.engines import COSTS

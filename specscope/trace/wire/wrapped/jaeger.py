@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from specscope.trace.checked import whole
+from specscope.trace.checked import decoded, whole
 from specscope.trace.wire.codec import DamagedError
 
 TYPES: Mapping[str, str] = {
@@ -40,7 +40,7 @@ def is_trace(document: bytes) -> bool:
 def line(document: bytes) -> bytes:
     """The spans of a trace, by their processes. Raises DamagedError."""
     try:
-        trace = orjson.loads(document)
+        trace = decoded(document)
     except ValueError as error:
         raise DamagedError(str(error)) from None
     spans, processes = (trace.get(key) if isinstance(trace, dict) else None for key in ("spans", "processes"))

@@ -7,6 +7,7 @@ its newer API has it in the first field of another message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from io import BufferedReader, BytesIO
 from typing import Any, BinaryIO
@@ -19,7 +20,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.documents import LARGEST
-from specscope.trace.kinds import IN_RESOURCE
 from specscope.trace.wire.capture import LINE_SPANS, json_attributes
 from specscope.trace.wire.otlp_proto import (
     MAX_RESOURCE,
@@ -31,6 +31,7 @@ from specscope.trace.wire.otlp_proto import (
 )
 
 LIST = 0x0A  # the first byte of resource_spans, and of what holds one: field 1, bytes
+OUTER = re.compile(rb"(?:\n[\x80-\xff]{0,4}[\x00-\x7f]){4}[\w./-]{1,250}\x12")  # a ResourceSpans in another message
 FIXED = {1: 8, 5: 4}  # bytes of a value, by its wire type
 VARINT, BYTES = 0, 2
 NO_OTLP = "it is not OTLP protobuf"
@@ -82,9 +83,11 @@ def lines(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tuple[i
     source = _Bytes(content)
     number = 0
     try:
-        for number, message in enumerate(_messages(source), 1):
+        first = source.take(1)
+        is_list = first[0] == LIST
+        for number, message in enumerate(_fields(source, LIST) if is_list else _messages(source, first), 1):
             try:
-                for line in _lines(message, name):
+                for line in _lines(message, not is_list, name):
                     yield number, line
             except DecodeError:
                 leave_out(number, NO_OTLP)
@@ -98,18 +101,10 @@ def lines(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tuple[i
         leave_out(number + 1, str(error))
 
 
-def _messages(source: _Bytes) -> Iterator[bytes | None]:
-    """A ResourceSpans or what holds some, in protobuf; or a whole message as the exporter wrote it. None: too large.
-
-    Raises _CutOffError at the end of the file, and ValueError where what follows cannot be found.
-    """
-    first = source.take(1)
-    if first[0] == LIST:
-        yield from _fields(source, first[0])
-        return
+def _messages(source: _Bytes, first: bytes) -> Iterator[bytes | None]:
+    """Messages as the exporter wrote them. None: too large. Raises _CutOffError at the end of the file."""
     while True:
-        length = int.from_bytes(first + source.take(3), "big")
-        yield _part(source, length)
+        yield _part(source, int.from_bytes(first + source.take(3), "big"))
         first = source.take(1)
 
 
@@ -121,7 +116,10 @@ def _part(source: _Bytes, length: int) -> bytes | None:
 
 
 def _fields(source: _Bytes, tag: int) -> Iterator[bytes | None]:
-    """The first field of a message that is as long as the file."""
+    """The first field of a message that is as long as the file: ResourceSpans, or what holds some.
+
+    None: too large. Raises _CutOffError at the end of the file, and ValueError where what follows cannot be found.
+    """
     while True:
         kind = tag & 7
         if kind == BYTES:
@@ -140,8 +138,8 @@ def _fields(source: _Bytes, tag: int) -> Iterator[bytes | None]:
         tag = source.take(1)[0]
 
 
-def _lines(message: bytes | None, name: str) -> Iterator[bytes]:
-    """A message as lines. Raises ValueError, DecodeError."""
+def _lines(message: bytes | None, is_request: bool, name: str) -> Iterator[bytes]:
+    """A message as lines: a TracesData, or what is in one. Raises ValueError, DecodeError."""
     if message is not None and is_compressed(message):
         try:
             message = open_plain(BufferedReader(BytesIO(message)), name).read(LARGEST + 1)
@@ -151,11 +149,11 @@ def _lines(message: bytes | None, name: str) -> Iterator[bytes]:
         raise ValueError(TOO_LARGE)
     if message.startswith(b"{"):
         yield message.rstrip() + b"\n"
-    elif IN_RESOURCE.match(message):
-        yield from _of_resource(message)
-    else:
+    elif is_request or OUTER.match(message):
         for raw in RawRequest.FromString(message).resource_spans:
             yield from _of_resource(raw)
+    else:
+        yield from _of_resource(message)
 
 
 def _of_resource(raw: bytes) -> Iterator[bytes]:

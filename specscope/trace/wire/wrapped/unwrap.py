@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.documents import LARGEST, Document, Splitter, is_whole
 from specscope.trace.kinds import LOOK, OTLP_PROTOBUF, FileKind, is_array, looks_like_json
 from specscope.trace.wire.codec import DamagedError
@@ -128,7 +129,7 @@ def _line(document: Document) -> bytes:
         return text + b"\n"
     if OTHER_NAMES.search(text):
         try:
-            text = orjson.dumps(_renamed(orjson.loads(text)))
+            text = orjson.dumps(_renamed(decoded(text)))
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: it is nested too deeply to be written
             raise DamagedError(str(error)) from None
     return b'{"resourceSpans":[' + text + b"]}\n"

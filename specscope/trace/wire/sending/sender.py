@@ -11,7 +11,7 @@ from typing import Protocol
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from specscope.trace.wire.endpoint import TIMEOUT, UNKNOWN, NotSent, OtlpEndpoint, silence
+from specscope.trace.wire.sending.endpoint import TIMEOUT, UNKNOWN, NotSent, OtlpEndpoint, silence
 
 QUEUED = 2048  # spans that wait, as in the SDK's own processor
 TRIES = 6  # of a batch

@@ -17,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.metrics import metrics as exported
+from specscope.trace.metrics.metrics import Metrics, log_line
 from specscope.trace.record.records import (
     FinishReason,
     Phase,
@@ -25,8 +27,6 @@ from specscope.trace.record.records import (
     RequestStep,
     StepRecord,
 )
-from specscope.trace.wire import metrics as exported
-from specscope.trace.wire.metrics import Metrics, log_line
 from tests.counting import lines_run
 from tests.support import records as made
 from tests.waiting import HANG_SECONDS, ends

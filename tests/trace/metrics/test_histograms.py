@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
+from specscope.trace.metrics.histograms import HISTOGRAMS, buckets_to
+from specscope.trace.metrics.metrics import OPENMETRICS, PLAIN, Metrics
 from specscope.trace.record.records import FinishReason, RequestInfo, RequestStep, StepRecord
 from specscope.trace.record.trace_sampling import Reason, TraceSampling, ratio_keeps
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.histograms import HISTOGRAMS, buckets_to
-from specscope.trace.wire.metrics import OPENMETRICS, PLAIN, Metrics
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.spans import Encoder, SpanLevel, own_trace
 from tests.processes import free_port

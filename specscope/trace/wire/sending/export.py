@@ -18,8 +18,8 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.endpoint import TIMEOUT, OtlpEndpoint, one_try, place_of
-from specscope.trace.wire.sender import Sender, Sends
+from specscope.trace.wire.sending.endpoint import TIMEOUT, OtlpEndpoint, one_try, place_of
+from specscope.trace.wire.sending.sender import Sender, Sends
 from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, brief, engine_resource, resource_attributes
 
 BATCH = 128  # spans an export

@@ -25,11 +25,12 @@ from prometheus_client.registry import Collector
 
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.metrics.histograms import Histograms
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import Reason, TraceSampling
-from specscope.trace.wire.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
-from specscope.trace.wire.histograms import Histograms
+from specscope.trace.wire.sending.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
+from specscope.trace.wire.spans import service_name
 
 if TYPE_CHECKING:
     from specscope.trace.wire.sampling_sink import SamplingSink
@@ -293,6 +294,7 @@ class Metrics(Collector):
         sampling: Callable[[], SamplingSink | None] | None = None,
         run: RunInfo | None = None,
         traced: TraceSampling | None = None,
+        service: str = "",
     ) -> None:
         self.totals = Totals()
         self.registry = CollectorRegistry()  # all that the Prometheus text has
@@ -317,7 +319,7 @@ class Metrics(Collector):
         if run is not None:
             self._histograms = Histograms(self.registry, self._labels, run, traced or TraceSampling())
         self.unsent = ""  # after `close`: why the last ones were not sent
-        self._sent = OtlpMetrics(endpoint, protocol, seconds) if endpoint else None
+        self._sent = OtlpMetrics(endpoint, protocol, seconds, service) if endpoint else None
         if self._sent is not None:
             self._instrument(self._sent.provider)
         if provider is not None:
@@ -401,16 +403,19 @@ class OtlpMetrics:
     """Metrics on their way to an OTLP endpoint, `http://localhost:4317` for one, every `seconds`.
 
     `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL; anything else raises UserError.
+    `service`: as spans have it.
     """
 
-    def __init__(self, endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS) -> None:
+    def __init__(
+        self, endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS, service: str = ""
+    ) -> None:
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
         exporter = _exporter(endpoint, protocol)
         self._where = place_of(endpoint, protocol, "METRICS")
         self._last = LastExport.of(exporter)
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
-        self.provider = MeterProvider([reader], Resource.create({"service.name": "specscope"}))
+        self.provider = MeterProvider([reader], Resource.create({"service.name": service_name(service)}))
 
     def close(self) -> str:
         """Send the last ones; why they were not sent, "" where they were, or where the endpoint takes traces alone."""

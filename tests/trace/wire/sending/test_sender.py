@@ -12,9 +12,9 @@ from opentelemetry.sdk.resources import Resource
 
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire import sender as sending
-from specscope.trace.wire.endpoint import failure_of
-from specscope.trace.wire.export import SpanSink, make_sender, readable
+from specscope.trace.wire.sending import sender as sending
+from specscope.trace.wire.sending.endpoint import failure_of
+from specscope.trace.wire.sending.export import SpanSink, make_sender, readable
 from specscope.trace.wire.spans import Encoder, Span, SpanLevel
 from tests.processes import free_port
 from tests.remote.sdk import sdk_spans
@@ -208,7 +208,7 @@ def test_a_connection_that_is_dropped_at_the_end_costs_nothing():
 @both
 def test_one_that_says_nothing_holds_nobody(protocol, monkeypatch):
     monkeypatch.setattr(sending, "UNKNOWN", 0.1)
-    monkeypatch.setattr("specscope.trace.wire.export.TIMEOUT", 4 * HANG_SECONDS)
+    monkeypatch.setattr("specscope.trace.wire.sending.export.TIMEOUT", 4 * HANG_SECONDS)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         sender = make_sender(f"127.0.0.1:{port}", protocol)
