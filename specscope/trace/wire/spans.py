@@ -285,7 +285,7 @@ def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = Fal
     recorded elsewhere, so that this environment says nothing of it.
     """
     run, given = strip(run, run.privacy), {} if recorded else environment()
-    name = SERVICE if recorded else service_name(service)
+    name = service_name(service or (SERVICE if recorded else ""))
     attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
     attributes |= {"service.name": name, "service.version": run.versions.get("specscope", "")}
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
