@@ -67,7 +67,7 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
                 chosen[record.step].events.add(request.id)
     after = dict(_after(history, chosen))
     history.show(stood)
-    whole = (record for step in sorted(chosen) if (record := history.knows(step)) is not None)
+    whole = (full for step in sorted(chosen) if (full := history.knows(step)) is not None)
     records = tuple(_alone(record, chosen[record.step], after.get(record.step), figures) for record in whole)
     run = replace(history.run, privacy=max(history.run.privacy, privacy))
     return Extract(run, records, tuple(counts), _left_out(history, counts, records, run.privacy))
