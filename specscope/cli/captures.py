@@ -81,7 +81,7 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
     """Refuse a capture that holds only sums, over intervals or of requests, and no steps. Raises UserError."""
     if history.figures_only:
         raise UserError(
-            f"{file} cannot be {what}: it holds figures of requests alone (spans of level `requests`), and no steps; "
+            f"{file} cannot be {what}: it holds figures of requests alone (level `requests` or `steps`), and no steps; "
             "use replay, report or compare"
         )
     if history.counts_only:
@@ -156,7 +156,9 @@ def fetches_captures(function: F) -> F:
         known = {address: _fetched(address, _header_lines(headers)) for address in addresses}
         for name, value in flags.items():
             if isinstance(value, tuple):
-                flags[name] = tuple(known.get(item, item) for item in value)
+                flags[name] = tuple(
+                    known[item].at(item.place) if isinstance(item, StoreAddress) else item for item in value
+                )
             elif isinstance(value, StoreAddress):
                 flags[name] = known[value]
         return function(*args, **flags)
