@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from specscope.trace.chain import Judged, Numbers, assembled
+from specscope.trace.inside.chain import Judged, Numbers, assembled
 from specscope.trace.record.parents import ParentsBuilder, RawRow, spread
 from specscope.trace.record.records import ParentNotes
 from specscope.trace.record.rules import LOSSY, MATCH, STANDARD

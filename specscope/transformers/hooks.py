@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.transformers.evidence import NotedDraws
 from specscope.transformers.known import DECODING, GENERATOR, SAMPLING
 from specscope.transformers.run_info import CandidateSource

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from specscope.errors import UserError
-from specscope.trace.hooking import Signatures, compared, live, written
+from specscope.trace.inside.hooking import Signatures, compared, live, written
 
 UTILS = "transformers.generation.utils"
 DECODING, GENERATOR, SAMPLING = "_assisted_decoding", "_get_candidate_generator", "_speculative_sampling"

@@ -12,7 +12,7 @@ from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.files import Existing
-from specscope.trace.hooking import ErrorGuard, log
+from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import Vocabulary

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.chain import NO_FLOATS, Judged
+from specscope.trace.inside.chain import NO_FLOATS, Judged
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.records import (
     FinishReason,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.chain import NO_INTS, Judged, Numbers, assembled
+from specscope.trace.inside.chain import NO_INTS, Judged, Numbers, assembled
 from specscope.trace.record.records import ParentNotes
 from specscope.trace.record.tree import Floats
 from specscope.vllm.call import Forced

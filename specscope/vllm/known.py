@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from specscope.trace.hooking import Signatures, compared, live, written
+from specscope.trace.inside.hooking import Signatures, compared, live, written
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 PLAIN = "vllm.v1.sample.sampler"

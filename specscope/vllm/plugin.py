@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.wire.bus import Bus, Subscription

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.hooking import ErrorGuard, wrap
+from specscope.trace.inside.hooking import ErrorGuard, wrap
 
 ATTRIBUTE = "specscope_notes"
 

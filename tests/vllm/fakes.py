@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes

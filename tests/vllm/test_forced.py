@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specscope.errors import UserError
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.vllm.call import Forced
 from specscope.vllm.v1.forced import force, parse

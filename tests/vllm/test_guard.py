@@ -1,6 +1,6 @@
 import logging
 
-from specscope.trace.hooking import MOST, ErrorGuard, wrap
+from specscope.trace.inside.hooking import MOST, ErrorGuard, wrap
 
 
 def fails():

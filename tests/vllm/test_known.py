@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.vllm import known
 from specscope.vllm.plugin import _checked
 

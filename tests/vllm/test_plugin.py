@@ -8,7 +8,7 @@ from specscope.errors import UserError
 from specscope.remote.debug_server import context
 from specscope.remote.held import HeldCommands
 from specscope.remote.receiver import Receiver
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.vllm.scheduling import ATTRIBUTE, SchedulerHooks, SchedulerNotes
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import Preceded
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes

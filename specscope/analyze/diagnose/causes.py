@@ -114,10 +114,7 @@ class Cause(Enum):
         "q_not_drawn",
         "drafts are the drafter's likeliest tokens, but they are judged as if they had been drawn from q",
         "the drafter takes the argmax of its logits and hands them on: draw from that q, or state a point mass",
-        (
-            *OF_Q,
-            *LOSSLESS,
-        ),
+        (*OF_Q, *LOSSLESS),
     )
     Q_DROPPED = (
         "q_dropped",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from specscope.trace.chain import NO_INTS
-from specscope.trace.hooking import ErrorGuard, wrap
+from specscope.trace.inside.chain import NO_INTS
+from specscope.trace.inside.hooking import ErrorGuard, wrap
 from specscope.trace.record.tree import Ints
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.gather import gather

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.hooking import ErrorGuard, wrap
+from specscope.trace.inside.hooking import ErrorGuard, wrap
 from specscope.vllm.call import SamplerCall
 
 

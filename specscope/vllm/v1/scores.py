@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specscope.trace.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard
 
 MOST = 2**27  # bytes of logits that may be kept on a device until the next step; with more, none are
 Passes = tuple[Sequence[Tensor], int]  # the logits [., V] of each of its passes, and a request's row in them

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.chain import NO_INTS
-from specscope.trace.hooking import ErrorGuard, wrap
+from specscope.trace.inside.chain import NO_INTS
+from specscope.trace.inside.hooking import ErrorGuard, wrap
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Gathered, Judgements
 from specscope.vllm.v2.rows import Verified, rows_of_verified

@@ -1,0 +1,1 @@
+"""What producers inside other engines share: how they get in, and a chain as evidence."""
