@@ -455,7 +455,7 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
 def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
     told = {name: getattr(span, name) for name in (*PARAMS, "stop")}
-    if not span.other_params:  # of a capture of before
+    if not span.other_params and figures is None:  # of a capture of before: it may have had others
         told["left_out"] = UNTOLD
     try:
         others = read_json(span.other_params or "{}", SamplingParams, OTHER_PARAMS)
