@@ -54,7 +54,8 @@ def attributes(end: RequestEnd, model: str) -> dict[str, Any]:
 def _others(params: SamplingParams) -> dict[str, str]:
     """The parameters that were given and have no name in the conventions."""
     values = params.to_dict().items()
-    given = {name: value for name, value in values if name not in (*PARAMS, "stop") and value != _DEFAULTS.get(name)}
+    told = (*PARAMS, "stop", "left_out")  # what privacy leaves out, the resource says
+    given = {name: value for name, value in values if name not in told and value != _DEFAULTS.get(name)}
     return {OTHER_PARAMS: _json(given)} if given else {}
 
 
