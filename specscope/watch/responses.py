@@ -16,7 +16,8 @@ from msgspec import Meta, Struct
 
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.wire.codec import plain_error
-from specscope.watch.metrics import COUNTERS, GAUGES, PER_POSITION, Reading, difference
+from specscope.watch.metrics import Reading, difference
+from specscope.watch.names import VLLM
 from specscope.watch.told import MOST, POSITIONS, ToldInterval, UnreadableError, count
 
 RESPONSE, METRICS, SGLANG = "vLLM response", "vLLM get_metrics()", "SGLang response"
@@ -175,16 +176,16 @@ def _metrics(values: Sequence[Any], time_ns: int) -> list[ToldInterval]:
     for value in values:
         if not str(value.get("name", "")).startswith("vllm:"):
             continue
-        if not {value["name"], f"{value['name']}_total"} & {*COUNTERS, *GAUGES, PER_POSITION}:
+        if not {value["name"], f"{value['name']}_total"} & {*VLLM.counters, *VLLM.gauges, VLLM.accepted_at}:
             continue
         metric = _as(value, Metric)
         key = (metric.labels.get("engine", ""), metric.labels.get("model_name", ""))
         reading = by_engine.setdefault(key, Reading(METRICS, *key, time_ns=time_ns))
-        counter = COUNTERS.get(f"{metric.name}_total")
+        counter = VLLM.counters.get(f"{metric.name}_total")
         if counter is not None and metric.value is not None:
             reading.counters[counter] = count(metric.value, metric.name)
-        elif metric.name in GAUGES and metric.value is not None:
-            reading.gauges[GAUGES[metric.name]] = metric.value
+        elif metric.name in VLLM.gauges and metric.value is not None:
+            reading.gauges[VLLM.gauges[metric.name]] = metric.value
         elif metric.values:
             reading.accepted_at = dict(enumerate(metric.values))
     readings = [reading for reading in by_engine.values() if reading.speculates]

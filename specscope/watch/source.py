@@ -21,11 +21,13 @@ from specscope.remote.fetch import HttpClient, StatusError
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.faults import Faults
-from specscope.trace.kinds import PAGE, STREAM, WRAPPED_LOG, ReadAs, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import PAGES, STREAMS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
-from specscope.watch.log import MARK, LogReader
+from specscope.watch.llamacpp import LlamaLog
+from specscope.watch.log import LogReader
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.responses import read_json
+from specscope.watch.sglang import SglangLog
 from specscope.watch.told import ToldInterval, UnreadableError
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
@@ -40,6 +42,9 @@ UNKNOWN = (
     "has nothing that watch recognises: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
     "as JSON, or a page of /metrics"
 )
+
+
+LOGS = (LogReader, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
 
 
 class Left(str):
@@ -166,13 +171,13 @@ class File:
         kind = kind_of(first.encode())
         if kind is not None and kind.reader is not ReadAs.WATCH:  # of a pipe, which cannot be looked at before
             raise kind.refusal(self.name, WATCHED)
-        if kind is WRAPPED_LOG:
+        if kind in WRAPPED:
             yield from self._log(map(unwrapped, chain([first], lines)))
         elif looks_like_json(first):
             yield from self._json(first, filter(None, lines))
-        elif kind is STREAM:
+        elif kind in STREAMS:
             yield from self._stream(first, filter(None, lines))
-        elif kind is PAGE:
+        elif kind in PAGES:
             yield from self._page(first + "".join(self._all(lines)))
         else:
             yield from self._log(chain([first], lines))
@@ -238,22 +243,26 @@ class File:
             yield line
 
     def _log(self, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
-        reader = LogReader(self._time or datetime.now())
+        readers = [reader(self._time or datetime.now()) for reader in LOGS]
         number = 0
         for line in lines:
             if line == IDLE:
-                yield from reader.rest()
+                yield from (interval for reader in readers for interval in reader.rest())
                 continue
             number += 1
-            if not self.recognised and MARK in line:
-                self.recognised = "vLLM's log"
-                yield f"{self.name}: {self.recognised}"
-            try:
-                yield from reader.take(line, None if self._time and not self._follow else datetime.now())
-            except UnreadableError as error:
-                self.faults.add(f"line {number}", str(error))
-                yield from self._news()
-        yield from reader.rest()
+            now = None if self._time and not self._follow else datetime.now()
+            for reader in readers:
+                try:
+                    yield from reader.take(line, now)
+                except UnreadableError as error:
+                    self.faults.add(f"line {number}", str(error))
+                    yield from self._news()
+                if reader.any and not self.recognised:
+                    self.recognised = reader.words
+                    yield f"{self.name}: {self.recognised}"
+            if self.recognised and len(readers) > 1:
+                readers = [reader for reader in readers if reader.any][:1]
+        yield from (interval for reader in readers for interval in reader.rest(last=True))
 
     def _json(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         """One document, or one a line."""
@@ -327,13 +336,19 @@ class File:
 
 
 def unwrapped(line: str) -> str:
-    """The log line inside a line of JSON, as docker and others write it; any other line as it is."""
+    """The log line inside a line of JSON, as docker, llama.cpp and others write it; any other line as it is."""
     try:
         value = decoded(line)
     except ValueError:
         return line
-    texts = [value.get(key) for key in ("log", "message")] if isinstance(value, dict) else []
-    return next((text for text in texts if isinstance(text, str)), line)
+    if not isinstance(value, dict):
+        return line
+    time = value.get("time")
+    if isinstance(value.get("msg"), str) and isinstance(time, int) and 0 <= time < 2**60:  # llama.cpp's: microseconds
+        minutes, micro = divmod(time, 60 * 10**6)
+        seconds, micro = divmod(micro, 10**6)
+        return f"{minutes}.{seconds:02}.{micro // 1000:03}.{micro % 1000:03} I {value['msg']}"
+    return next((text for key in ("log", "message") if isinstance(text := value.get(key), str)), line)
 
 
 def open_source(text: str, seconds: float, *, follow: bool) -> Source:
