@@ -230,7 +230,7 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.history.interval import COLUMNS, at_depth, cells, missing_text, notes
+        from specscope.trace.history.interval import COLUMNS, by_position, cells, missing_text, notes
         from specscope.trace.history.stats import Acceptance
         from specscope.trace.record.vocabulary import printable
 
@@ -250,7 +250,7 @@ class IntervalRows:
             self._units[run.name] = "request"
         texts = cells(record, aggregate)
         line = "".join(texts[name].rjust(width + 1) for name, width in COLUMNS.items())
-        parts = (line, " ".join(at_depth(aggregate)), *notes(aggregate), printable(aggregate.request))
+        parts = (line, by_position(aggregate), *notes(aggregate), printable(aggregate.request))
         console.print(Text("  ".join(part for part in parts if part)), soft_wrap=True)
 
     def totals(self, console: Console) -> None:
@@ -259,14 +259,17 @@ class IntervalRows:
             return
         from specscope.analyze.table import Table, number, percent, share, told
         from specscope.analyze.text import table_block
+        from specscope.trace.history.interval import few_drafted, runs
         from specscope.trace.history.wording import plural
         from specscope.trace.record.vocabulary import printable
 
         for name, sums in self._sums.items():
             rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
             rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
-            rates = enumerate(sums.per_position, 1)
-            rows += [(f"accepted at depth {depth}, of the drafts", share(rate, sums.drafts)) for depth, rate in rates]
+            if few := few_drafted(*(sums.told(key) for key in ("drafts", "accepted", "emitted"))):
+                rows.append(("output tokens of steps with a draft", few))
+            depths = runs(sums.per_position)
+            rows += [(f"accepted at depth {depth}, of the drafts", share(rate, sums.drafts)) for depth, rate in depths]
             title = f"{name}: {plural(sums.aggregates, self._units[name])}"
             console.print(table_block(Table(printable(title), ("", ""), rows)))
         for run in self._runs.values():

@@ -61,6 +61,7 @@ LLAMACPP_LOG = FileKind("a log of llama.cpp", ReadAs.WATCH)
 LLAMACPP_JSON_LOG = FileKind("a log of llama.cpp, a line in each JSON value", ReadAs.WATCH)
 LLAMACPP_PAGE = FileKind("a page of metrics of llama.cpp", ReadAs.WATCH)
 PAGE = FileKind("a page of metrics", ReadAs.WATCH)
+TENSORRT_STATS = FileKind("iteration statistics of TensorRT-LLM", ReadAs.WATCH)
 WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
 # By paths of keys: a kind is what has all of one of its sets. The first that fits is meant.
@@ -85,6 +86,11 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (FileKind("a result of SGLang's bench_serving", ReadAs.NONE), ("accept_length request_throughput",)),
     (FileKind("an answer of llama.cpp", ReadAs.WATCH), ("timings.predicted_n", "generation_settings timings")),
     (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), ("is_processing n_ctx",)),
+    (TENSORRT_STATS, ("specDecodingStats.numDraftTokens", "iterLatencyMS iter", "iterLatencyMS numActiveRequests")),
+    (
+        FileKind("an answer of TensorRT-LLM", ReadAs.WATCH),
+        ("request_perf_metrics.speculative_decoding", "choices.request_perf_metrics.speculative_decoding"),
+    ),
     (SHAREGPT, ("conversations", "conversation")),
     (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), ("turns multiturn", "messages question_id")),
     (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), ("turns", "prompt prompt_id")),
@@ -107,7 +113,7 @@ _BY_TEXT = (
     (FileKind("a log of SGLang", ReadAs.WATCH), r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
     (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
-    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
+    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|ray_vllm_|trtllm_)\w+(?:\{.*\})? [-+.\w]+\s*$"),
     (LLAMACPP_STREAM, r'\Adata: ?\{(?s:.*)"timings": ?\{'),
     (STREAM, r"\A\s*(?:(?:event|id)?:[^\n]*\n\s*)*data: ?\{"),
     (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),

@@ -23,6 +23,8 @@ SYNTHETIC = f"{SOURCE}, synthetic acceptance"
 RESTORED = "drafts judged again from a checkpoint"  # of `averages`
 MARKS = ("draft acceptance", "draft tokens")  # lines with figures of drafts have one of them
 
+BACK = 10**9  # nanoseconds that the clock goes back only where the server was started again
+
 _TASK = re.compile(r"\btask (-?[0-9]{1,12})\s*\|\s*(.*)")
 _CLOCK = re.compile(r"^\s*([0-9]{1,9})\.([0-9]{2})\.([0-9]{3})\.([0-9]{3}) [A-Z] ")
 _DRAFT = re.compile(r"accepted\s+([0-9]{1,9})/\s*([0-9]{1,9}) draft tokens(.*restore checkpoint)?")
@@ -35,13 +37,32 @@ _TOKENS = re.compile(r"^eval time =.{1,40}?/ *([0-9]{1,15}) tokens")
 _SYNTHETIC = "synthetic speculative acceptance is enabled"
 
 
+Drafts = Counter[tuple[int, int]]  # how many, by (accepted, drafted) tokens
+
+
+def sums(drafts: Drafts) -> tuple[int, int]:
+    """(accepted, drafted) tokens over these drafts."""
+    accepted, drafted = (sum(pair[side] * times for pair, times in drafts.items()) for side in (0, 1))
+    return accepted, drafted
+
+
+def by_depth(drafts: Drafts) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(`accepted_at`, `proposed_at`) of an Aggregate over these drafts."""
+    deepest = max((drafted for _, drafted in drafts), default=0)
+    accepted_at, proposed_at = (
+        tuple(sum(times for pair, times in drafts.items() if pair[side] >= depth) for depth in range(1, deepest + 1))
+        for side in (0, 1)
+    )
+    return accepted_at, proposed_at
+
+
 @dataclass
 class _Request:
     """What the lines of a request have said."""
 
     began: int  # nanoseconds
     ended: int = 0
-    drafts: Counter[tuple[int, int]] = field(default_factory=Counter)  # by (accepted, drafted)
+    drafts: Drafts = field(default_factory=Counter)
     restored: int = 0
     emitted: int | None = None
     sums: tuple[int, int, str] | None = None  # accepted, drafted, mean length as written
@@ -49,8 +70,8 @@ class _Request:
 
     def exact(self) -> tuple[int, int] | None:
         """(accepted, drafted) over its drafts; None where lines of drafts are missing."""
-        accepted, drafted = (sum(pair[side] * times for pair, times in self.drafts.items()) for side in (0, 1))
-        return None if self.sums is not None and self.sums[:2] != (accepted, drafted) else (accepted, drafted)
+        over = sums(self.drafts)
+        return None if self.sums is not None and self.sums[:2] != over else over
 
 
 class LlamaLog:
@@ -61,6 +82,7 @@ class LlamaLog:
     def __init__(self, now: datetime) -> None:
         self._now = now
         self._start: int | None = None  # nanoseconds: when the server's clock was at zero
+        self._since = 0  # that clock at the last line
         self._requests: dict[str, _Request] = {}
         self._undrafted: list[ToldInterval] = []  # requests before any draft: they count if there is one
         self._source = SOURCE
@@ -108,13 +130,13 @@ class LlamaLog:
                 request.restored += 1
             elif drafted:
                 request.drafts[accepted, drafted] += 1
-        elif sums := _SUMS.search(text):
+        elif total := _SUMS.search(text):
             self.any = True
-            pair = count(float(sums[1]), "accepted"), count(float(sums[2]), "generated")
+            pair = count(float(total[1]), "accepted"), count(float(total[2]), "generated")
             if pair[0] > pair[1]:
                 raise UnreadableError(f"a request with {pair[0]} of {pair[1]} draft tokens accepted")
             request = self._request(name, line)
-            request.sums = (*pair, sums[3] or "")
+            request.sums = (*pair, total[3] or "")
             if rates := _RATES.search(text):
                 request.rates = rates_of(rates[1], "draft acceptance")
         elif rates := _RATES.match(text):
@@ -139,11 +161,7 @@ class LlamaLog:
         averages = {RESTORED: float(request.restored)} if request.restored else {}
         if exact is None:
             return self._from_sums(name, request, averages)
-        deepest = max((drafted for _, drafted in request.drafts), default=0)
-        by_depth = [
-            tuple(sum(times for pair, times in request.drafts.items() if pair[side] >= d) for d in range(1, deepest + 1))
-            for side in (0, 1)
-        ]
+        accepted_at, proposed_at = by_depth(request.drafts)
         return Aggregate(
             source=self._source,
             request=name,
@@ -151,8 +169,8 @@ class LlamaLog:
             drafted=exact[1],
             accepted=exact[0],
             emitted=request.emitted,
-            accepted_at=by_depth[0],
-            proposed_at=by_depth[1],
+            accepted_at=accepted_at,
+            proposed_at=proposed_at,
             averages=averages,
         )
 
@@ -183,6 +201,7 @@ class LlamaLog:
             return now
         minutes, seconds, milli, micro = map(int, match.groups())
         since = ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000
-        if self._start is None:
+        if self._start is None or since < self._since - BACK:  # another server writes to the same log
             self._start = max(now - since, 0)
+        self._since = since
         return self._start + since

@@ -8,7 +8,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import chain
 from typing import Protocol
@@ -21,12 +21,14 @@ from specscope.remote.fetch import HttpClient, StatusError
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.faults import Faults
-from specscope.trace.kinds import PAGES, STREAMS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import PAGES, STREAMS, TENSORRT_STATS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
+from specscope.watch.iterations import SOURCE as ITERATIONS
+from specscope.watch.iterations import pooled
 from specscope.watch.llamacpp import LlamaLog
 from specscope.watch.log import LogReader
-from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
-from specscope.watch.responses import read_json
+from specscope.watch.metrics import Intervals, difference, engines, read_metrics
+from specscope.watch.responses import Chunks, read_json
 from specscope.watch.sglang import SglangLog
 from specscope.watch.told import ToldInterval, UnreadableError
 
@@ -39,9 +41,10 @@ IDLE = ""  # instead of a line
 LOOK = 0.25  # seconds between two checks of a file that may grow
 WATCHED = "a log, a page of metrics or an answer of a server"
 UNKNOWN = (
-    "has nothing that watch recognises: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
-    "as JSON, or a page of /metrics"
+    "has nothing that watch recognises: a log with lines of acceptance (vLLM's `SpecDecoding metrics:`, SGLang's `accept "
+    "len:`, llama.cpp's `draft acceptance`), llm.get_metrics() or responses as JSON, or a page of /metrics"
 )
+DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculation"
 
 
 LOGS = (LogReader, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
@@ -77,23 +80,28 @@ class Server:
         self.faults = Faults()
         self._seconds = seconds
         self._intervals = Intervals()
+        self._first: list[ToldInterval] = []  # of the first reading, where it tells intervals and no counters
 
-    def open(self) -> list[Reading]:
+    def open(self) -> None:
         """The first reading. Raises UserError that says what to do."""
         try:
-            readings = self._read()
+            page = self._page()
+            if looks_like_json(page):
+                self.recognised, self._first = ITERATIONS, self._iterations(page)
+                return
+            readings = read_metrics(page, time.time_ns())
         except UnreadableError as error:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
             raise UserError(
                 f"{self.url}: this server reports no speculation metrics; is speculation on (vLLM: "
-                "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics)?"
+                "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics; llama.cpp: --metrics)?"
+                + (DIFFUSION if "vllm:diffusion_" in page else "")
             )
         self.recognised = engines(readings)
         self._intervals.take(readings)
-        return readings
 
-    def _read(self) -> list[Reading]:
+    def _page(self) -> str:
         try:
             page = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
         except StatusError as error:
@@ -102,17 +110,33 @@ class Server:
             raise UserError(f"{self.url} cannot be reached: {first_line(error)}") from None
         if len(page) > LARGEST:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
-        return read_metrics(page.decode("utf-8", "replace"), time.time_ns())
+        return page.decode("utf-8", "replace")
+
+    def _iterations(self, page: str) -> list[ToldInterval]:
+        """TensorRT-LLM's iterations since the page was last read, as one interval. Raises UnreadableError."""
+        kind = kind_of(page.encode())
+        if kind is not None and kind is not TENSORRT_STATS:
+            raise UserError(f"{self.url} is {kind.words}, not a page of metrics")
+        try:
+            value = decoded(page)
+        except orjson.JSONDecodeError as error:
+            raise UnreadableError(f"the page is no JSON ({error})") from None
+        return pooled(read_json(value, time.time_ns())) if value else []
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """One interval after the other. While a server is unreachable it is tried again."""
+        yield from self._first
         due, away = time.monotonic(), False
         while True:
             due = max(due + self._seconds, time.monotonic())
             if stop.wait(max(due - time.monotonic(), 0)):
                 return
             try:
-                readings = self._read()
+                page = self._page()
+                if looks_like_json(page):
+                    intervals = self._iterations(page)
+                else:
+                    intervals = self._intervals.take(read_metrics(page, time.time_ns()))
             except (UserError, UnreadableError) as error:
                 if isinstance(error, UnreadableError):
                     self.faults.add(self.name, str(error))
@@ -123,7 +147,7 @@ class Server:
             if away:
                 yield f"{self.name} answers again"
             away = False
-            yield from self._intervals.take(readings)
+            yield from intervals
 
 
 class File:
@@ -134,6 +158,7 @@ class File:
         self.recognised = ""
         self.faults = Faults()
         self._path, self._follow = path, follow
+        self._diffuses = False
         try:
             status = os.fstat(0) if path == "-" else os.stat(path)
         except OSError as error:
@@ -165,7 +190,7 @@ class File:
             if number > 0:
                 os.close(number)
         if not self.recognised and not stop.is_set():
-            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}")
+            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}{DIFFUSION if self._diffuses else ''}")
 
     def _content(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         kind = kind_of(first.encode())
@@ -250,6 +275,7 @@ class File:
                 yield from (interval for reader in readers for interval in reader.rest())
                 continue
             number += 1
+            self._diffuses |= "DiffusionDecoding metrics:" in line
             now = None if self._time and not self._follow else datetime.now()
             for reader in readers:
                 try:
@@ -281,11 +307,20 @@ class File:
         self._finish()
 
     def _stream(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
-        """Server-sent events: the last one before `[DONE]` has the figures."""
+        """Server-sent events: the last one before `[DONE]` has the figures, or each has those until then."""
+        chunks = Chunks()
+        number = 0
         for number, line in enumerate(chain([first], lines), 1):
             data = line.removeprefix("data:").strip()
-            if line.startswith("data:") and ('"speculative_decoding"' in data or '"spec_' in data):
+            if not line.startswith("data:"):
+                continue
+            if data == "[DONE]":
+                yield from self._read(f"line {number}", chunks.end)
+            elif '"timings"' in data:
+                yield from self._document(data, number, chunks)
+            elif '"speculative_decoding"' in data or '"spec_' in data or '"request_perf_metrics"' in data:
                 yield from self._document(data, number)
+        yield from self._read(f"line {number}", chunks.end)
         self._finish()
 
     def _finish(self) -> None:
@@ -294,29 +329,38 @@ class File:
             why, self.faults = self.faults.lines()[0], Faults()
             raise UserError(f"{self.name} has no speculation figures; {why}")
 
-    def _document(self, line: str, number: int) -> Iterator[ToldInterval | str]:
+    def _document(self, line: str, number: int, chunks: Chunks | None = None) -> Iterator[ToldInterval | str]:
+        """A line of JSON, or a chunk with the sums until then."""
         try:
             value = decoded(line)
         except orjson.JSONDecodeError as error:
             self.faults.add(f"line {number}", f"no JSON ({error})")
             yield from self._news()
             return
-        yield from self._values(value, number)
+        if chunks is None:
+            yield from self._values(value, number)
+        else:
+            yield from self._read(f"line {number}", lambda _: chunks.take(value))
 
     def _values(self, value: object, number: int) -> Iterator[ToldInterval | str]:
         """The intervals of a JSON value; in a list, responses that cannot be read are left out."""
         single = not isinstance(value, list) or all(isinstance(item, dict) and "name" in item for item in value)
         for index, item in enumerate([value] if single else value):  # type: ignore[arg-type,var-annotated]
-            try:
-                intervals = read_json(item, time.time_ns())
-            except UnreadableError as error:
-                self.faults.add(f"line {number}" if single else f"item {index}", str(error))
-                yield from self._news()
-                continue
-            if intervals and not self.recognised:
-                self.recognised = intervals[0].aggregate.source
-                yield f"{self.name}: {self.recognised}"
-            yield from intervals
+            place = f"line {number}" if single else f"item {index}"
+            yield from self._read(place, lambda time_ns, item=item: read_json(item, time_ns))  # type: ignore[misc]
+
+    def _read(self, place: str, read: Callable[[int], list[ToldInterval]]) -> Iterator[ToldInterval | str]:
+        """What `read` returns at this time; where it raises, a fault of that place."""
+        try:
+            intervals = read(time.time_ns())
+        except UnreadableError as error:
+            self.faults.add(place, str(error))
+            yield from self._news()
+            return
+        if intervals and not self.recognised:
+            self.recognised = intervals[0].aggregate.source
+            yield f"{self.name}: {self.recognised}"
+        yield from intervals
 
     def _news(self) -> Iterator[Left]:
         """Notices of what was left out, for a screen to show now."""
