@@ -82,8 +82,13 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (FileKind("a list of traces that Tempo found", ReadAs.NONE), ("traces.traceID",)),
     (FileKind("a trace in Zipkin's format", ReadAs.NONE), ("traceId id", "traceId localEndpoint")),
     (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), ("resourceMetrics", "resourceLogs")),
-    (BENCH, ("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date")),
-    (FileKind("a result of SGLang's bench_serving", ReadAs.NONE), ("accept_length request_throughput",)),
+    (
+        BENCH,
+        (
+            *("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date"),
+            "accept_length request_throughput",  # SGLang's
+        ),
+    ),
     (FileKind("an answer of llama.cpp", ReadAs.WATCH), ("timings.predicted_n", "generation_settings timings")),
     (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), ("is_processing n_ctx",)),
     (TENSORRT_STATS, ("specDecodingStats.numDraftTokens", "iterLatencyMS iter", "iterLatencyMS numActiveRequests")),

@@ -75,7 +75,7 @@ class _Request:
 
 
 class LlamaLog:
-    """Takes lines in order. A request's figures come when it ends; those of requests cut off, with `rest(last=True)`."""
+    """Takes lines in order. A request's figures come when it ends; those of one cut off, with `rest(last=True)`."""
 
     words = "llama.cpp's log"
 

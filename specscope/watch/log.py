@@ -98,7 +98,7 @@ class LogReader:
             process.engines.add(process.engine)
         return self._released(process) if again else []
 
-    def rest(self, *, last: bool = False) -> list[ToldInterval]:  # noqa: ARG002
+    def rest(self, *, last: bool = False) -> list[ToldInterval]:
         """The intervals still held: there are no more lines (`last`), or none for now."""
         return [interval for process in self._processes.values() for interval in self._released(process)]
 

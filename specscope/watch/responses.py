@@ -265,11 +265,12 @@ class Chunks:
         self._drafts = ChunkDrafts()
         self._last: dict[str, Any] | None = None
 
-    def take(self, value: Any) -> None:  # noqa: ANN401
-        """The next chunk. Raises UnreadableError."""
+    def take(self, value: Any) -> list[ToldInterval]:  # noqa: ANN401
+        """The next chunk, which ends no request. Raises UnreadableError."""
         if isinstance(value, dict) and isinstance(value.get("timings"), dict):
             self._drafts.take(_as(value["timings"], Timings))
             self._last = value
+        return []
 
     def end(self, time_ns: int) -> list[ToldInterval]:
         """The request that ends here; none where no chunk had figures. Raises UnreadableError."""

@@ -60,7 +60,7 @@ class SglangLog:
         )
         return [ToldInterval("", start, end, aggregate)]
 
-    def rest(self, *, last: bool = False) -> list[ToldInterval]:  # noqa: ARG002
+    def rest(self, *, last: bool = False) -> list[ToldInterval]:
         """Nothing is held."""
         return []
 

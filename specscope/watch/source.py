@@ -41,8 +41,8 @@ IDLE = ""  # instead of a line
 LOOK = 0.25  # seconds between two checks of a file that may grow
 WATCHED = "a log, a page of metrics or an answer of a server"
 UNKNOWN = (
-    "has nothing that watch recognises: a log with lines of acceptance (vLLM's `SpecDecoding metrics:`, SGLang's `accept "
-    "len:`, llama.cpp's `draft acceptance`), llm.get_metrics() or responses as JSON, or a page of /metrics"
+    "has nothing that watch recognises: a log with lines of acceptance (vLLM's `SpecDecoding metrics:`, SGLang's "
+    "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics() or responses as JSON, or a page of /metrics"
 )
 DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculation"
 

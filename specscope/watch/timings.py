@@ -35,7 +35,7 @@ class ChunkDrafts:
 
     drafts: Drafts = field(default_factory=Counter)
     exact: bool = True  # whether no chunk holds more than one step
-    _last: Timings = Timings(0)
+    _last: Timings = field(default_factory=lambda: Timings(0))
 
     def take(self, timings: Timings) -> None:
         """The sums of the next chunk."""

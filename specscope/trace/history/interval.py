@@ -129,7 +129,7 @@ def notes(aggregate: Aggregate) -> list[str]:
 
 
 def few_drafted(drafts: int | None, accepted: int | None, emitted: int | None) -> str:
-    """`92 of 120`: output tokens of steps with a draft, where others gave a tenth or more; the lengths are not theirs."""
+    """`92 of 120`: output tokens of steps with a draft, where the other steps gave a tenth or more."""
     if drafts is None or accepted is None or not emitted or drafts + accepted > FEW * emitted:
         return ""
     return f"{drafts + accepted:,} of {emitted:,}"
