@@ -25,9 +25,9 @@ from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder
-from specscope.watch.log import LogReader
 from specscope.watch.metrics import Intervals, read_metrics
 from specscope.watch.responses import read_json
+from specscope.watch.source import LOGS
 from specscope.watch.told import UnreadableError
 from tests.trace.damage import small
 from tests.trace.wrappings import WRAPPINGS
@@ -57,10 +57,12 @@ def capture(data: bytes) -> None:
 
 def log(data: bytes) -> None:
     """A log, line by line, of which each may be refused."""
-    reader = LogReader(datetime(2026, 11, 22, 12, 0))
-    for line in data.decode("utf-8", "replace").splitlines():
-        with contextlib.suppress(UnreadableError):
-            reader.take(line)
+    for kind in LOGS:
+        reader = kind(datetime(2026, 11, 22, 12, 0))
+        for line in data.decode("utf-8", "replace").splitlines():
+            with contextlib.suppress(UnreadableError):
+                reader.take(line)
+        reader.rest(last=True)
 
 
 def metrics(data: bytes) -> None:

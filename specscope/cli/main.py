@@ -45,6 +45,7 @@ from specscope.cli.tune import tune
 from specscope.cli.verify import verify
 from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
+from specscope.cli.watched import reads_watched
 from specscope.cli.why import why
 from specscope.engine.config import EngineConfig
 from specscope.envelope import envelope, of_capture, of_captures
@@ -340,6 +341,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
 @click.option(
     "--top", type=whole_from(1, 2**31), metavar="N", help="List N rejected tokens.  [default: 10; 20 in HTML]"
 )
+@reads_watched
 @fetches_captures
 def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: int | None, top: int | None) -> None:
     """Print the acceptance figures of CAPTURE.

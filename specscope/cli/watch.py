@@ -101,7 +101,8 @@ def watch(
       specscope watch vllm.log                           lines of vLLM, SGLang or llama.cpp; - is standard input
       specscope watch response.json                      figures of each request, or llm.get_metrics()
 
-    The kind of FILE is recognised from its content. The capture works with replay, report and compare. It has no trees,
+    The kind of FILE is recognised from its content; report and compare read such files too. The capture works with
+    replay, report and compare. It has no trees,
     so verify, audit and diagnose cannot judge it.
     """
     privacy = max(Privacy.NO_TEXT, asked_privacy(flags))  # counts have no text
@@ -121,7 +122,7 @@ def watch(
         from specscope.watch.alert import Alerts
 
         alarm = Alerts.of(alerts, command)
-        opened, open_outputs = _opened(sources, interval, options, follow or not headless)
+        opened, open_outputs = opened_sources(sources, interval, options, follow or not headless)
         if not headless:
             given = " ".join(shell_word(without_login(source)) for source in sources)
             need_terminal(f"specscope watch {given} --headless")
@@ -133,7 +134,7 @@ def watch(
     _show(watching, seconds, lifetime)
 
 
-def _opened(
+def opened_sources(
     texts: tuple[str, ...], interval: float, options: OutputOptions, follow: bool
 ) -> tuple[list[Source], OpenOutputs]:
     """The sources, servers read once, and what opens the outputs of an engine. Raises UserError."""

@@ -12,7 +12,11 @@ from tests.support.commands import run_here
 
 DATA = Path(__file__).parents[1] / "data"
 PEOPLE = DATA / "people"
-FIGURES, PROMPTS, WATCH = {"report", "compare", "export", "replay"}, {"capture", "debug", "bench"}, {"watch"}
+FIGURES, PROMPTS, WATCH = (
+    {"report", "compare", "export", "replay"},
+    {"capture", "debug", "bench"},
+    {"watch", "report", "compare"},
+)
 STEPS = {"verify", "diagnose", "why", "tune", "over"}
 ONE_TRACE = (FIGURES | STEPS) - {"tune"}  # without its engine steps; it was drafted by a text and a model
 
