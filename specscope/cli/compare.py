@@ -15,10 +15,10 @@ from specscope.cli.captures import (
     need_different,
     print_json,
     reading_bar,
+    reads_watched,
     write_page,
 )
 from specscope.cli.streams import need_terminal, warn
-from specscope.cli.watched import reads_watched
 from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime

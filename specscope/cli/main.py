@@ -20,6 +20,7 @@ from specscope.cli.captures import (
     need_different,
     print_json,
     read_branch,
+    reads_watched,
     write_page,
 )
 from specscope.cli.compare import compare
@@ -45,7 +46,6 @@ from specscope.cli.tune import tune
 from specscope.cli.verify import verify
 from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
-from specscope.cli.watched import reads_watched
 from specscope.cli.why import why
 from specscope.engine.config import EngineConfig
 from specscope.envelope import envelope, of_capture, of_captures

@@ -122,7 +122,7 @@ def watch(
         from specscope.watch.alert import Alerts
 
         alarm = Alerts.of(alerts, command)
-        opened, open_outputs = opened_sources(sources, interval, options, follow or not headless)
+        opened, open_outputs = _opened(sources, interval, options, follow or not headless)
         if not headless:
             given = " ".join(shell_word(without_login(source)) for source in sources)
             need_terminal(f"specscope watch {given} --headless")
@@ -134,7 +134,7 @@ def watch(
     _show(watching, seconds, lifetime)
 
 
-def opened_sources(
+def _opened(
     texts: tuple[str, ...], interval: float, options: OutputOptions, follow: bool
 ) -> tuple[list[Source], OpenOutputs]:
     """The sources, servers read once, and what opens the outputs of an engine. Raises UserError."""

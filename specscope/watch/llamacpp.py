@@ -14,13 +14,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from specscope.trace.record.aggregate import LENGTHS, Aggregate, full_chains
+from specscope.trace.record.aggregate import LENGTHS, RESTORED, Aggregate, full_chains
 from specscope.watch.log import rates_of, work_out
 from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
 
 SOURCE = "llama.cpp log"
 SYNTHETIC = f"{SOURCE}, synthetic acceptance"
-RESTORED = "drafts judged again from a checkpoint"  # of `averages`
 MARKS = ("draft acceptance", "draft tokens")  # lines with figures of drafts have one of them
 
 BACK = 10**9  # nanoseconds that the clock goes back only where the server was started again

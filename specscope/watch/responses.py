@@ -53,14 +53,13 @@ class SglangDetail(Struct, frozen=True):
     spec_accept_rate: Value | None = None
 
 
-# The names of SglangDetail in older versions: until 0.5.10, and in the next ones
+# The names of SglangDetail in older versions: until 0.5.10, and in 0.5.11; 0.5.12 has the last ones beside the new ones
 RENAMED = {
     "spec_accept_token_num": "spec_num_correct_drafts",
     "spec_draft_token_num": "spec_num_proposed_drafts",
     "spec_accept_histogram": "spec_correct_drafts_histogram",
     "spec_accepted_drafts": "spec_num_correct_drafts",
     "spec_proposed_drafts": "spec_num_proposed_drafts",
-    "spec_acceptance_histogram": "spec_correct_drafts_histogram",
 }
 
 

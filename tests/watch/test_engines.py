@@ -99,7 +99,7 @@ META = {"id": "a", "completion_tokens": 106, "spec_accept_rate": 0.293, "spec_ac
 HISTOGRAM = [11, 14, 11, 4, 0, 3]
 KEYS = {
     "0.5.10": ("spec_accept_token_num", "spec_draft_token_num", "spec_accept_histogram"),
-    "0.5.11": ("spec_accepted_drafts", "spec_proposed_drafts", "spec_acceptance_histogram"),
+    "0.5.11": ("spec_accepted_drafts", "spec_proposed_drafts", "spec_accept_histogram"),
     "0.5.12": ("spec_num_correct_drafts", "spec_num_proposed_drafts", "spec_correct_drafts_histogram"),
 }
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specscope.trace.history.interval import notes
 from specscope.trace.history.stats import measure
-from specscope.watch.llamacpp import RESTORED, LlamaLog
+from specscope.trace.record.aggregate import RESTORED
+from specscope.watch.llamacpp import LlamaLog
 from specscope.watch.metrics import Intervals, difference, read_metrics
 from specscope.watch.source import File
 from specscope.watch.told import UnreadableError
@@ -98,6 +99,7 @@ def test_a_draft_that_is_judged_again_counts_once():
     (one,) = taken([STEP.format(2, 4) + " (restore checkpoint)", STEP.format(2, 2), STEP.format(1, 4)])
     assert (one.drafts, one.drafted, one.accepted) == (2, 6, 3)
     assert one.averages == {RESTORED: 1}
+    assert notes(one) == [f"1 {RESTORED}"]
     assert one.accepted_at == (2, 1, 0, 0)
 
 

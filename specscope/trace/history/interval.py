@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import specscope
 from specscope.trace.history.stats import Acceptance, measure
-from specscope.trace.record.aggregate import DEPTH, Aggregate
+from specscope.trace.record.aggregate import DEPTH, RESTORED, Aggregate
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import COUNTS, Phase, RunInfo, StepRecord
 
@@ -124,6 +124,7 @@ def notes(aggregate: Aggregate) -> list[str]:
     return [
         *([] if depth is None else [f"depth {depth:g}"]),
         *(["restarted"] if aggregate.reset else []),
+        *([f"{aggregate.averages[RESTORED]:g} {RESTORED}"] if RESTORED in aggregate.averages else []),
         *([f"steps with a draft gave {few} tokens"] if few else []),
     ]
 
