@@ -201,6 +201,7 @@ NO_LISTS = [*(text for text in NO_NUMBERS if text != "1,5"), "1,", ",1", "1,,2",
 NO_FILES = [".", "./none", "/dev/zero", "/proc/self/mem", "pipe"]
 JUDGES = [("verify",), ("audit",), ("diagnose",), ("diagnose", "--no-audit"), ("compare", PLANTED), ("report",)]
 JUDGES += [("export", PLANTED, "-o", "tables"), ("watch", "--headless"), ("tune", "--no-costs"), ("replay",), ("why",)]
+JUDGES += [("extract", "-o", "part.jsonl")]
 
 
 def judged() -> dict[str, list[Case]]:
@@ -317,6 +318,8 @@ def outputs() -> dict[str, list[Case]]:
             *at(("capture", "good.txt", "--output="), *same, last=CAPTURE[4:], says=input_says),
             *at(("capture", "good.txt", "--output="), *places, last=CAPTURE[4:]),
             *at(("watch", "c.jsonl", "--headless", "--capture="), "soft-c", "hard-c", says=input_says),
+            *at(("extract", "c.jsonl#r0", "--output="), "c.jsonl", "soft-c", "hard-c", says=input_says),
+            *at(("extract", "c.jsonl#r0", "--output="), *places),
             *at(("run", "--file", "good.txt", "--output="), "soft2", "sub", "page.html", last=CAPTURE[4:]),
             *(
                 Case(("vllm", f"--capture={x}", "--debug=s", "--", "serve", "m"), held, says)

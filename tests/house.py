@@ -24,7 +24,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/analyze/compare/text.py": 1,
     "specscope/analyze/diagnose/rerun/models.py": 1,
     "specscope/analyze/significance.py": 1,
-    "specscope/cli/attach.py": 1,
     "specscope/cli/export.py": 1,
     "specscope/cli/numbers.py": 1,
     "specscope/cli/verify.py": 1,

@@ -157,7 +157,9 @@ def fetches_captures(function: F) -> F:
         known = {address: _fetched(address, _header_lines(headers)) for address in addresses}
         for name, value in flags.items():
             if isinstance(value, tuple):
-                flags[name] = tuple(known.get(item, item) for item in value)
+                flags[name] = tuple(
+                    known[item].at(item.place) if isinstance(item, StoreAddress) else item for item in value
+                )
             elif isinstance(value, StoreAddress):
                 flags[name] = known[value]
         return function(*args, **flags)

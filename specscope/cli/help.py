@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from specscope.errors import UserError
 
 GROUPS = {
-    "Look": ("run", "capture", "replay", "report", "why", "export", "watch", "tui"),
+    "Look": ("run", "capture", "replay", "report", "why", "export", "extract", "watch", "tui"),
     "Judge": ("verify", "diagnose", "audit", "compare"),
     "Change": ("debug", "tune", "tree", "train"),
     "Serve": ("serve", "vllm"),

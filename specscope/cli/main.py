@@ -27,6 +27,7 @@ from specscope.cli.compare import compare
 from specscope.cli.diagnose import diagnose
 from specscope.cli.doctor import doctor
 from specscope.cli.export import export
+from specscope.cli.extract import extract
 from specscope.cli.help import GroupedVerbs, help_verb
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
@@ -178,7 +179,7 @@ def tui(
         return
     if listen is None or words:
         raise UserError("nothing to show: give --listen HOST:PORT, or --web -- replay run.jsonl")
-    from specscope.cli.attach import run_attached
+    from specscope.cli.run import run_attached
 
     run_attached(listen, http_port, lifetime)
 
@@ -480,6 +481,7 @@ cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(doctor)
 cli.add_command(export)
+cli.add_command(extract)
 cli.add_command(help_verb)
 cli.add_command(serve)
 cli.add_command(train)

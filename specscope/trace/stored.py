@@ -72,6 +72,10 @@ class FetchedCapture(str):
         capture.file, capture.place, capture.notes, capture.error = file, place, notes, error
         return capture
 
+    def at(self, place: str) -> FetchedCapture:
+        """The same, with another place."""
+        return FetchedCapture(self, self.file, place=place, notes=self.notes, error=self.error)
+
 
 def file_of(capture: str | os.PathLike[str]) -> Path:
     """The file of a capture, however it is called. Raises UserError where it could not be fetched."""

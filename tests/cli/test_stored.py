@@ -72,6 +72,13 @@ def test_tables_are_written_of_it(store, tmp_path):
     assert "1 request, 11 steps" in told("export", store.given, "-o", tmp_path / "tables").stderr
 
 
+def test_parts_of_it_make_a_file(store, tmp_path):
+    part = tmp_path / "part.jsonl"
+    assert "11 steps of 1 request" in told("extract", store.given, "-o", part).stderr
+    assert "4 steps of 1 request" in told("extract", f"{store.given}#r0@1:3", f"{store.given}#r0@7", "-o", part).stderr
+    told("why", f"{part}#r0@7")
+
+
 def test_the_debugger_opens_at_its_step(store):
     told_by_file, told_by_address = (
         told("debug", "--over", f"{name}#r0@3", "--commands", "-", stdin="tree\n").stdout

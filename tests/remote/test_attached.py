@@ -3,7 +3,7 @@
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.cli.attach import run_attached
+from specscope.cli.run import run_attached
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec

@@ -151,18 +151,19 @@ def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
 def contexts_of(
     request: RequestHistory, places: Sequence[int], steps: Sequence[int], run: RunInfo | None = None
 ) -> Contexts | None:
-    """What is needed to judge the steps at `places` of a request; None where its prompt is not known.
+    """What is needed to judge the steps at `places` of a request; None where the text before them is not known.
 
     `steps`: the engine's step number of each of its steps. A step whose root is not the text's last token is unknown.
     """
     info = request.info
-    if info is None or not len(info.prompt_tokens) or not request.steps or request.steps[0].index != 0:
+    earlier = request.earlier()
+    if info is None or not len(info.prompt_tokens) or not request.steps or earlier is None:
         return None
     prompt: list[int] = info.prompt_tokens.tolist()
-    text = [*prompt, *(t for t, _ in request.output())]
+    text = [*prompt, *earlier, *(t for t, _ in request.output())]
     shaped = None if run is None else shaped_by(run, request)
     contexts = Contexts(request.id, info.params, text, len(prompt), shaped=shaped)
-    wanted, length = set(places), len(prompt)
+    wanted, length = set(places), len(prompt) + len(earlier)
     for place, part in enumerate(request.steps):
         if place in wanted and part.verdict is not None:
             where = Reference(request.id, part.index, steps[place])

@@ -48,6 +48,7 @@ class Collector:
     def __init__(self) -> None:
         self.requests: list[SideRequest] = []
         self.engine_steps = 0
+        self._in_part = False  # whether something of a step is not in the file
         self._by_id: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._last: dict[str, Preceded] = {}  # what each request's next decode step is preceded by
@@ -57,6 +58,7 @@ class Collector:
     def add(self, record: StepRecord) -> None:
         """One engine step."""
         self.engine_steps += 1
+        self._in_part |= record.absent is not None
         for info in record.admitted:
             self._request(info.id).info = info
         for name in record.preempted:
@@ -80,6 +82,7 @@ class Collector:
     def _end(self, end: RequestEnd) -> None:
         request = self._request(end.info.id)
         request.info, request.reason = request.info or end.info, end.reason
+        request.length = len(end.output)
 
     def _preceded(self, part: RequestStep) -> int:
         if part.verdict is None:
@@ -155,11 +158,18 @@ class Collector:
         for number, request in enumerate(self.requests):
             request.first = int(np.searchsorted(steps["request"], number))
             request.count = int(np.searchsorted(steps["request"], number, "right")) - request.first
+            request.whole = not self._in_part or _is_whole(request, steps[request.first :][: request.count])
         capture = Capture(source, run, warnings, self.engine_steps)
         nodes = {name: whole[f"node {name}"][nodes_at] for name in NODE}
         parents = {name: whole[f"parent {name}"][parents_at] for name in PARENT}
         fed = {name: whole[f"fed {name}"][fed_at] for name in FED}
         return Side([capture], self.requests, list(self._names), steps, nodes, parents, fed, path, output, vocabulary)
+
+
+def _is_whole(request: SideRequest, steps: NDArray[Any]) -> bool:
+    """Whether all steps of a request are there, as far as is known; also where there are none but its figures."""
+    told = request.length in (None, int(steps["emitted"].sum()))
+    return not len(steps) or (told and bool((steps["index"] == np.arange(len(steps))).all()))
 
 
 def _nodes(c: Columns) -> dict[str, NDArray[Any]]:

@@ -114,6 +114,8 @@ class SideRequest:
     first: int = 0  # its first row in `steps`
     count: int = 0  # its rows
     preempted: int = 0
+    length: int | None = None  # tokens of its output, as its end has it; None where it did not end in the capture
+    whole: bool = True  # False: some of its steps are not in the capture
 
 
 @dataclass

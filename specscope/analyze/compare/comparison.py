@@ -17,6 +17,7 @@ from specscope.analyze.compare.failif import FailLimit, judge
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.result import Comparison, Pair, PairedBy, SideFacts
 from specscope.analyze.compare.verdict import verdict
+from specscope.trace.history.wording import plural
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.tree import Bools, Drawn
 from specscope.trace.record.vocabulary import printable
@@ -29,9 +30,10 @@ def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
 
     Matched by prompt and all parameters, then without the seed, then by prompt alone, then by order.
     Of several equal requests, the first of A is paired with the first of B. Only requests whose prompt is not known on
-    one side (captures made with --no-text) are paired by order: requests with different prompts make no pair.
+    one side (captures made with --no-text) are paired by order: requests with different prompts make no pair. Nor do
+    requests of which steps are missing.
     """
-    left, right = dict(enumerate(a.requests)), dict(enumerate(b.requests))
+    left, right = ({i: request for i, request in enumerate(side.requests) if request.whole} for side in (a, b))
     pairs: list[tuple[int, int, PairedBy]] = []
     for kind, key in _KEYS:
         theirs: dict[Hashable, list[int]] = defaultdict(list)
@@ -205,6 +207,14 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> 
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
     if matched and all(kind is PairedBy.ORDER for _, _, kind in matched):
         lines.append("prompts are not recorded: requests are paired by their order")
-    if not matched and a.tells_tokens and b.tells_tokens:
+    for name, side in (("A", a), ("B", b)):
+        if part := sum(not request.whole for request in side.requests):
+            lines.append(f"steps of {plural(part, 'request')} of {name} are missing: only distributions are compared")
+    if (
+        not matched
+        and all(request.whole for side in (a, b) for request in side.requests)
+        and a.tells_tokens
+        and b.tells_tokens
+    ):
         lines.append("no request of A has the prompt of one of B: only distributions are compared")
     return lines

@@ -167,8 +167,9 @@ def _steps(history: History, every: Sequence[Visit]) -> Iterator[Step]:
     last: dict[str, Step] = {}
     for name, request in history.requests.items():
         prompt = [] if request.info is None else told_ids(request.info.prompt_tokens) or []
-        texts[name] = [*prompt, *(token for token, _ in request.output())]
-        made[name] = len(prompt)
+        before = [*prompt, *(request.earlier() or ())]
+        texts[name] = [*before, *(token for token, _ in request.output())]
+        made[name] = len(before)
     for visit in every:
         name, verdict = visit.request.id, visit.part.verdict
         if verdict is None:

@@ -50,11 +50,11 @@ class Follows:
                 numbers[name] = len(texts)
                 info = visit.request.info
                 prompt = [] if info is None else told_ids(info.prompt_tokens) or []
-                texts.append([*prompt, *(token for token, _ in visit.request.output())])
+                earlier = visit.request.earlier() or []
+                texts.append([*prompt, *earlier, *(token for token, _ in visit.request.output())])
                 prompts.append(len(prompt))
-                count.append(
-                    sum(part.emitted for part in visit.request.steps[: visit.request.place_of(visit.part.index)])
-                )
+                known = visit.request.steps[: visit.request.place_of(visit.part.index)]
+                count.append(len(earlier) + sum(part.emitted for part in known))
             number = numbers[name]
             request.append(number)
             made.append(count[number])

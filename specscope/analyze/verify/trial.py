@@ -152,7 +152,9 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
 
 def _conditional(check: Check) -> Check:
     """A check over chance of a part of a run. Somebody may have chosen it for its outcome: so it convicts nobody."""
-    if check.result is not CheckResult.FAILED:
+    if check.result is CheckResult.SKIPPED:
+        return check
+    if check.result is CheckResult.PASSED:
         return replace(check, note="; ".join(filter(None, (check.note, CONDITION))))
     z = "" if check.statistic is None else f" (z = {check.statistic:.1f})"
     return replace(check, result=CheckResult.SKIPPED, note=f"would fail{z}: {CONDITION}")

@@ -18,6 +18,7 @@ from specscope.trace.history.stats import Acceptance, Counted, measure
 from specscope.trace.history.totals import RunningTotals
 from specscope.trace.history.undrafted import Undrafted, why_undrafted
 from specscope.trace.record.aggregate import RequestFigures
+from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.engine_spans import OtherSpans
@@ -198,15 +199,31 @@ class RequestHistory:
     def before(self, place: int, limit: int) -> list[int]:
         """The last tokens before the step at `place` in `steps`, at most `limit`: the prompt's, and the output so far.
 
-        Where the first steps are missing, so is the text between the prompt and the rest: then the prompt is left out.
+        Where the first steps are missing and the text between the prompt and the rest is not known, the prompt is left
+        out.
         """
         tail: list[int] = []
         while place > 0 and len(tail) < limit:
             place -= 1
             tail = [*self.steps[place].output(), *tail]
-        if len(tail) < limit and self.info is not None and self.steps[0].index == 0:
-            tail = [*self.info.prompt_tokens[-(limit - len(tail)) :].tolist(), *tail]
+        if len(tail) < limit and self.info is not None and (earlier := self.earlier()) is not None:
+            tail = [*earlier, *tail]
+            tail = [*self.info.prompt_tokens[-max(limit - len(tail), 1) :].tolist(), *tail]
         return tail[-limit:]
+
+    def earlier(self) -> list[int] | None:
+        """The output before the first of `steps`, where that is not the request's first; None where it is not known.
+
+        Its end tells the whole output, and the first step's position how much of it comes before.
+        """
+        if not self.steps or not self.steps[0].index:
+            return []
+        first = next((step for step in self.steps if step.verdict is not None), None)
+        output = None if self.end is None else told_ids(self.end.output)
+        if first is None or self.info is None or not len(self.info.prompt_tokens) or output is None:
+            return None
+        count = first.position + 1 - len(self.info.prompt_tokens)
+        return output[:count] if count >= 0 and output[count : count + first.emitted] == first.output() else None
 
     def output_text(self, vocabulary: Vocabulary) -> str:
         """The output as text, cut at the stop string where one matched."""

@@ -118,17 +118,18 @@ class CaptureWriter:
         existing: Existing = Existing.REPLACE,
         on_full: Callable[[str], None] | None = None,
         service: str = "",
+        recorded: bool = False,
     ) -> None:
         """`on_full`: hears of steps that are dropped because the disk is full; None: that is an error.
 
-        `service`: its name, as `resource_attributes` has it.
+        `service`, `recorded`: as `resource_attributes` has them.
         """
         asked = self.path = Path(path)
         self._encoder = Encoder(run, vocabulary)
-        self._resource = resource_attributes(run, service)  # the first line's
+        self._resource = resource_attributes(run, service, recorded=recorded)  # the first line's
         self._spans: list[Span] = []
         self._steps = 0  # the number of steps that these spans belong to
-        self._size = 0  # bytes of whole lines
+        self.size = 0  # bytes of whole lines
         self._written = time.monotonic()
         self._on_full = on_full
         self.dropped = self._told = 0  # steps that the disk did not take; as they were told last
@@ -163,10 +164,10 @@ class CaptureWriter:
             view = memoryview(line)
             while view:
                 view = view[self._file.write(view) :]
-            self._size += len(line)
+            self.size += len(line)
         except OSError as error:
             self._cut()
-            if self._on_full is None or not self._size:
+            if self._on_full is None or not self.size:
                 raise UserError(
                     f"cannot continue writing {self.path}: {error.strerror}; what was already written is readable"
                 ) from error
@@ -175,8 +176,8 @@ class CaptureWriter:
     def _cut(self) -> None:
         """Truncate to the last whole line. Devices and pipes cannot be truncated."""
         with suppress(OSError):
-            self._file.truncate(self._size)
-            self._file.seek(self._size)
+            self._file.truncate(self.size)
+            self._file.seek(self.size)
 
     def _drop(self, steps: int, why: str, tell: Callable[[str], None]) -> None:
         """Count dropped steps; report the first, and again whenever the count has doubled."""

@@ -252,7 +252,8 @@ class Encoder:
         At level `requests` it is all that is sent of the request, and small: without the output's token ids.
         """
         info, values = end.info, self._written(end)
-        figures = end.figures or self._tally.figures(end)
+        # Of a step that was read in part, its reader knows them: steps of the request may be missing
+        figures = end.figures or (self._tally.figures(end) if record.absent is None else None)
         values |= self._written(info, only=("specscope.request.labels",)) | genai.labels(info.labels)
         values |= {} if figures is None else self._written(figures)
         values |= {} if end.sampled is None else self._written(end.sampled)
@@ -276,15 +277,17 @@ class Encoder:
         )
 
 
-def resource_attributes(run: RunInfo, service: str = "") -> dict[str, Any]:
+def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = False) -> dict[str, Any]:
     """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back.
 
     These are of requests' spans; `engine_resource` makes the engine's of them, and `brief` what batch after batch
-    repeats. `service`: the service's name; "" leaves it to the environment's OTEL_* variables.
+    repeats. `service`: the service's name; "" leaves it to the environment's OTEL_* variables. `recorded`: the run was
+    recorded elsewhere, so that this environment says nothing of it.
     """
-    run = strip(run, run.privacy)
-    attributes: dict[str, Any] = {"service.instance.id": run.run_id} | environment()
-    attributes |= {"service.name": service_name(service), "service.version": run.versions.get("specscope", "")}
+    run, given = strip(run, run.privacy), {} if recorded else environment()
+    name = service_name(service or (SERVICE if recorded else ""))
+    attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
+    attributes |= {"service.name": name, "service.version": run.versions.get("specscope", "")}
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
     values = written(run, by_hand={"privacy": private})
     speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}

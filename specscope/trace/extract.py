@@ -1,0 +1,185 @@
+"""A part of a capture, as a capture: some requests or some of their steps, and nothing of the other requests.
+
+Each step keeps what it says of the engine as a whole, which are numbers, and how many others took part. The engine
+steps' own spans name the other requests, so they stay behind. What a request asked and how it ended go along.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specscope.errors import UserError
+from specscope.trace.files import Existing
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.place_name import Stretch, read_stretch
+from specscope.trace.history.request_tally import RequestTally
+from specscope.trace.history.wording import plural
+from specscope.trace.record.aggregate import RequestFigures
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import Absent, RunInfo, StepRecord
+from specscope.trace.record.vocabulary import Vocabulary, printable
+from specscope.trace.wire.capture import CaptureWriter
+
+
+@dataclass(frozen=True)
+class Extract:
+    """A part of a run, as records that stand by themselves."""
+
+    run: RunInfo
+    records: tuple[StepRecord, ...]
+    requests: tuple[str, ...]
+    left_out: tuple[str, ...]  # in words
+
+    @property
+    def steps(self) -> int:
+        """How many steps of requests it has."""
+        return sum(len(record.requests) for record in self.records)
+
+
+@dataclass
+class _Chosen:
+    """What is taken of one step."""
+
+    parts: set[str] = field(default_factory=set)  # whose part in it
+    events: set[str] = field(default_factory=set)  # whose admission and end
+
+
+def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.EVERYTHING) -> Extract:
+    """The requests and steps that `places` name (REQUEST, REQUEST@STEP or REQUEST@FIRST:LAST).
+
+    Of an edited run, they are those on the path on which the request ended. `privacy`: what is left out besides. Raises
+    UserError for a request or a step that is not there.
+    """
+    assert history.run is not None
+    chosen: dict[int, _Chosen] = defaultdict(_Chosen)
+    counts: dict[str, int] = {}  # of all steps of each request
+    figures: dict[str, RequestFigures | None] = {}
+    stood = history.branch
+    for place in places:
+        request, stretch = _stand(history, place, stood)
+        counts[request.id], figures[request.id] = len(request.steps), _figures(history, request)
+        for position in _positions(request, stretch):
+            chosen[history.steps[position].step].parts.add(request.id)
+        for record in history.steps:
+            if any(info.id == request.id for info in (*record.admitted, *(end.info for end in record.finished))):
+                chosen[record.step].events.add(request.id)
+    after = dict(_after(history, chosen))
+    history.show(stood)
+    whole = (full for step in sorted(chosen) if (full := history.knows(step)) is not None)
+    records = tuple(_alone(record, chosen[record.step], after.get(record.step), figures) for record in whole)
+    run = replace(history.run, privacy=max(history.run.privacy, privacy))
+    return Extract(run, records, tuple(counts), _left_out(history, counts, records, run.privacy))
+
+
+def _left_out(
+    history: History, counts: Mapping[str, int], records: Sequence[StepRecord], privacy: Privacy
+) -> tuple[str, ...]:
+    """What a part lacks, in words. `counts`: steps of each request that is in it."""
+    others = len(history.requests.keys() - counts.keys())
+    rest = sum(counts.values()) - sum(len(record.requests) for record in records)
+    whose = printable(next(iter(counts))) if len(counts) == 1 else "these requests"
+    words = (
+        plural(others, "other request") if others else "",
+        plural(rest, f"other step of {whose}", f"other steps of {whose}") if rest else "",
+        "the engine steps' own spans",
+        "spans of other services" if len(history.others) else "",
+        ("", "text", "text and token ids")[privacy],
+    )
+    return tuple(filter(None, words))
+
+
+def _figures(history: History, request: RequestHistory) -> RequestFigures | None:
+    """What a request came to in all its steps; None where its end does not tell it and steps are missing."""
+    end, tokens = request.end, sum(step.emitted for step in request.steps)
+    if history.run is None or end is None or end.figures is not None or tokens != len(end.output):
+        return None if end is None else end.figures
+    tally = RequestTally(history.run)
+    for step, position in zip(request.steps, request.engine_steps, strict=True):
+        tally.add(replace(history.steps[position], admitted=(), requests=(step,), finished=(), after=None))
+    return tally.figures(end)
+
+
+def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Existing = Existing.REPLACE) -> int:
+    """Write a part as a capture; returns its bytes. Raises UserError."""
+    writer = CaptureWriter(path, part.run, vocabulary, existing=existing, recorded=True)
+    try:
+        for record in part.records:
+            writer(record)
+    finally:
+        writer.close()
+    return writer.size
+
+
+def _stretch(history: History, place: str) -> Stretch:
+    return Stretch(place) if place in history.requests else read_stretch(place)
+
+
+def _stand(history: History, place: str, last: int) -> tuple[RequestHistory, Stretch]:
+    """Go to the branch on which the request of a place ended: `last` before all others, then the latest.
+
+    Raises UserError for a request that is on none, and for a node.
+    """
+
+    def knows(branch: int) -> int:
+        history.show(branch)
+        request = history.requests.get(_stretch(history, place).request)
+        return 0 if request is None else 1 if request.end is None else 2
+
+    history.show(max((last, *reversed(history.branches)), key=knows))
+    stretch = _stretch(history, place)
+    request, named = history.find(stretch.request)
+    if named.index is not None:
+        raise UserError(f"{printable(place)} names a node: write a step, such as {printable(request.id)}@{named.index}")
+    return request, stretch
+
+
+def _positions(request: RequestHistory, stretch: Stretch) -> list[int]:
+    """The positions in History.steps of a request's steps. Raises UserError where there are none, or not that far."""
+    steps = request.steps
+    if stretch.first is None:
+        return request.engine_steps
+    first, last = stretch.first, steps[-1].index if stretch.last is None and steps else stretch.last
+    for index in (first, last):
+        if index is not None and not (steps and steps[0].index <= index <= steps[-1].index):
+            request.step(index)  # raises
+    places = zip(steps, request.engine_steps, strict=True)
+    there = [position for step, position in places if last is not None and first <= step.index <= last]
+    if not there:
+        raise UserError(f"{printable(request.id)} has no steps from {first} to {last}")
+    return there
+
+
+def _after(history: History, steps: Mapping[int, object]) -> Iterator[tuple[int, int]]:
+    """The first of these steps on each branch but the original run, with that of them which it follows; -1: none."""
+    for branch in {record.branch for step in steps if (record := history.knows(step)) is not None} - {0}:
+        history.show(branch)
+        before = -1
+        for record in history.steps:
+            if record.step in steps and record.branch == branch:
+                yield record.step, before
+                break
+            before = record.step if record.step in steps else before
+
+
+def _alone(
+    record: StepRecord, chosen: _Chosen, after: int | None, figures: Mapping[str, RequestFigures | None]
+) -> StepRecord:
+    """A step without those who were not chosen."""
+    finished = (end for end in record.finished if end.info.id in chosen.events)
+    parts = tuple(part for part in record.requests if part.request in chosen.parts)
+    return replace(
+        record,
+        admitted=tuple(info for info in record.admitted if info.id in chosen.events),
+        requests=parts,
+        preempted=(),
+        finished=tuple(replace(end, figures=figures[end.info.id]) for end in finished),
+        passes=(),
+        device_ns=(),
+        flight=None,
+        after=after,
+        left_out=None,
+        aggregate=None,
+        absent=Absent(record.batch - len(parts) if record.is_timed else None, engine=True),
+    )

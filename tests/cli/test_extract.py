@@ -1,0 +1,143 @@
+"""`specscope extract`: the part through every verb that reads a capture, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specscope.debug.viewer import Viewer
+from specscope.trace.wire.reading import CaptureReader, read_capture
+from specscope.tui.app import ScopeApp
+from tests.support.commands import run_here
+from tests.test_traces import TRACES
+
+PLANTED, EAGLE = str(TRACES / "planted.jsonl"), str(TRACES / "eagle.jsonl")
+COUNTS = str(Path(__file__).parents[1] / "data" / "people" / "vllm_bench.json")
+
+
+def extracted(folder, *words):
+    """The file, and the line that was printed."""
+    code, out, err = run_here(["extract", *words, "-o", str(folder / "part.jsonl")])
+    assert (code, out) == (0, ""), err
+    return str(folder / "part.jsonl"), err
+
+
+def answer(words, code=0):
+    """A verb's JSON."""
+    found, out, err = run_here([*words, "--json"])
+    assert found == code, err
+    return json.loads(out)
+
+
+def test_what_was_written_and_what_was_left_out_is_told_in_a_line(tmp_path):
+    path, told = extracted(tmp_path, f"{EAGLE}#r1@3:9")
+    size = Path(path).stat().st_size
+    rest = len(read_capture(EAGLE).history.requests["r1"].steps) - 7
+    assert told == (
+        f"wrote {path}: 7 steps of 1 request, {size:,} bytes; left out: 2 other requests, {rest} other steps of r1, "
+        "the engine steps' own spans\n"
+    )
+    _, told = extracted(tmp_path, f"{EAGLE}#r1", f"{EAGLE}#r0@2", "--no-text")
+    assert "of 2 requests" in told
+    assert told.endswith(
+        "left out: 1 other request, 13 other steps of these requests, the engine steps' own spans, text\n"
+    )
+    assert "--no-text keeps token ids" in told
+    _, told = extracted(tmp_path, PLANTED)  # it has one request
+    assert "11 steps of 1 request" in told
+
+
+@pytest.mark.parametrize("place", ["r0", "r0@2:8"])
+@pytest.mark.parametrize("name", ["eagle", "evidence", "ngram", "sampled"])
+def test_every_verb_reads_it(name, place, tmp_path):
+    whole = str(TRACES / f"{name}.jsonl")
+    path, _ = extracted(tmp_path, f"{whole}#{place}")
+    (verified,) = answer(["verify", path])["captures"]
+    failed = [c for group in verified["groups"] for c in group["checks"] if c["result"] == "failed"]
+    assert not failed
+    checks = [check for group in verified["groups"] for check in group["checks"]]
+    chances = [check for check in checks if check.get("p_value") is not None]
+    assert all("unless this part of its run was chosen" in check["note"] for check in chances)
+    (report,) = answer(["report", path])["captures"]
+    assert [request["id"] for request in report["requests"]] == ["r0"]
+    assert answer(["compare", whole, path])["answer"] != "different"
+    assert answer(["compare", path, path])["answer"] != "different"
+    assert answer(["why", f"{path}#r0@3"])["sentences"][0] == answer(["why", f"{whole}#r0@3"])["sentences"][0]
+    for words in (["diagnose", "--no-audit"], ["tune", "--no-costs", "--nodes", "4"], ["why"]):
+        code, _, err = run_here([*words, path])
+        assert code == 0, err
+    assert run_here(["export", path, "-o", str(tmp_path / "tables")])[0] == 0
+    (tmp_path / "script").write_text("goto r0@3\nwhere\ntree\nnode 0\ninfo step\ninfo requests\nnext\n")
+    code, out, err = run_here(["debug", "--over", path, "--commands", str(tmp_path / "script")])
+    assert code == 0, err
+    assert "and 2 requests of the batch not in this file" in out
+
+
+@pytest.mark.parametrize("place", ["r0", "r0@3:7", "r0@5:"])
+def test_the_planted_bug_is_found_in_the_part_that_has_it(place, tmp_path):
+    path, _ = extracted(tmp_path, f"{PLANTED}#{place}")
+    (found,) = answer(["diagnose", "--no-audit", path], code=1)["captures"]
+    assert found["suspects"][0]["cause"] == "draft_position"
+
+
+async def test_a_replay_shows_the_step_and_what_is_lacking(tmp_path):
+    path, _ = extracted(tmp_path, f"{EAGLE}#r1@3:9")
+    reader = CaptureReader(path)
+    reader.read()
+    app = ScopeApp(Viewer.over(reader), start="r1@5")
+    async with app.run_test(size=(140, 45)) as pilot:
+        for key in ("n", "d", "down", "escape", "w", "escape", "r", "escape", "a", "escape", "v", "escape"):
+            await pilot.press(key)
+            await pilot.pause()
+        shown = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+    assert "r1" in shown
+    assert "r0" not in shown
+
+
+@pytest.mark.slow
+def test_an_audit_knows_the_text_before_a_range(tmp_path):
+    path, _ = extracted(tmp_path, f"{EAGLE}#r0@5:9")
+    (found,) = answer(["audit", path])["captures"]
+    assert found["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        ([f"{EAGLE}#r9"], "there is no request 'r9'; there are: 'r0', 'r1', 'r2'"),
+        ([f"{EAGLE}#r0@99"], "'r0' has no step 99; its steps: 0 to 13"),
+        ([f"{EAGLE}#r0@3:99"], "'r0' has no step 99; its steps: 0 to 13"),
+        ([f"{EAGLE}#r0@7:3"], "r0 has no steps from 7 to 3"),
+        ([f"{EAGLE}#r0@3/1"], "r0@3/1 names a node: write a step, such as r0@3"),
+        ([f"{EAGLE}#r0@x"], "write the number of a step after @"),
+        ([EAGLE], f"{EAGLE} has 3 requests: write one after #, such as {EAGLE}#r0"),
+        ([f"{EAGLE}#r0", f"{PLANTED}#r0"], f"{PLANTED} is another capture than {EAGLE}: extract takes places of one"),
+        ([f"{COUNTS}#r0"], "cannot be extracted from: the capture holds counts only"),
+        (["none.jsonl#r0"], "cannot read none.jsonl: No such file or directory"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_a_line(places, why, tmp_path):
+    code, out, err = run_here(["extract", *places, "-o", str(tmp_path / "part.jsonl")])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert why in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_an_output_may_replace(tmp_path):
+    older = shutil.copy(PLANTED, tmp_path / "part.jsonl")
+    code, _, err = run_here(["extract", f"{older}#r0@3", "-o", str(older)])
+    assert code == 2
+    assert "would overwrite the input" in err
+    code, _, err = run_here(["extract", f"{EAGLE}#r0@3", "-o", str(older), "--no-clobber"])
+    assert code == 2
+    assert "--no-clobber keeps it" in err
+    assert Path(older).read_bytes() == Path(PLANTED).read_bytes()
+    extracted(tmp_path, f"{EAGLE}#r0@3")
+    assert len(read_capture(older).history.requests["r0"].steps) == 1
+    (tmp_path / "other.jsonl").write_text('{"prompt": "a"}\n')
+    code, _, err = run_here(["extract", f"{EAGLE}#r0@3", "-o", str(tmp_path / "other.jsonl")])
+    assert code == 2
+    assert "was not written by this command" in err

@@ -1,0 +1,257 @@
+"""Parts of captures: what was chosen is read back as it was sent, and nothing of another request is in the file."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace.extract import part_of, write_part
+from specscope.trace.history.history import History
+from specscope.trace.history.place_name import Stretch, read_stretch
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import FinishReason
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.otlp_json import plain, read_line
+from specscope.trace.wire.reading import read_capture
+from tests.test_traces import TRACES
+from tests.trace.sampled_runs import FakeEngine, sampled_runs
+from tests.trace.samples import records as sample_records
+from tests.trace.strategies import RUN, runs, vocabularies
+
+NAMES = ("eagle", "evidence", "ngram", "sampled", "planted")
+TOKEN = 77_000_000
+any_run = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def told(records, run=RUN):
+    history = History(run=run)
+    for record in records:
+        history.append(record)
+    return history
+
+
+def cut(folder, history, places, privacy=Privacy.EVERYTHING, vocabulary=None):
+    """A part, written; (the file, what it is read as)."""
+    path = folder / "part.jsonl"
+    part = part_of(history, places, privacy)
+    assert write_part(part, vocabulary or history.vocabulary, str(path)) == path.stat().st_size
+    return path, read_capture(path)
+
+
+def steps_of(history, name):
+    """A request's steps on its path, each with the number of the engine's."""
+    request = history.requests[name]
+    return [(history.steps[at].step, part) for part, at in zip(request.steps, request.engine_steps, strict=True)]
+
+
+def stand(history, name):
+    """Go to a path on which the request ended, the last one first; else to one that knows it."""
+    last = history.branch
+    for is_fine in (lambda request: request.end is not None, lambda _: True):
+        for branch in (last, *sorted(history.branches, reverse=True)):
+            history.show(branch)
+            if name in history.requests and is_fine(history.requests[name]):
+                return history.requests[name]
+    raise AssertionError(name)
+
+
+def named(records):
+    """The records with what each request asked in words and ids of its own, so that they can be searched for."""
+
+    def info(asked):
+        number = int(asked.id[1:])
+        tokens = np.arange(5, dtype=np.int32) + TOKEN + 100 * number
+        texts = {"prompt": f"<prompt {number}>", "title": f"<title {number}>", "labels": {"kind": f"<label {number}>"}}
+        return replace(asked, id=name(asked.id), prompt_tokens=tokens, traceparent="", **texts)
+
+    def name(text):
+        return f"<{text}>"
+
+    return [
+        replace(
+            record,
+            admitted=tuple(map(info, record.admitted)),
+            requests=tuple(replace(part, request=name(part.request)) for part in record.requests),
+            preempted=tuple(map(name, record.preempted)),
+            finished=tuple(replace(end, info=info(end.info), error="", stop="") for end in record.finished),
+        )
+        for record in records
+    ]
+
+
+@given(sampled_runs(), st.data())
+@any_run
+def test_of_any_run_a_part_is_what_was_sent_and_nothing_else(tmp_path, records, data):
+    history = told(named(records))
+    everyone = {info.id for record in records for info in record.admitted}
+    if not everyone:
+        return
+    chosen = f"<{data.draw(st.sampled_from(sorted(everyone)))}>"
+    stood = history.branch
+    request = stand(history, chosen)
+    sent, end = steps_of(history, chosen), request.end
+    place, wanted = chosen, sent
+    if sent and data.draw(st.booleans()):
+        first, last = sorted(data.draw(st.integers(0, len(sent) - 1)) for _ in range(2))
+        place, wanted = f"{chosen}@{first}:{last}", sent[first : last + 1]
+    history.show(stood)
+    path, reader = cut(tmp_path, history, [place])
+    back = reader.history
+    assert steps_of(back, chosen) == wanted if wanted else not back.requests[chosen].steps
+    assert back.requests.keys() == {chosen}
+    assert back.requests[chosen].end == end
+    assert back.requests[chosen].info == request.info
+    assert all(record.absent is not None and record.absent.engine for record in back.steps)
+    for record in back.steps:
+        whole = history.knows(record.step)
+        assert record.branch == whole.branch
+        assert not record.requests or (record.batch, record.phases) == (whole.batch, whole.phases)
+    assert not [text for text in reader.warnings if "left out" in text]
+    written = path.read_bytes()
+    for other in everyone - {chosen[1:-1]}:
+        secrets = [f"<{other}>", f"prompt {other[1:]}>", f"title {other[1:]}>", f"label {other[1:]}>"]
+        assert not [secret for secret in (*secrets, f'"{TOKEN + 100 * int(other[1:])}"') if secret.encode() in written]
+
+
+@given(runs(max_steps=5), vocabularies, st.data())
+@any_run
+def test_whatever_a_step_holds_goes_along(tmp_path, records, vocabulary, data):
+    records = [replace(record, branch=0, after=None, aggregate=None) for record in records]
+    history = told(records)
+    if not history.requests:
+        return
+    chosen = data.draw(st.lists(st.sampled_from(sorted(history.requests)), min_size=1, unique=True))
+    path, reader = cut(tmp_path, history, chosen, vocabulary=vocabulary)
+    for name in chosen:
+        assert [part for _, part in steps_of(reader.history, name)] == history.requests[name].steps
+        assert reader.history.requests[name].end == history.requests[name].end
+    spans = [span for line in path.read_bytes().splitlines() for _, spans in read_line(line) for span in spans]
+    roots = {f"text_completion {RUN.target}", f"chat {RUN.target}"}
+    assert {span.name for span in spans} <= {"queue", "prefill", "decode_step", *roots}
+    assert {plain(span.attributes)["specscope.request.id"] for span in spans} <= {*chosen}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_a_sample_capture(name, tmp_path):
+    history = read_capture(TRACES / f"{name}.jsonl").history
+    for request in list(history.requests):
+        count = len(history.requests[request].steps)
+        for place, steps in ((request, (0, count)), (f"{request}@3:7", (3, 8)), (f"{request}@5:", (5, count))):
+            _, reader = cut(tmp_path, history, [place])
+            assert steps_of(reader.history, request) == steps_of(history, request)[slice(*steps)]
+            back = reader.history.requests[request]
+            assert (back.end, back.info) == (history.requests[request].end, history.requests[request].info)
+            assert reader.history.run == history.run
+            output = [token for token, _ in history.requests[request].output(steps[0])]
+            assert back.earlier() == output
+            tail = history.requests[request].before(steps[0], 10**6)
+            assert back.before(0, 10**6) == tail
+            assert back.before(0, len(output) + 3) == tail[-len(output) - 3 :]
+
+
+def test_a_requests_figures_are_of_all_its_steps(tmp_path):
+    history = read_capture(TRACES / "sampled.jsonl").history
+    whole = history.requests["r1"].acceptance
+    for place in ("r1", "r1@0:4", "r1@5"):
+        _, reader = cut(tmp_path, history, [place])
+        figures = reader.history.requests["r1"].end.figures
+        assert (figures.steps, figures.drafts, figures.accepted) == (whole.steps, whole.drafts, whole.accepted)
+        _, again = cut(tmp_path, reader.history, ["r1"])
+        assert again.history.requests["r1"].end.figures == figures
+
+
+def test_what_ended_on_another_branch_is_taken_from_there(tmp_path):
+    engine, records = FakeEngine(), []
+    comes, accepted = ("", {}), [(2, 1)]
+    records += [engine.step([comes, comes], [], accepted), engine.step([], [], accepted)]
+    records.append(engine.step([], [(0, FinishReason.EOS)], accepted))  # r0 ends, on branch 0
+    engine.go_back(1)
+    records += [engine.step([], [], accepted) for _ in range(2)]  # where neither does
+    records.append(engine.step([], [(1, FinishReason.EOS)], accepted))  # r1 ends, on branch 1
+    history = told(records)
+    assert history.requests["r0"].end is None
+    _, reader = cut(tmp_path, history, ["r0"])
+    assert [step for step, _ in steps_of(reader.history, "r0")] == [0, 1, 2]
+    _, reader = cut(tmp_path, history, ["r1@3:"])
+    assert [(record.step, record.branch) for record in reader.history.steps] == [(0, 0), (4, 1), (5, 1)]
+    assert set(reader.history.branches) == {0, 1}
+    _, reader = cut(tmp_path, history, ["r0", "r1"])
+    back = reader.history
+    assert [step for step, _ in steps_of(back, "r1")] == [0, 1, 3, 4, 5]
+    back.show(0)
+    assert back.requests["r0"].end is not None
+    assert [step for step, _ in steps_of(back, "r0")] == [0, 1, 2]
+
+
+def test_a_part_of_a_part(tmp_path):
+    history = read_capture(TRACES / "sampled.jsonl").history
+    _, first = cut(tmp_path, history, ["r1@2:8", "r0"])
+    _, second = cut(tmp_path, first.history, ["r1@4:6"])
+    assert steps_of(second.history, "r1") == steps_of(history, "r1")[4:7]
+    batches = [record.batch for record in second.history.steps if record.requests]
+    assert batches == [history.steps[history.requests["r1"].at(index)].batch for index in (4, 5, 6)]
+    with pytest.raises(UserError, match="'r1' has no step 9; its steps: 2 to 8"):
+        part_of(first.history, ["r1@4:9"])
+
+
+@pytest.mark.parametrize("level", [Privacy.NO_TEXT, Privacy.NO_TOKENS])
+def test_what_is_left_out_is_not_in_it(level, tmp_path):
+    history = read_capture(TRACES / "eagle.jsonl").history
+    info, end = history.requests["r1"].info, history.requests["r1"].end
+    path, reader = cut(tmp_path, history, ["r1@2:5"], level)
+    written, back = path.read_text(), reader.history.requests["r1"]
+    assert info.prompt not in written
+    assert "gen_ai.output.messages" not in written
+    assert "specscope.tree.text" not in written
+    assert (back.info.prompt, len(back.info.prompt_tokens)) == ("", len(info.prompt_tokens))
+    assert (back.end.output == end.output).all() == (level is Privacy.NO_TEXT)
+    assert len(back.end.output) == len(end.output)
+    assert reader.history.run.privacy is level
+    assert np.array_equal(back.steps[0].verdict.p, history.requests["r1"].step(2).verdict.p)
+    again = part_of(reader.history, ["r1"])  # what was left out stays left out
+    assert again.run.privacy is level
+
+
+def test_the_environment_says_nothing_of_a_run_that_was_recorded_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "my-shell")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=my-machine")
+    path, _ = cut(tmp_path, read_capture(TRACES / "planted.jsonl").history, ["r0"])
+    assert "my-" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "stretch"),
+    [
+        ("r3", Stretch("r3")),
+        ("r3@17", Stretch("r3", 17, 17)),
+        ("r3@10:40", Stretch("r3", 10, 40)),
+        ("r3@10:", Stretch("r3", 10)),
+        ("a@b", Stretch("a@b")),
+        ("a@b@2:3", Stretch("a@b", 2, 3)),
+        ("@3", Stretch("@3")),
+        ("r3@:4", Stretch("r3@:4")),
+        ("r3@1:x", Stretch("r3@1:x")),
+        ("r3@1/2", Stretch("r3@1/2")),
+    ],
+)
+def test_steps_as_they_are_written(text, stretch):
+    assert read_stretch(text) == stretch
+
+
+def test_a_request_whose_name_reads_like_a_place(tmp_path):
+    renamed = [
+        replace(
+            record,
+            admitted=tuple(replace(info, id="a@1") for info in record.admitted),
+            requests=tuple(replace(part, request="a@1") for part in record.requests),
+            finished=tuple(replace(end, info=replace(end.info, id="a@1")) for end in record.finished),
+        )
+        for record in sample_records()
+    ]
+    _, reader = cut(tmp_path, told(renamed), ["a@1@2:3"], vocabulary=Vocabulary())
+    assert [part.index for _, part in steps_of(reader.history, "a@1")] == [2, 3]
+    _, reader = cut(tmp_path, told(renamed), ["a@1"], vocabulary=Vocabulary())
+    assert len(reader.history.requests["a@1"].steps) == 4
