@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -86,6 +87,12 @@ class LlamaLog:
         self._undrafted: list[ToldInterval] = []  # requests before any draft: they count if there is one
         self._source = SOURCE
         self.any = False  # whether there was a line with drafts
+
+    def ends_with(self, lines: Iterable[str]) -> None:
+        """The last lines of a file: what was written when it was last changed."""
+        for line in lines:
+            if (since := _clock(line)) is not None:
+                self._start = max(int(self._now.timestamp() * 1e9) - since, 0)
 
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The figures of the requests that this line ends. Raises UnreadableError."""
@@ -193,14 +200,20 @@ class LlamaLog:
         )
 
     def _time(self, line: str) -> int:
-        """Nanoseconds. The first line with the server's clock counts as read when it was written."""
-        now = int(self._now.timestamp() * 1e9)
-        match = _CLOCK.match(line)
-        if match is None:
+        """Nanoseconds. Of a pipe, the first line with the server's clock counts as read when it was written."""
+        now, since = int(self._now.timestamp() * 1e9), _clock(line)
+        if since is None:
             return now
-        minutes, seconds, milli, micro = map(int, match.groups())
-        since = ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000
         if self._start is None or since < self._since - BACK:  # another server writes to the same log
             self._start = max(now - since, 0)
         self._since = since
         return self._start + since
+
+
+def _clock(line: str) -> int | None:
+    """The server's clock in a line, nanoseconds."""
+    match = _CLOCK.match(line)
+    if match is None:
+        return None
+    minutes, seconds, milli, micro = map(int, match.groups())
+    return ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000

@@ -36,6 +36,7 @@ LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
 TIMEOUT = 10.0  # seconds that a server may be silent
 PATIENCE = 30.0  # seconds that its page may take in all
+TAIL = 2**14  # bytes at a log's end that say when it ends
 PIECE = 2**18  # bytes that are read at once
 IDLE = ""  # instead of a line
 LOOK = 0.25  # seconds between two checks of a file that may grow
@@ -258,6 +259,14 @@ class File:
             while line := file.readline(LONGEST):
                 yield line.decode("utf-8", "replace")
 
+    def _tail(self) -> list[str]:
+        """The last lines of a file that is not compressed; the first of them may be cut."""
+        if not self._regular:
+            return []
+        with open(self._path, "rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
+            return file.read(TAIL).decode("utf-8", "replace").splitlines()
+
     def _all(self, lines: Iterator[str]) -> Iterator[str]:
         self._follow = False
         size = 0
@@ -269,6 +278,9 @@ class File:
 
     def _log(self, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         readers = [reader(self._time or datetime.now()) for reader in LOGS]
+        for reader in readers:
+            if isinstance(reader, LlamaLog):
+                reader.ends_with(map(unwrapped, self._tail()))
         number = 0
         for line in lines:
             if line == IDLE:
