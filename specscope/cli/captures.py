@@ -82,7 +82,7 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
     """Refuse a capture that holds only sums, over intervals or of requests, and no steps. Raises UserError."""
     if history.figures_only:
         raise UserError(
-            f"{file} cannot be {what}: it holds figures of requests alone (spans of level `requests`), and no steps; "
+            f"{file} cannot be {what}: it holds figures of requests alone (level `requests` or `steps`), and no steps; "
             "use replay, report or compare"
         )
     if history.counts_only:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
 
@@ -16,6 +17,11 @@ CHAT, TEXT_COMPLETION = OPERATIONS = ("chat", "text_completion")
 MESSAGE = 4000  # characters of a message
 LABEL = "specscope.label."  # and its key: an attribute that can be searched for
 LABELS, KEY, VALUE = 16, 100, 200  # labels that are, and their characters; `specscope.request.labels` has all
+# The sampling parameters that the conventions name; others that were given are JSON in an attribute of ours
+PARAMS = ("temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed")
+OTHER_PARAMS = "specscope.request.other_params"
+UNTOLD = tuple(sorted(PARAM_NAMES - {*PARAMS, "stop"}))  # where a span lacks that attribute
+_DEFAULTS = SamplingParams().to_dict()
 # The conventions' names of why a message ended
 FINISH = {FinishReason.EOS: "stop", FinishReason.STOP: "stop"}
 
@@ -34,20 +40,21 @@ def attributes(end: RequestEnd, model: str) -> dict[str, Any]:
         "gen_ai.provider.name": "specscope",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_k": params.top_k,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.frequency_penalty": params.frequency_penalty,
-        "gen_ai.request.presence_penalty": params.presence_penalty,
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.seed": params.seed,
+        **{f"gen_ai.request.{name}": getattr(params, name) for name in PARAMS},
         "gen_ai.request.stop_sequences": list(params.stop),
         "gen_ai.response.finish_reasons": [end.reason.value],
         "gen_ai.usage.input_tokens": len(info.prompt_tokens),
         "gen_ai.usage.output_tokens": len(end.output),
+        OTHER_PARAMS: _json(_others(params)),
         "specscope.request.id": info.id,
         **failed,
     }
+
+
+def _others(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that were given and have no name in the conventions."""
+    values = params.to_dict().items()
+    return {name: value for name, value in values if name not in (*PARAMS, "stop") and value != _DEFAULTS.get(name)}
 
 
 def messages(end: RequestEnd, run: RunInfo, vocabulary: Vocabulary) -> dict[str, str]:

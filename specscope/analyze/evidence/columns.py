@@ -214,12 +214,14 @@ class Columns:
     @cached_property
     def params(self) -> list[SamplingParams]:
         """[S] the sampling parameters of the request; PLAIN where they are not known."""
-        return [PLAIN if visit.request.info is None else visit.request.info.params for visit in self.visits]
+        infos = [visit.request.info for visit in self.visits]
+        return [PLAIN if info is None or not info.params.is_known else info.params for info in infos]
 
     @cached_property
     def known(self) -> Bools:
         """[S] whether the request's parameters are known."""
-        return np.array([visit.request.info is not None for visit in self.visits], np.bool_)
+        infos = [visit.request.info for visit in self.visits]
+        return np.array([info is not None and info.params.is_known for info in infos], np.bool_)
 
     @cached_property
     def greedy(self) -> Bools:

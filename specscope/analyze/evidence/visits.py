@@ -42,7 +42,7 @@ def visits(history: History) -> Iterator[Visit]:
         due.update(dict.fromkeys(record.preempted, Preceded.PREEMPTION))
         for row, part in enumerate(record.requests):
             name, request = part.request, history.requests[part.request]
-            if record.absent is not None and record.absent.engine and _began_anew(last.get(name), part):
+            if history.in_part and _began_anew(last.get(name), part):
                 lost.add(name)
                 due[name] = Preceded.PREEMPTION
             before = due.get(name, Preceded.PREFILL)
@@ -54,7 +54,9 @@ def visits(history: History) -> Iterator[Visit]:
 
 
 def _began_anew(before: RequestStep | None, part: RequestStep) -> bool:
-    """Whether a request lost its KV before this step, where the engine's step, which says so, is not in the file."""
-    if part.preceded is not None:
-        return part.preceded is Preceded.PREEMPTION
-    return before is not None and before.verdict is not None and part.verdict is None
+    """Whether a request lost its KV before this step, where engine steps, which say so, may not be in the file."""
+    if before is None or part.index != before.index + 1:
+        return False
+    if before.verdict is None:  # once more, while its tokens were fed again
+        return part.prefill_tokens > 0 and part.context_len == part.found
+    return part.verdict is None or part.preceded is Preceded.PREEMPTION

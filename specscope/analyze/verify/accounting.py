@@ -109,7 +109,7 @@ def cached(account: Account) -> Looked:
     """A step begins with the KV that the one before left; the first, or after a preemption, with what was found."""
     for before, visit in account.pairs():
         here = visit.part.context_len
-        if visit.preempted or (before is None and visit.part.index == 0):
+        if (visit.preempted and before is not None) or (before is None and visit.part.index == 0):
             if account.ours:  # others share the KV of a common prefix
                 reused = visit.part.found
                 problem = f"{here} tokens in the cache before any was fed"
@@ -172,7 +172,7 @@ def outputs(account: Account) -> Looked:
 def ends(account: Account) -> Looked:
     """A request ends where its reason says, and no sooner: at EOS, a stop string or a length."""
     end, run = account.ended, account.history.run
-    if end is None or run is None or not account.tells(end):
+    if end is None or run is None or not account.tells(end) or not end.info.params.is_known:
         return
     if not run.tells_tokens and end.reason is not FinishReason.LENGTH:
         return
@@ -190,7 +190,8 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
     if end.reason is FinishReason.EOS and not eos:
         return "ended at the end of sequence, which is not in the output"
     count = len(end.output)
-    full = count >= params.max_tokens or len(end.info.prompt_tokens) + count >= run.max_context
+    prompt = len(end.info.prompt_tokens)  # 0 where the request's beginning is not in the file
+    full = count >= params.max_tokens or not prompt or prompt + count >= run.max_context
     if end.reason is FinishReason.LENGTH and not full:
         return f"ended at the length limit with {count} of {params.max_tokens} tokens"
     stops = [i for i, token in enumerate(output) if token in params.stop_token_ids]

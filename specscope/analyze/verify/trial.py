@@ -142,6 +142,8 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
         Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),
         Group("Over the run", (unequal(columns), of_requests(columns), *sums)),
     )
+    if len(columns) and not columns.known.any():
+        groups = tuple(Group(group.title, tuple(map(_unasked, group.checks))) for group in groups)
     if run is not None and not run.tells_tokens:
         groups = tuple(
             Group(group.title, tuple(_unnamed(check, run.privacy) for check in group.checks)) for group in groups
@@ -158,6 +160,13 @@ def _conditional(check: Check) -> Check:
         return replace(check, note="; ".join(filter(None, (check.note, CONDITION))))
     z = "" if check.statistic is None else f" (z = {check.statistic:.1f})"
     return replace(check, result=CheckResult.SKIPPED, note=f"would fail{z}: {CONDITION}")
+
+
+def _unasked(check: Check) -> Check:
+    """A check of a file that does not tell what any request asked: it does not say that none was of a kind."""
+    if check.result is CheckResult.SKIPPED and check.note.startswith("no request was"):
+        return replace(check, note="what the requests asked is not in this file")
+    return check
 
 
 def _unnamed(check: Check, privacy: Privacy) -> Check:

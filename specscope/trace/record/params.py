@@ -142,6 +142,11 @@ class SamplingParams:
         return dataclasses.replace(self, left_out=tuple(sorted((*self.left_out, *gone))), **gone) if gone else self
 
     @property
+    def is_known(self) -> bool:
+        """Whether all is told that is no text and no token id: not where only a request's own span came."""
+        return not {*self.left_out} - WITHHELD
+
+    @property
     def heeds_eos(self) -> bool:
         """Whether the end-of-sequence token ends the output: under a form it comes where that is complete alone."""
         return not self.ignore_eos or self.has("structured_outputs")
@@ -184,6 +189,7 @@ class SamplingParams:
 
 PARAM_NAMES = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"left_out"}
 PARAM_TYPES = field_types(SamplingParams)
+WITHHELD = frozenset(name for name, mark in withheld(SamplingParams).items() if mark is not None)
 _DEFAULT = SamplingParams()
 
 

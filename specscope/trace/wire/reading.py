@@ -262,8 +262,11 @@ class CaptureReader:
         if others.dropped:
             self.warnings.append(f"{plural(others.dropped, 'span')} of other services left out, the oldest: too many")
         self.warnings += others.faults.lines()
-        if decoder.summaries and not history.acceptance.steps:
-            raise UserError(f"{self.name} holds spans of level `steps`; replay and report need level `trees`")
+        if decoder.summaries and not decoder.judged and not decoder.has_figures:
+            raise UserError(
+                f"{self.name} holds spans of level `steps`, and no request's own span: replay and report need that, "
+                "or level `trees`"
+            )
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
             self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")

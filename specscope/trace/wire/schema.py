@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 import specscope
-from specscope.trace.genai import OPERATIONS, TEXT_COMPLETION
+from specscope.trace.genai import OPERATIONS, OTHER_PARAMS, TEXT_COMPLETION
 from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.declared import (
     DIMENSIONS,
@@ -29,6 +29,7 @@ from specscope.trace.record.declared import (
     Piece,
     Short,
     Step,
+    Text,
     Time,
     Token,
     TokenCount,
@@ -250,6 +251,7 @@ class Root(OfStep, frozen=True, kw_only=True):
     max_tokens: Int64 = field(name="gen_ai.request.max_tokens")
     seed: Int64 = field(name="gen_ai.request.seed")
     stop: list[Short] = field(name="gen_ai.request.stop_sequences", default_factory=list)
+    other_params: Text = field(name=OTHER_PARAMS, default="")
     operation: Short = field(name="gen_ai.operation.name", default=TEXT_COMPLETION)
     length: TokenCount = field(name="gen_ai.usage.output_tokens", default=0)  # of its output
 

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET
 
 from specscope.errors import UserError
-from specscope.trace.genai import CHAT
+from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import RequestFigures
@@ -48,8 +48,8 @@ INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldes
 PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
 # Parameters that are not set: a resource may leave them out
-PARAMS = SamplingParams().to_dict()
-UNSET_PARAMS = {name: value for name, value in PARAMS.items() if not value}
+DEFAULTS = SamplingParams().to_dict()
+UNSET_PARAMS = {name: value for name, value in DEFAULTS.items() if not value}
 UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
 
@@ -65,7 +65,7 @@ def run_info(resource: Attributes) -> RunInfo:
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
-    return replace(run, params=first(PARAMS, {**UNSET_PARAMS, **run.params})) if run.params else run
+    return replace(run, params=first(DEFAULTS, {**UNSET_PARAMS, **run.params})) if run.params else run
 
 
 def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:
@@ -89,6 +89,7 @@ class _Pending:
     notes: str = ""  # what a request's step said of the engine
     times: tuple[int, int] = (0, 0)  # when a request's step began and ended, or when a request came or went
     branch: int = 0
+    bare: set[str] = field(default_factory=set)  # requests whose steps came without their evidence
     weight: int = 0  # bytes, roughly
 
     def complete(self) -> bool:
@@ -158,7 +159,11 @@ class Decoder:
         self.vocabulary = Vocabulary()
         self.faults = Faults()
         self.lost_steps = 0  # engine steps of which nothing came
-        self.lost_parts = 0  # requests' parts in others, and admissions and ends
+        self.lost_parts = 0  # requests' parts in others
+        self.lost_ends = 0  # admissions and ends of requests
+        self.judged = 0  # decode steps with their evidence
+        self.has_figures = False  # whether a request's own span told its figures
+        self.has_steps = False  # whether more came than requests' own spans
         self.without_engine = 0  # steps whose engine step's own span did not come
         self.summaries = 0
         self.draft_tokens = ""  # the draft vocabulary, where a span told it; who reads it empties it
@@ -184,22 +189,23 @@ class Decoder:
     @property
     def lost(self) -> int:
         """Steps, and parts of steps, that did not come."""
-        return self.lost_steps + self.lost_parts
+        return self.lost_steps + self.lost_parts + self.lost_ends if self.has_steps else 0
 
     @property
     def in_part(self) -> bool:
         """Whether spans of the run are known to be missing: lost, or left out by somebody who chose."""
-        return bool(self.lost or self.without_engine)
+        return bool(self.lost or (self.has_steps and self.without_engine))
 
     def missing_text(self) -> str:
         """What is missing, in words; "" for nothing."""
         counts = (
             (self.lost_steps, "whole engine step"),
             (self.lost_parts, "part of a request in a step", "parts of requests in steps"),
+            (self.lost_ends, "request's beginning or end", "beginnings and ends of requests"),
             (self.without_engine, "engine step's own span", "engine steps' own spans"),
         )
         lost = ", ".join(plural(count, *names) for count, *names in counts if count)
-        return f"a part of its run, without {lost}" if lost else ""
+        return f"a part of its run, without {lost}" if self.in_part else ""
 
     def step_of(self, name: str, attributes: Attributes) -> int | None:
         """The step that a span says it belongs to; None where it is not taken in."""
@@ -250,16 +256,20 @@ class Decoder:
     def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> None:
         """Take a valid span."""
         if isinstance(span, schema.DecodeStep):
+            self.has_steps = True
             if span.is_summary:
                 self.summaries += 1
+                self._pending.setdefault(span.step, _Pending()).bare.add(span.request_id)
                 return
             part, texts = _decode_step(span)
             self._learn(span, part, texts)
+            self.judged += 1
         elif isinstance(span, schema.Prefill):
             part = read(span, RequestStep, {}, given=UNDRAFTED)
         elif isinstance(span, schema.Queue):
             info = _info(start_ns, end_ns, span)
             self._remember(info, span.weight())
+        self.has_steps |= not isinstance(span, schema.Root)
         pending = self._pending.setdefault(span.step, _Pending())
         pending.weight += span.weight()
         self._held += span.weight()
@@ -308,7 +318,7 @@ class Decoder:
 
     def _take(self, step: int, records: list[StepRecord]) -> None:
         pending = self._pending.pop(step, None)
-        if pending is None:
+        if pending is None or not (pending.engine or pending.parts or pending.admitted or pending.finished):
             return  # all its spans were damaged, or without evidence
         self._held -= pending.weight
         left_out = 0 if pending.engine is None else pending.engine.left_out_steps or 0
@@ -348,7 +358,8 @@ class Decoder:
         }
         if absent is not None:
             self.lost_steps += absent.steps
-            self.lost_parts += (absent.requests or 0) + absent.others
+            self.lost_parts += (absent.requests or 0) - len(pending.bare.intersection(absent.names))
+            self.lost_ends += absent.others
             self.without_engine += absent.engine
         record = StepRecord(step=step, **fields) if span is None else read(span, StepRecord, {}, given=fields)
         if record.after is None or record.after in self._sent:
@@ -384,6 +395,7 @@ class Decoder:
             self._ended[name] = self._infos.pop(name)
         info, _ = self._ended.get(name, (None, 0))
         figures = read(span, RequestFigures, {}) if span.has_figures else None
+        self.has_figures |= figures is not None
         given = {
             "info": info or _info_of_root(start_ns, span, figures),
             "finished_ns": end_ns,
@@ -442,9 +454,12 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
 
 def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
-    names = ("temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed", "stop")
+    told = {name: getattr(span, name) for name in (*PARAMS, "stop")}
+    if not span.other_params:  # of a capture of before
+        told["left_out"] = UNTOLD
     try:
-        params = SamplingParams(**{name: getattr(span, name) for name in names})
+        others = read_json(span.other_params or "{}", SamplingParams, OTHER_PARAMS)
+        params = replace(others, **told)
     except UserError as error:
         raise DamagedError(f"`gen_ai.request`: {error}") from None
     labels = read_json(span.labels, dict[str, str], "specscope.request.labels")

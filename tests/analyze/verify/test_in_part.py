@@ -1,0 +1,70 @@
+"""Any part of a healthy run: requests that lost their KV, whose beginnings or engine steps are not in the file."""
+
+import random
+
+import pytest
+
+from specscope import SamplingParams
+from specscope.analyze.verify.trial import judge
+from specscope.trace.wire.capture import line_json
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import Encoder, resource_attributes
+from tests.engine.cached import HEAD, pressed
+from tests.engines import build_engines
+
+SHARES = {"half": 0.5, "most": 0.97, "all": 1.0}
+
+
+@pytest.fixture(scope="module")
+def engines(deep, tmp_path_factory):
+    return build_engines(deep, tmp_path_factory.mktemp("head"))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "prefix cache"])
+def spans(request, engines):
+    """The spans of a run in which requests lose their KV, and its resource."""
+    engine = engines["ngram"]
+    pressed(engine, 8, cached=request.param)
+    for i in range(6):
+        engine.add(HEAD[: 20 + 7 * i], SamplingParams(max_tokens=40, temperature=0.8, seed=i, ignore_eos=True))
+    records = []
+    while engine.busy:
+        records.append(engine.step())
+    assert any(record.preempted for record in records)
+    encoder = Encoder(engine.run_info, engine.vocabulary)
+    return [span for record in records for span in encoder.encode(record)], resource_attributes(engine.run_info)
+
+
+def judged(folder, spans, resource):
+    path = folder / "part.jsonl"
+    path.write_bytes(b"".join(line_json(resource, part) for part in ([], *([span] for span in spans))))
+    reader = read_capture(path)
+    return judge(reader.history, source="a part", warnings=reader.warnings)
+
+
+@pytest.mark.parametrize("gone", [(), ("engine_step",), ("queue",), ("queue", "engine_step")], ids=str)
+@pytest.mark.parametrize("share", SHARES)
+def test_no_part_of_it_is_convicted(tmp_path, spans, gone, share):
+    every, resource = spans
+    for seed in range(3):
+        chance = random.Random(seed)
+        part = [span for span in every if span.name not in gone and chance.random() < SHARES[share]]
+        chance.shuffle(part)
+        trial = judged(tmp_path, part, resource)
+        assert not [(check.name, check.detail) for check in trial.failed]
+        assert trial.steps
+
+
+def test_of_each_request_alone(tmp_path, spans):
+    every, resource = spans
+    for trace in {span.trace for span in every if span.name == "decode_step"}:
+        trial = judged(tmp_path, [span for span in every if span.trace == trace], resource)
+        assert not [(check.name, check.detail) for check in trial.failed]
+
+
+def test_what_nobody_tells_is_not_said_to_be_none(tmp_path, spans):
+    every, resource = spans
+    trial = judged(tmp_path, [span for span in every if span.name == "decode_step"], resource)
+    notes = {check.note for check in trial.checks}
+    assert "what the requests asked is not in this file" in notes
+    assert not any(note.startswith("no request was") for note in notes)
