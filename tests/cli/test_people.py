@@ -12,7 +12,11 @@ from tests.support.commands import run_here
 
 DATA = Path(__file__).parents[1] / "data"
 PEOPLE = DATA / "people"
-FIGURES, PROMPTS, WATCH = {"report", "compare", "export", "replay"}, {"capture", "debug", "bench"}, {"watch"}
+FIGURES, PROMPTS, WATCH = (
+    {"report", "compare", "export", "replay"},
+    {"capture", "debug", "bench"},
+    {"watch", "report", "compare"},
+)
 STEPS = {"verify", "diagnose", "why", "tune", "over"}
 ONE_TRACE = (FIGURES | STEPS) - {"tune"}  # without its engine steps; it was drafted by a text and a model
 
@@ -51,18 +55,23 @@ FILES = {
     "v1_depth_0904.log": ("a log of vLLM", WATCH),
     "prom_v1_grep.txt": ("a page of metrics", WATCH),
     "prom_sglang.txt": ("a page of metrics", WATCH),
-    "prom_llamacpp.txt": ("a page of metrics of llama.cpp", set()),
-    "sglang.log": ("a log of SGLang", set()),
-    "llamacpp.log": ("a log of llama.cpp", set()),
+    "prom_llamacpp.txt": ("a page of metrics of llama.cpp", WATCH),
+    "sglang.log": ("a log of SGLang", WATCH),
+    "llamacpp.log": ("a log of llama.cpp", WATCH),
     "sgl_0510.json": ("an answer of SGLang", WATCH),
-    "llamacpp_resp.json": ("an answer of llama.cpp", set()),
-    "llamacpp/chat.json": ("an answer of llama.cpp", set()),
-    "llamacpp/completion.json": ("an answer of llama.cpp", set()),
+    "llamacpp_resp.json": ("an answer of llama.cpp", WATCH),
+    "llamacpp/chat.json": ("an answer of llama.cpp", WATCH),
+    "llamacpp/completion.json": ("an answer of llama.cpp", WATCH),
     "llamacpp/slots.json": ("a list of llama.cpp's slots", set()),
-    "llamacpp/log.jsonl": ("a log of llama.cpp", set()),
-    "llamacpp/steps.log": ("a log of llama.cpp", set()),
-    "llamacpp/stream.txt": ("an answer of llama.cpp, as a stream", set()),
-    "llamacpp/metrics_before.txt": ("a page of metrics of llama.cpp", set()),
+    "llamacpp/log.jsonl": ("a log of llama.cpp", WATCH),
+    "llamacpp/steps.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/stream.txt": ("an answer of llama.cpp, as a stream", WATCH),
+    "llamacpp/loop.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/synthetic.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/trace_two_slots.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/metrics_after.txt": ("a page of metrics of llama.cpp", WATCH),
+    "llamacpp/metrics_loop.txt": ("a page of metrics of llama.cpp", WATCH),
+    "llamacpp/metrics_before.txt": ("a page of metrics of llama.cpp", WATCH),
     "vllm_bench.json": ("a result of a serving bench", FIGURES),
     "sharegpt.json": ("ShareGPT's data set", PROMPTS),
     "specbench.jsonl": ("Spec-Bench's or MT-bench's data set", PROMPTS),
@@ -83,7 +92,14 @@ MADE = {
     "zipkin.json": (b'[{"traceId": "0", "id": "1", "name": "x"}]', "a trace in Zipkin's format", set()),
     "metrics.jsonl": (b'{"resourceMetrics": []}\n', "metrics or logs in OTLP JSON", set()),
     "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace as Jaeger's API gives it", {"replay"}),
-    "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of SGLang's bench", set()),
+    "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of a serving bench", FIGURES),
+    "stats.json": (
+        b'[{"iter": 5, "iterLatencyMS": 20.5, "numActiveRequests": 3, "specDecodingStats": {"numDraftTokens": 9, '
+        b'"numAcceptedTokens": 4, "numRequestsWithDraftTokens": 3, "acceptanceLength": 2.33}}]',
+        "iteration statistics of TensorRT-LLM",
+        WATCH,
+    ),
+    "ray.txt": (b'ray_vllm_spec_decode_num_drafts_total{engine="0"} 3.0\n', "a page of metrics", WATCH),
     "config.json": (b'{\n "architectures": ["X"],\n "hidden_size": 4\n}', "a model's config.json", set()),
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
     "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),
@@ -119,7 +135,7 @@ def check(name, what, reading):
 
 def _refused_for_its_content(verb, name, line):
     """Where the verb reads files of this kind, but not this one."""
-    counts = name == "vllm_bench.json" and verb in STEPS and "the capture holds counts only" in line
+    counts = "_bench.json" in name and verb in STEPS and "the capture holds counts only" in line
     if verb == "tune" and name in ("jaeger_page.json.gz", "jaeger_v3.json.gz"):  # whichever drafter had a draft drafted
         return "trees are from a text and a model" in line
     without_spans = name in ("v3.json", "tempo.json", "page.json") and verb in FIGURES | STEPS
