@@ -282,7 +282,7 @@ class CaptureReader:
             self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
         if self._other_runs:
             count = plural(len(self._other_runs), "other run")
-            self.warnings.append(f"the trace also holds requests of {count}, which are left out: this is the first in it")
+            self.warnings.append(f"the trace also holds requests of {count}, left out here: this is its first")
         history.in_part = decoder.in_part
         if words := decoder.missing_text():
             self.warnings.append(words)
