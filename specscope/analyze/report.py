@@ -388,19 +388,18 @@ def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
 
 def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text: bool) -> RequestReport:
     output, info, end = request.output(), request.info, request.end
-    token_ids, sums = [token for token, _ in output], request.sums
-    emitted = len(output) if sums is None else sums.emitted
+    token_ids, acceptance = [token for token, _ in output], request.acceptance
     return RequestReport(
         id=valid(request.id),
         title="" if info is None else valid(info.title),
         prompt=valid(info.prompt) if info is not None and info.prompt else None,
         prompt_token_ids=[] if info is None else told_ids(info.prompt_tokens) or [],
-        output=valid(request.output_text(vocabulary)) if text and sums is None else None,
+        output=valid(request.output_text(vocabulary)) if text and request.sums is None else None,
         token_ids=[] if NO_TOKEN in token_ids else token_ids,
         origins=[origin.value for _, origin in output],
         pieces=_pieces(token_ids, vocabulary) if text else [],
-        missing_tokens=0 if end is None else max(0, len(end.output) - emitted),
-        figures=Figures(request.acceptance),
+        missing_tokens=0 if end is None else max(0, len(end.output) - acceptance.emitted),
+        figures=Figures(acceptance),
         loops=loops,
         labels={} if info is None else {valid(name): valid(str(value)) for name, value in info.labels.items()},
         params=None if info is None else info.params.to_dict(),

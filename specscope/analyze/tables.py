@@ -331,7 +331,7 @@ def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
         one_line(request.id, MOST_SHOWN),
         f"…{prompt}" if start and request.prompt else prompt,
         ending(request.finish) if request.finish else "no end",
-        count(len(request.origins)),
+        count(acceptance.emitted),
         count(acceptance.drafts),
         number(acceptance.tau),
         percent(acceptance.rate),
