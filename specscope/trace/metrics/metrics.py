@@ -402,8 +402,8 @@ class Metrics(Collector):
 class OtlpMetrics:
     """Metrics on their way to an OTLP endpoint, `http://localhost:4317` for one, every `seconds`.
 
-    `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL; anything else raises UserError.
-    `service`: as spans have it.
+    `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL. `service`: as spans have it. Raises
+    UserError for any other protocol, and for a login that cannot be sent.
     """
 
     def __init__(
@@ -411,8 +411,8 @@ class OtlpMetrics:
     ) -> None:
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-        exporter = _exporter(endpoint, protocol)
         self._where = place_of(endpoint, protocol, "METRICS")
+        exporter = _exporter(endpoint, protocol)
         self._last = LastExport.of(exporter)
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
         self.provider = MeterProvider([reader], Resource.create({"service.name": service_name(service)}))
