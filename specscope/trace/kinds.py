@@ -30,6 +30,7 @@ class ReadAs(Enum):
     TREES = "specscope tree --from draws its tree, and --tree takes it as text"
     TRAIN = "specscope train takes it as --data"
     COSTS = "specscope tune takes it as --costs"
+    NO_TRACE = "the store may not have the trace yet, or no longer"
     NONE = "this version of specscope does not read it"
 
 
@@ -64,6 +65,7 @@ PAGE = FileKind("a page of metrics", ReadAs.WATCH)
 TENSORRT_STATS = FileKind("iteration statistics of TensorRT-LLM", ReadAs.WATCH)
 WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
+BARE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")  # each a key of a resourceSpans
 # By paths of keys: a kind is what has all of one of its sets. The first that fits is meant.
 _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (CAPTURE, ("resourceSpans", "resource_spans")),
@@ -79,6 +81,8 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
             *("trace.resourceSpans", "trace.resource_spans", "trace.batches"),
         ),
     ),
+    (FileKind("resourceSpans alone", ReadAs.CAPTURES), BARE_SPANS),
+    (FileKind("an error that Jaeger answered", ReadAs.NO_TRACE), ("error.grpcCode",)),
     (FileKind("a list of traces that Tempo found", ReadAs.NONE), ("traces.traceID",)),
     (FileKind("a trace in Zipkin's format", ReadAs.NONE), ("traceId id", "traceId localEndpoint")),
     (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), ("resourceMetrics", "resourceLogs")),
@@ -112,6 +116,10 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
 )
 # By how the text of the first lines is written
 _BY_TEXT = (
+    (
+        FileKind("an answer of Jaeger without a trace", ReadAs.NO_TRACE),
+        r'\A\s*\{\s*"data":\s*(?:null|\[\s*\])\s*(?:\}|,\s*"(?:total|limit|offset|errors)":)',
+    ),
     (FileKind("llm.get_metrics() of vLLM", ReadAs.WATCH), r'"name":\s*"vllm:'),
     (FileKind("what a specscope verb printed with --json", ReadAs.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
     (LLAMACPP_LOG, r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),

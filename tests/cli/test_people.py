@@ -88,6 +88,14 @@ FILES = {
 MADE = {
     "page.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace as Jaeger's page saves it", set()),
     "tempo.json": (b'{"trace": {"resourceSpans": []}}', "a trace as Tempo gives it", {"replay"}),
+    "no_page.json": (b'{"data": [], "errors": null}', "an answer of Jaeger without a trace", set()),
+    "not_found.json": (
+        b'{\n "data": null,\n "errors": [{"code": 404, "msg": "trace not found"}]\n}',
+        "an answer of Jaeger without a trace",
+        set(),
+    ),
+    "no_data.json": (b'{"data":[]}\n', "an answer of Jaeger without a trace", set()),
+    "no_v3.json": (b'{"error":{"grpcCode":5,"httpCode":404,"message":"x"}}', "an error that Jaeger answered", set()),
     "search.json": (b'{"traces": [{"traceID": "0"}], "metrics": {}}', "a list of traces that Tempo found", set()),
     "zipkin.json": (b'[{"traceId": "0", "id": "1", "name": "x"}]', "a trace in Zipkin's format", set()),
     "metrics.jsonl": (b'{"resourceMetrics": []}\n', "metrics or logs in OTLP JSON", set()),
@@ -198,6 +206,24 @@ def test_idle_intervals_and_depths(folder):
 @pytest.fixture(scope="module")
 def plain():
     return gzip.decompress((PEOPLE / "cap.jsonl.gz").read_bytes())
+
+
+BARE = {
+    "bare.json": lambda parts: json.dumps(parts[0]),
+    "bare.jsonl": lambda parts: "\n".join(map(json.dumps, parts)),
+    "list.json": json.dumps,
+    "indented.json": lambda parts: json.dumps(parts, indent=2),
+    "scopes_first.json": lambda parts: json.dumps([dict(reversed(part.items())) for part in parts]),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_resource_spans_without_what_is_around_them(folder, plain, name):
+    parts = [part for line in plain.splitlines() for part in json.loads(line)["resourceSpans"]]
+    whole = [{**parts[0], "scopeSpans": [scope for part in parts for scope in part["scopeSpans"]]}]
+    Path(name).write_text(BARE[name](whole if name == "bare.json" else parts))
+    check(name, "resourceSpans alone", FIGURES | STEPS)
+    assert read_capture(name).history.acceptance.steps == 11
 
 
 WRITTEN = {
