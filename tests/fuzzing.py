@@ -25,13 +25,13 @@ from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder
-from specscope.watch.log import LogReader
 from specscope.watch.metrics import Intervals, read_metrics
 from specscope.watch.responses import read_json
+from specscope.watch.source import LOGS
 from specscope.watch.told import UnreadableError
 from tests.trace.damage import small
 from tests.trace.wrappings import WRAPPINGS
-from tests.watch.samples import SGLANG, text
+from tests.watch.samples import PEOPLE, SGLANG, STATS, TENSORRT_PAGE, text
 
 WRAPPED = ("Jaeger's page in one line", "oldest Tempo", "proto of the file exporter", "compressed JSON")
 REFUSALS = (UserError, UnreadableError, DamagedError)
@@ -57,10 +57,12 @@ def capture(data: bytes) -> None:
 
 def log(data: bytes) -> None:
     """A log, line by line, of which each may be refused."""
-    reader = LogReader(datetime(2026, 11, 22, 12, 0))
-    for line in data.decode("utf-8", "replace").splitlines():
-        with contextlib.suppress(UnreadableError):
-            reader.take(line)
+    for kind in LOGS:
+        reader = kind(datetime(2026, 11, 22, 12, 0))
+        for line in data.decode("utf-8", "replace").splitlines():
+            with contextlib.suppress(UnreadableError):
+                reader.take(line)
+        reader.rest(last=True)
 
 
 def metrics(data: bytes) -> None:
@@ -116,6 +118,9 @@ def conditions(data: bytes) -> None:
             one_line(error)
 
 
+LOG_FILES = ("llamacpp/trace_two_slots.log", "sglang.log")
+
+
 @cache
 def samples() -> dict[str, tuple[bytes, ...]]:
     """What each reader is made for."""
@@ -127,9 +132,9 @@ def samples() -> dict[str, tuple[bytes, ...]]:
         span.attributes.add(key="specscope.step").value.int_value = 3
     return {
         "capture": (b"\n".join(lines) + b"\n", *(WRAPPINGS[how](small("planted")[:4]) for how in WRAPPED)),
-        "log": (text("log.txt").encode(),),
-        "metrics": (text("metrics_before.txt").encode(), SGLANG.encode()),
-        "responses": tuple(answer.encode() for answer in answers),
+        "log": (text("log.txt").encode(), *((PEOPLE / name).read_bytes() for name in LOG_FILES)),
+        "metrics": (text("metrics_before.txt").encode(), SGLANG.encode(), TENSORRT_PAGE.encode()),
+        "responses": (*(answer.encode() for answer in answers), json.dumps(STATS).encode()),
         "otlp_json": tuple(lines),
         "otlp_protobuf": tuple(export.SerializeToString() for export in exports),
         "conditions": (

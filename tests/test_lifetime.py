@@ -193,7 +193,7 @@ def test_whoever_leaves_while_the_model_loads_leaves_well(terminal, model, promp
         child.process.send_signal(how)
     assert child.left() == []
     assert child.process.wait(HANG_SECONDS) == (0 if isinstance(how, str) else 128 + how), child.screen
-    assert b"error" not in child.screen
+    assert b"specscope: error" not in child.screen
     assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
     assert not (tmp_path / "run.jsonl").exists()
 

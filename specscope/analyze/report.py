@@ -172,7 +172,7 @@ class EngineFigures:
     peak_running: int | None
     peak_waiting: int | None
     peak_kv_usage: float | None  # None where the file does not tell; share of the KV blocks
-    preempted: int
+    preempted: int | None  # None where the own spans of steps are missing
     queried: int  # tokens looked for in the prefix cache; 0 without one
     found: int  # and found there
     speculation_off: dict[str, int]  # steps without speculation, by the reason
@@ -225,7 +225,7 @@ class RequestReport:
     finish: str | None  # the reason; None while it runs, or where the end was cut off
     stop: str
     error: str
-    preempted: int
+    preempted: int | None  # how many times; None where it is not known of the run
     found: int  # tokens that it found in the prefix cache, after a preemption again
     queued_s: float | None  # from arrival to admission
     total_s: float | None  # from arrival to the end
@@ -321,6 +321,8 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     loops = find_loops(request.steps for request in history.requests.values())
     pairs = zip(history.requests.values(), loops, strict=True)
     requests = [_request(request, history.vocabulary, loop, text) for request, loop in pairs]
+    if not history.tells_preempted:
+        requests = [dataclasses.replace(request, preempted=None) for request in requests]
     requests.sort(key=_worst_first)
     looped = together(loops)
     run = None if history.run is None else _run(history.run)
@@ -388,19 +390,18 @@ def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
 
 def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text: bool) -> RequestReport:
     output, info, end = request.output(), request.info, request.end
-    token_ids, sums = [token for token, _ in output], request.sums
-    emitted = len(output) if sums is None else sums.emitted
+    token_ids, acceptance = [token for token, _ in output], request.acceptance
     return RequestReport(
         id=valid(request.id),
         title="" if info is None else valid(info.title),
         prompt=valid(info.prompt) if info is not None and info.prompt else None,
         prompt_token_ids=[] if info is None else told_ids(info.prompt_tokens) or [],
-        output=valid(request.output_text(vocabulary)) if text and sums is None else None,
+        output=valid(request.output_text(vocabulary)) if text and request.sums is None else None,
         token_ids=[] if NO_TOKEN in token_ids else token_ids,
         origins=[origin.value for _, origin in output],
         pieces=_pieces(token_ids, vocabulary) if text else [],
-        missing_tokens=0 if end is None else max(0, len(end.output) - emitted),
-        figures=Figures(request.acceptance),
+        missing_tokens=0 if end is None else max(0, len(end.output) - acceptance.emitted),
+        figures=Figures(acceptance),
         loops=loops,
         labels={} if info is None else {valid(name): valid(str(value)) for name, value in info.labels.items()},
         params=None if info is None else info.params.to_dict(),
@@ -447,7 +448,7 @@ def _engine(history: History) -> EngineFigures:
         peak_kv_usage=max(
             [*(used / total for used, total in blocks if total), *usages], default=0.0 if timed else None
         ),
-        preempted=sum(len(step.preempted) for step in steps),
+        preempted=sum(len(step.preempted) for step in steps) if history.tells_preempted else None,
         queried=sum(step.queried for step in steps),
         found=sum(part.found for step in steps for part in step.requests),
         speculation_off=dict(Counter(valid(s.speculation_off or "off") for s in steps if not s.speculation)),

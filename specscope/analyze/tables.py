@@ -237,7 +237,7 @@ def engine(report: Report) -> Table:
         ("peak of running requests", told(e.peak_running)),
         ("peak of waiting requests", told(e.peak_waiting)),
         ("peak of KV blocks in use", percent(e.peak_kv_usage)),
-        ("preemptions", count(e.preempted)),
+        ("preemptions", told(e.preempted)),
     ]
     if e.ahead:
         rows.append(("steps accounted for while the next ran", f"{count(e.ahead)}, {e.overlap_s * 1e3:,.0f} ms of it"))
@@ -331,7 +331,7 @@ def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
         one_line(request.id, MOST_SHOWN),
         f"…{prompt}" if start and request.prompt else prompt,
         ending(request.finish) if request.finish else "no end",
-        count(len(request.origins)),
+        count(acceptance.emitted),
         count(acceptance.drafts),
         number(acceptance.tau),
         percent(acceptance.rate),

@@ -125,9 +125,13 @@ async def _watch(lags: list[float], stopped: Callable[[], bool]) -> None:
 
 
 def _tell_acceptance(run: LoadRun, aggregates: Sequence[Aggregate], cached: float | None) -> None:
-    """Fill in the acceptance: from the responses if all report it, else from counters, which include other clients."""
+    """Fill in the acceptance: from the responses if all report it, else from counters, which include other clients.
+
+    llama.cpp's responses have no number of drafts, its counters have.
+    """
     drafts = [answer.drafts for answer in run.good if answer.drafts is not None]
-    if drafts and len(drafts) == len(run.good):
+    counted = not aggregates or all(each.drafts is not None for each in drafts)
+    if drafts and len(drafts) == len(run.good) and counted:
         run.acceptance, run.source = measure(drafts), RESPONSES
     elif aggregates:
         run.acceptance, run.source = measure(aggregates), METRICS

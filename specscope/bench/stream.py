@@ -23,7 +23,8 @@ from specscope.watch.told import UnreadableError
 
 LONGEST_REFUSAL = 2**16  # bytes of a refusal that are read
 BROKEN = ("abort", "error")  # finish reasons of vLLM that are failures
-FIGURES = ('"speculative_decoding"', '"spec_')  # a chunk with one of these reports on speculation: vLLM, SGLang
+# A chunk with one of these reports on speculation: vLLM, SGLang, llama.cpp (the sums until then), TensorRT-LLM
+FIGURES = ('"speculative_decoding"', '"spec_', '"draft_n"')
 
 
 class _Delta(msgspec.Struct):

@@ -20,6 +20,7 @@ from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
 from specscope.trace.files import write_whole
+from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import FetchedCapture, StoreAddress
 
@@ -171,6 +172,27 @@ def fetches_captures(function: F) -> F:
         help="Where CAPTURE is the address of a trace in Jaeger or Tempo (http://HOST:16686/trace/ID), send this to it "
         "too, such as a login; may be given several times.",
     )(fetched)  # type: ignore[return-value]
+
+
+def reads_watched(function: F) -> F:
+    """Of a verb whose captures may be files that `watch` reads."""
+
+    @functools.wraps(function)
+    def read(*args: Any, **flags: Any) -> Any:  # noqa: ANN401
+        sides = {name: tuple(map(_watched, flags[name])) for name in ("captures", "others") if name in flags}
+        return function(*args, **(flags | sides))
+
+    return read  # type: ignore[return-value]
+
+
+def _watched(file: str) -> str:
+    """The capture of a file that watch reads, under the file's name; any other as it is. Raises UserError."""
+    kind = None if isinstance(file, StoreAddress | FetchedCapture) else kind_of(start_of(file))
+    if kind is None or kind.reader is not ReadAs.WATCH:
+        return file
+    from specscope.watch.watching import watched_capture
+
+    return watched_capture(file)
 
 
 def _header_lines(lines: Sequence[str]) -> dict[str, str]:

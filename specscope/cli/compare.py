@@ -15,6 +15,7 @@ from specscope.cli.captures import (
     need_different,
     print_json,
     reading_bar,
+    reads_watched,
     write_page,
 )
 from specscope.cli.streams import need_terminal, warn
@@ -75,6 +76,7 @@ class WithCommand(click.Command):
 @json_option("Print everything as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
 @click.option("--tui", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
+@reads_watched
 @fetches_captures
 @click.pass_obj
 def compare(

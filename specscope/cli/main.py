@@ -20,6 +20,7 @@ from specscope.cli.captures import (
     need_different,
     print_json,
     read_branch,
+    reads_watched,
     write_page,
 )
 from specscope.cli.compare import compare
@@ -341,6 +342,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
 @click.option(
     "--top", type=whole_from(1, 2**31), metavar="N", help="List N rejected tokens.  [default: 10; 20 in HTML]"
 )
+@reads_watched
 @fetches_captures
 def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: int | None, top: int | None) -> None:
     """Print the acceptance figures of CAPTURE.

@@ -63,6 +63,17 @@ POLL = 0.05  # seconds between two checks for news
 @service_option
 @click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
+@click.option(
+    "--alert",
+    "alerts",
+    multiple=True,
+    metavar="CONDITION",
+    help='Print a line, and exit with 1 at the end, where it holds: "tau < 1.5 for 2m", "rate < 40%", "depth 1 rate < '
+    '0.5 for 30s"; several are joined by `or`. May be given several times.',
+)
+@click.option(
+    "--exec", "command", metavar="COMMAND", help="Run this at each alert, its line in $SPECSCOPE_ALERT; needs --alert."
+)
 @privacy_options
 @click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after S seconds.")
 @click.pass_obj
@@ -78,17 +89,20 @@ def watch(
     service_name: str | None,
     headless: bool,
     follow: bool,
+    alerts: tuple[str, ...],
+    command: str | None,
     seconds: float | None,
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Watch engines that report counts but no steps: rates by position and acceptance length, by interval.
 
     \b
-      specscope watch http://localhost:8000/metrics      vLLM's counters, SGLang's gauges
-      specscope watch vllm.log                           vLLM's "SpecDecoding metrics:" lines; - is standard input
+      specscope watch http://localhost:8000/metrics      of vLLM, SGLang, llama.cpp, TensorRT-LLM
+      specscope watch vllm.log                           lines of vLLM, SGLang or llama.cpp; - is standard input
       specscope watch response.json                      figures of each request, or llm.get_metrics()
 
-    The kind of FILE is recognised from its content. The capture works with replay, report and compare. It has no trees,
+    The kind of FILE is recognised from its content; report and compare read such files too. The capture works with
+    replay, report and compare. It has no trees,
     so verify, audit and diagnose cannot judge it.
     """
     privacy = max(Privacy.NO_TEXT, asked_privacy(flags))  # counts have no text
@@ -96,6 +110,8 @@ def watch(
         raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
         raise UserError("standard input (-) can be watched only once")
+    if command is not None and not alerts:
+        raise UserError("--exec runs at an alert: give --alert, such as --alert 'tau < 1.5 for 2m'")
     if no_clobber and capture is None:
         raise UserError("--no-clobber is about a capture: give -o FILE")
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
@@ -103,13 +119,16 @@ def watch(
     about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": service_name or ""}
     options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, **about)
     with ends_at_once():
+        from specscope.watch.alert import Alerts
+
+        alarm = Alerts.of(alerts, command)
         opened, open_outputs = _opened(sources, interval, options, follow or not headless)
         if not headless:
             given = " ".join(shell_word(without_login(source)) for source in sources)
             need_terminal(f"specscope watch {given} --headless")
         from specscope.watch.watching import Watch
 
-        watching = Watch(opened, open_outputs)
+        watching = Watch(opened, open_outputs, alarm)
     if headless:
         sys.exit(_print(watching, seconds))
     _show(watching, seconds, lifetime)
@@ -230,7 +249,7 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.history.interval import COLUMNS, at_depth, cells, missing_text, notes
+        from specscope.trace.history.interval import COLUMNS, by_position, cells, missing_text, notes
         from specscope.trace.history.stats import Acceptance
         from specscope.trace.record.vocabulary import printable
 
@@ -250,7 +269,7 @@ class IntervalRows:
             self._units[run.name] = "request"
         texts = cells(record, aggregate)
         line = "".join(texts[name].rjust(width + 1) for name, width in COLUMNS.items())
-        parts = (line, " ".join(at_depth(aggregate)), *notes(aggregate), printable(aggregate.request))
+        parts = (line, by_position(aggregate), *notes(aggregate), printable(aggregate.request))
         console.print(Text("  ".join(part for part in parts if part)), soft_wrap=True)
 
     def totals(self, console: Console) -> None:
@@ -259,14 +278,17 @@ class IntervalRows:
             return
         from specscope.analyze.table import Table, number, percent, share, told
         from specscope.analyze.text import table_block
+        from specscope.trace.history.interval import few_drafted, runs
         from specscope.trace.history.wording import plural
         from specscope.trace.record.vocabulary import printable
 
         for name, sums in self._sums.items():
             rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
             rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
-            rates = enumerate(sums.per_position, 1)
-            rows += [(f"accepted at depth {depth}, of the drafts", share(rate, sums.drafts)) for depth, rate in rates]
+            if few := few_drafted(*(sums.told(key) for key in ("drafts", "accepted", "emitted"))):
+                rows.append(("output tokens of steps with a draft", few))
+            depths = runs(sums.per_position)
+            rows += [(f"accepted at depth {depth}, of the drafts", share(rate, sums.drafts)) for depth, rate in depths]
             title = f"{name}: {plural(sums.aggregates, self._units[name])}"
             console.print(table_block(Table(printable(title), ("", ""), rows)))
         for run in self._runs.values():

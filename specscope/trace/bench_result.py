@@ -1,4 +1,4 @@
-"""Results of serving benches, `vllm bench serve --save-result` and `specscope bench serve --json`, as intervals.
+"""Results of serving benches, of vLLM (`--save-result`), SGLang (`--output-file`) and ours (`--json`), as intervals.
 
 A result holds sums over its requests. Its speculation figures become an Aggregate, and the run holds counts only.
 """
@@ -27,7 +27,7 @@ Seconds = Annotated[float, Meta(ge=0, lt=2**31)]
 
 
 class _Result(Struct):
-    """One run, under the names of vLLM's bench, which ours has too."""
+    """One run, under the names of vLLM's bench and ours. SGLang's has an average alone."""
 
     model_id: Short = ""
     label: Short | None = None
@@ -35,6 +35,7 @@ class _Result(Struct):
     duration: Seconds = 0.0
     total_output_tokens: Sum | None = None
     spec_decode_acceptance_length: Length | None = None
+    accept_length: Length | None = None  # SGLang's
     spec_decode_num_drafts: Sum | None = None
     spec_decode_draft_tokens: Sum | None = None
     spec_decode_accepted_tokens: Sum | None = None
@@ -43,7 +44,10 @@ class _Result(Struct):
     @property
     def speculates(self) -> bool:
         """Whether the result has any speculation figures."""
-        return self.spec_decode_num_drafts is not None or self.spec_decode_acceptance_length is not None
+        return any(
+            figure is not None
+            for figure in (self.spec_decode_num_drafts, self.spec_decode_acceptance_length, self.accept_length)
+        )
 
 
 class _Document(Struct):
@@ -83,7 +87,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
     at_depth = tuple(round((rate or 0) * (drafts or 0)) for rate in rates)
     if drafts is None or any(after > before for before, after in pairwise((drafts, *at_depth))):
         at_depth = ()
-    length = result.spec_decode_acceptance_length
+    lengths = dict(zip(LENGTHS, (result.spec_decode_acceptance_length, result.accept_length), strict=True))
     end = _end(result.date)
     aggregate = Aggregate(
         source=SOURCE,
@@ -94,7 +98,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
         emitted=result.total_output_tokens,
         accepted_at=at_depth,
         proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
-        averages={} if length is None else {LENGTHS[0]: length},
+        averages={name: length for name, length in lengths.items() if length is not None},
     )
     return interval_record(number, max(end - int(result.duration * 1e9), 0), end, aggregate)
 

@@ -45,16 +45,18 @@ def attributes(end: RequestEnd, model: str) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": [end.reason.value],
         "gen_ai.usage.input_tokens": len(info.prompt_tokens),
         "gen_ai.usage.output_tokens": len(end.output),
-        OTHER_PARAMS: _json(_others(params)),
         "specscope.request.id": info.id,
         **failed,
+        **_others(params),
     }
 
 
-def _others(params: SamplingParams) -> dict[str, Any]:
+def _others(params: SamplingParams) -> dict[str, str]:
     """The parameters that were given and have no name in the conventions."""
     values = params.to_dict().items()
-    return {name: value for name, value in values if name not in (*PARAMS, "stop") and value != _DEFAULTS.get(name)}
+    told = (*PARAMS, "stop", "left_out")  # what privacy leaves out, the resource says
+    given = {name: value for name, value in values if name not in told and value != _DEFAULTS.get(name)}
+    return {OTHER_PARAMS: _json(given)} if given else {}
 
 
 def messages(end: RequestEnd, run: RunInfo, vocabulary: Vocabulary) -> dict[str, str]:

@@ -30,6 +30,7 @@ class ReadAs(Enum):
     TREES = "specscope tree --from draws its tree, and --tree takes it as text"
     TRAIN = "specscope train takes it as --data"
     COSTS = "specscope tune takes it as --costs"
+    NO_TRACE = "the store may not have the trace yet, or no longer"
     NONE = "this version of specscope does not read it"
 
 
@@ -56,8 +57,15 @@ VLLM_LOG = FileKind("a log of vLLM", ReadAs.WATCH)
 ANSWER = FileKind("an answer of a server", ReadAs.WATCH)
 TEXTS = FileKind("a file of texts to train on", ReadAs.TRAIN)
 STREAM = FileKind("an answer of a server, as a stream", ReadAs.WATCH)
+LLAMACPP_STREAM = FileKind("an answer of llama.cpp, as a stream", ReadAs.WATCH)
+LLAMACPP_LOG = FileKind("a log of llama.cpp", ReadAs.WATCH)
+LLAMACPP_JSON_LOG = FileKind("a log of llama.cpp, a line in each JSON value", ReadAs.WATCH)
+LLAMACPP_PAGE = FileKind("a page of metrics of llama.cpp", ReadAs.WATCH)
 PAGE = FileKind("a page of metrics", ReadAs.WATCH)
+TENSORRT_STATS = FileKind("iteration statistics of TensorRT-LLM", ReadAs.WATCH)
+WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
+BARE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")  # each a key of a resourceSpans
 # By paths of keys: a kind is what has all of one of its sets. The first that fits is meant.
 _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (CAPTURE, ("resourceSpans", "resource_spans")),
@@ -73,20 +81,32 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
             *("trace.resourceSpans", "trace.resource_spans", "trace.batches"),
         ),
     ),
+    (FileKind("resourceSpans alone", ReadAs.CAPTURES), BARE_SPANS),
+    (FileKind("an error that Jaeger answered", ReadAs.NO_TRACE), ("error.grpcCode",)),
     (FileKind("a list of traces that Tempo found", ReadAs.NONE), ("traces.traceID",)),
     (FileKind("a trace in Zipkin's format", ReadAs.NONE), ("traceId id", "traceId localEndpoint")),
     (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), ("resourceMetrics", "resourceLogs")),
-    (BENCH, ("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date")),
-    (FileKind("a result of SGLang's bench_serving", ReadAs.NONE), ("accept_length request_throughput",)),
-    (FileKind("an answer of llama.cpp", ReadAs.NONE), ("timings.predicted_n", "generation_settings timings")),
-    (FileKind("a list of llama.cpp's slots", ReadAs.NONE), ("is_processing n_ctx",)),
+    (
+        BENCH,
+        (
+            *("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date"),
+            "accept_length request_throughput",  # SGLang's
+        ),
+    ),
+    (FileKind("an answer of llama.cpp", ReadAs.WATCH), ("timings.predicted_n", "generation_settings timings")),
+    (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), ("is_processing n_ctx",)),
+    (TENSORRT_STATS, ("specDecodingStats.numDraftTokens", "iterLatencyMS iter", "iterLatencyMS numActiveRequests")),
+    (
+        FileKind("an answer of TensorRT-LLM", ReadAs.WATCH),
+        ("request_perf_metrics.speculative_decoding", "choices.request_perf_metrics.speculative_decoding"),
+    ),
     (SHAREGPT, ("conversations", "conversation")),
     (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), ("turns multiturn", "messages question_id")),
     (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), ("turns", "prompt prompt_id")),
     (FileKind("an answer of SGLang", ReadAs.WATCH), ("meta_info", "sglext choices")),
     (FileKind("figures of a request of vLLM", ReadAs.WATCH), ("spec_decode_metrics", "num_draft_tokens")),
     (ANSWER, ("choices object", "choices usage", "metrics.speculative_decoding")),
-    (FileKind("a log of llama.cpp", ReadAs.NONE), ("type time level msg",)),
+    (LLAMACPP_JSON_LOG, ("type time level msg",)),
     (WRAPPED_LOG, ("log stream", "message level", "message levelname")),
     (PROMPT_FILE, ("prompt", "messages")),
     (FileKind("a speculative configuration", ReadAs.TREES), ("num_speculative_tokens", "speculative_num_steps")),
@@ -96,14 +116,18 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
 )
 # By how the text of the first lines is written
 _BY_TEXT = (
+    (
+        FileKind("an answer of Jaeger without a trace", ReadAs.NO_TRACE),
+        r'\A\s*\{\s*"data":\s*(?:null|\[\s*\])\s*(?:\}|,\s*"(?:total|limit|offset|errors)":)',
+    ),
     (FileKind("llm.get_metrics() of vLLM", ReadAs.WATCH), r'"name":\s*"vllm:'),
     (FileKind("what a specscope verb printed with --json", ReadAs.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
-    (FileKind("a log of llama.cpp", ReadAs.NONE), r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
-    (FileKind("a log of SGLang", ReadAs.NONE), r"\bDecode batch.*#running-req: "),
+    (LLAMACPP_LOG, r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
+    (FileKind("a log of SGLang", ReadAs.WATCH), r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
-    (FileKind("a page of metrics of llama.cpp", ReadAs.NONE), r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
-    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
-    (FileKind("an answer of llama.cpp, as a stream", ReadAs.NONE), r'\Adata: ?\{(?s:.*)"timings": ?\{'),
+    (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
+    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|ray_vllm_|trtllm_)\w+(?:\{.*\})? [-+.\w]+\s*$"),
+    (LLAMACPP_STREAM, r'\Adata: ?\{(?s:.*)"timings": ?\{'),
     (STREAM, r"\A\s*(?:(?:event|id)?:[^\n]*\n\s*)*data: ?\{"),
     (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),
 )

@@ -19,6 +19,8 @@ from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableErr
 SOURCE = "vLLM log"
 MARK = "SpecDecoding metrics:"
 LOAD = "Avg generation throughput:"
+# Of the configuration that it prints when it starts: verdicts are then made up
+SYNTHETIC = re.compile(r"rejection_sample_method['\"]?\s{0,4}[:=]\s{0,4}['\"]?synthetic\b")
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _NAN = "nan"  # older versions write it for an interval in which nothing was drafted
@@ -63,7 +65,11 @@ class LogReader:
     intervals are held until the process names an engine for the second time. If it named only one, they are its own.
     """
 
+    words = "vLLM's log"
+
     def __init__(self, now: datetime) -> None:
+        self.any = False  # whether there was a line of metrics
+        self._source = SOURCE
         self._now = now
         self._processes: dict[str, _Process] = {}
         self._ends: dict[str, int] = {}  # of each engine's last interval
@@ -71,8 +77,11 @@ class LogReader:
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
         self._now = now or self._now
+        if SYNTHETIC.search(line):
+            self._source = f"{SOURCE}, synthetic acceptance"
         if MARK not in line and LOAD not in line:
             return []
+        self.any |= MARK in line
         writer = match[0] if (match := _PROCESS.search(line)) else ""
         make_room(self._processes, writer)
         process = self._processes.setdefault(writer, _Process())
@@ -89,8 +98,8 @@ class LogReader:
             process.engines.add(process.engine)
         return self._released(process) if again else []
 
-    def rest(self) -> list[ToldInterval]:
-        """The intervals still held: there are no more lines, or none for now."""
+    def rest(self, *, last: bool = False) -> list[ToldInterval]:
+        """The intervals still held: there are no more lines (`last`), or none for now."""
         return [interval for process in self._processes.values() for interval in self._released(process)]
 
     def _of_process(self, process: _Process, line: str) -> list[ToldInterval]:
@@ -127,6 +136,7 @@ class LogReader:
         whole = Aggregate(
             **vars(line_counts)
             | {
+                "source": self._source,
                 "engine": engine,
                 "running": int(values["running"]) if "running" in values else None,
                 "waiting": int(values["waiting"]) if "waiting" in values else None,
@@ -162,7 +172,7 @@ def aggregate(line: str) -> Aggregate:
         if any(given):
             raise UnreadableError(f"a `{MARK}` line whose length is no number, though tokens were drafted")
         return Aggregate(source=SOURCE, drafts=0, drafted=0, accepted=0, averages=averages)
-    rates = _rates(matches["rates"][1]) if matches["rates"] else ()
+    rates = rates_of(matches["rates"][1], MARK) if matches["rates"] else ()
     drafts, alone = work_out(*given, length[1], rates)
     if matches["depth"]:  # vLLM has a rate of 0 at the depths that it no longer drafts
         rates = rates[: max(int(matches["depth"][1]), sum(float(rate) > 0 for rate in rates))]
@@ -179,19 +189,19 @@ def aggregate(line: str) -> Aggregate:
     )
 
 
-def _rates(text: str) -> tuple[str, ...]:
-    """The rates, as written. Raises UnreadableError."""
+def rates_of(text: str, line: str) -> tuple[str, ...]:
+    """The rates by position that a line has, as written. Raises UnreadableError that names the kind of line."""
     rates = tuple(part.strip() for part in text.strip(", ").split(",", POSITIONS))
     if len(rates) > POSITIONS:
-        raise UnreadableError(f"a `{MARK}` line of more than {POSITIONS} positions")
+        raise UnreadableError(f"a `{line}` line of more than {POSITIONS} positions")
     try:
         if max(map(len, rates)) > DIGITS:
             raise ValueError
         values = [float(rate) for rate in rates]
     except ValueError:
-        raise UnreadableError(f"a `{MARK}` line whose rates are no numbers") from None
+        raise UnreadableError(f"a `{line}` line whose rates are no numbers") from None
     if not all(0 <= value <= 1 for value in values) or any(after > before for before, after in pairwise(values)):
-        raise UnreadableError(f"a `{MARK}` line whose rates by position are not between 0 and 1, or rise")
+        raise UnreadableError(f"a `{line}` line whose rates by position are not between 0 and 1, or rise")
     return rates
 
 

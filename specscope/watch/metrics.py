@@ -1,7 +1,7 @@
 """Prometheus text to readings, and the difference of two readings of one engine to an Aggregate.
 
-vLLM has counters: their growth is what happened in the interval. SGLang has gauges: averages over its own intervals,
-kept as averages.
+Counters are sums: their growth is what happened in the interval. Gauges are averages over the engine's own intervals,
+and kept as averages. `names.py` has what each engine calls them.
 """
 
 from __future__ import annotations
@@ -17,38 +17,11 @@ from prometheus_client.samples import Sample
 
 from specscope.trace.checked import short
 from specscope.trace.record.aggregate import Aggregate, full_chains
+from specscope.watch.names import Names, named
 from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
 
-VLLM, SGLANG = "vLLM /metrics", "SGLang /metrics"
-
-COUNTERS = {
-    "vllm:spec_decode_num_drafts_total": "drafts",
-    "vllm:spec_decode_num_draft_tokens_total": "drafted",
-    "vllm:spec_decode_num_accepted_tokens_total": "accepted",
-    "vllm:generation_tokens_total": "emitted",
-}
-PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-CREATED = "vllm:spec_decode_num_drafts_created"
-GAUGES = {
-    "vllm:num_requests_running": "running",
-    "vllm:num_requests_waiting": "waiting",
-    "vllm:kv_cache_usage_perc": "kv_usage",
-    "vllm:gpu_cache_usage_perc": "kv_usage",  # before 0.11
-    "sglang:num_running_reqs": "running",
-    "sglang:num_queue_reqs": "waiting",
-    "sglang:token_usage": "kv_usage",
-}
-AVERAGES = (
-    "sglang:spec_accept_length",
-    "sglang:spec_accept_rate",
-    "sglang:spec_cap_length",
-    "sglang:spec_block_accept_length",
-    "sglang:spec_num_steps",
-    "sglang:spec_num_draft_tokens",
-    "sglang:gen_throughput",
-)
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
-RANKS = ("dp_rank", "tp_rank", "pp_rank", "engine_type")  # labels that distinguish SGLang's schedulers
+ROUNDED_FROM = 10**6  # counts of a page of six digits
 
 
 @dataclass
@@ -61,20 +34,41 @@ class Reading:
     time_ns: int
     counters: dict[str, int] = field(default_factory=dict)
     accepted_at: dict[int, int] = field(default_factory=dict)  # by position, from 0
+    proposed_at: dict[int, int] = field(default_factory=dict)  # likewise
     gauges: dict[str, float] = field(default_factory=dict)
     averages: dict[str, float] = field(default_factory=dict)
     created: float | None = None  # when the counters began, seconds
+    six_digits: bool = False  # counts from a million on are rounded
 
     @property
     def at_depth(self) -> tuple[int, ...]:
         """Accepted tokens by depth; empty where a position is missing."""
-        known = sorted(self.accepted_at)
-        return tuple(self.accepted_at[position] for position in known) if known == list(range(len(known))) else ()
+        return _by_depth(self.accepted_at)
 
     @property
     def speculates(self) -> bool:
         """Whether there is anything about speculation in it."""
-        return "drafts" in self.counters or any(name.startswith("sglang:spec_accept") for name in self.averages)
+        return bool({"drafts", "drafted"} & self.counters.keys()) or any("spec_" in name for name in self.averages)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The counters, and what follows from the counts by position."""
+        totals, accepted, proposed = dict(self.counters), self.at_depth, _by_depth(self.proposed_at)
+        if self.six_digits and accepted:
+            totals["accepted"] = sum(accepted)  # of smaller numbers, which are not rounded
+        if "drafts" not in totals and proposed and sum(proposed) == totals.get("drafted"):
+            totals["drafts"] = proposed[0]
+        return totals
+
+    @property
+    def rounded(self) -> bool:
+        """Whether one of its counters is written with fewer digits than it has."""
+        return self.six_digits and any(value >= ROUNDED_FROM for value in self.counters.values())
+
+
+def _by_depth(counts: Mapping[int, int]) -> tuple[int, ...]:
+    known = sorted(counts)
+    return tuple(counts[position] for position in known) if known == list(range(len(known))) else ()
 
 
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
@@ -94,53 +88,75 @@ def read_metrics(text: str, time_ns: int) -> list[Reading]:
 
 
 def _take(sample: Sample, time_ns: int, readings: dict[tuple[str, str, str], Reading]) -> None:
-    name, labels = sample.name, sample.labels
-    known = name in COUNTERS or name in GAUGES or name in AVERAGES or name in (PER_POSITION, CREATED)
-    if not known:
+    labels = sample.labels
+    known = named(sample.name)
+    if known is None:
         return
-    key = _engine(name, labels)
-    reading = readings.setdefault(key, Reading(*key, time_ns=time_ns))
-    if name in COUNTERS:
-        counter = COUNTERS[name]
+    names, name, by_ray = known
+    if not _reads(names, name) or any(labels.get(label) == value for label, value in names.left_out.items()):
+        return
+    key = (f"{names.source} (Ray)" if by_ray else names.source, _engine(names, labels), labels.get("model_name", ""))
+    reading = readings.setdefault(key, Reading(*key, time_ns=time_ns, six_digits=names.six_digits))
+    if name in names.counters:
+        counter = names.counters[name]
         reading.counters[counter] = reading.counters.get(counter, 0) + count(sample.value, name)
-    elif name == PER_POSITION:
-        position = labels.get("position", "")
-        if not position.isdecimal():
-            raise UnreadableError(f"{name} has the position {position[:40]!r}")
-        index = int(position[:9])
-        if index >= POSITIONS:
-            raise UnreadableError(f"{name} has more than {POSITIONS} positions")
-        reading.accepted_at[index] = reading.accepted_at.get(index, 0) + count(sample.value, name)
-    elif name == CREATED:
+    elif name in (names.accepted_at, names.proposed_at):
+        into = reading.accepted_at if name == names.accepted_at else reading.proposed_at
+        position = _position(name, labels.get(names.position, ""))
+        into[position] = into.get(position, 0) + count(sample.value, name)
+    elif name == names.created:
         reading.created = sample.value
     elif not math.isfinite(sample.value):
         return  # a gauge that has no value yet
-    elif name in GAUGES:
-        reading.gauges[GAUGES[name]] = sample.value
+    elif name in names.gauges:
+        reading.gauges[names.gauges[name]] = sample.value
     else:
         reading.averages[name] = sample.value
 
 
-def _engine(name: str, labels: Mapping[str, str]) -> tuple[str, str, str]:
-    """(source, engine, model) that a sample belongs to."""
-    model = labels.get("model_name", "")
-    if name.startswith("vllm:"):
-        return VLLM, labels.get("engine", ""), model
-    return SGLANG, " ".join(f"{rank} {labels[rank]}" for rank in RANKS if labels.get(rank)), model
+def _reads(names: Names, name: str) -> bool:
+    alone = (names.accepted_at, names.proposed_at, names.created)
+    return name in names.counters or name in names.gauges or name in names.averages or name in alone
+
+
+def _position(name: str, position: str) -> int:
+    """The index of a position. Raises UnreadableError."""
+    if not position.isdecimal():
+        raise UnreadableError(f"{name} has the position {position[:40]!r}")
+    index = int(position[:9])
+    if index >= POSITIONS:
+        raise UnreadableError(f"{name} has more than {POSITIONS} positions")
+    return index
+
+
+def _engine(names: Names, labels: Mapping[str, str]) -> str:
+    """Which engine of the page a sample belongs to. The first label alone goes without its name, as vLLM's `engine`."""
+    given = {label: labels[label] for label in names.labels if labels.get(label)}
+    parts = [
+        value if label == "engine" else f"{label} {value}"
+        for label, value in given.items()
+        if names.plain.get(label) != value
+    ]
+    return " ".join(parts)
 
 
 def difference(before: Reading | None, after: Reading) -> ToldInterval:
     """What happened between two readings of one engine; before None: since its counters began."""
     reset = before is not None and _restarted(before, after)
     past = None if before is None or reset else before
-    counts = {name: value - (past.counters.get(name, 0) if past else 0) for name, value in after.counters.items()}
-    at_depth = after.at_depth
-    if past is not None:
-        at_depth = tuple(now - then for then, now in zip_longest(past.at_depth, at_depth, fillvalue=0))
+    then = past.totals if past else {}
+    counts = {name: value - then.get(name, 0) for name, value in after.totals.items()}
+    at_depth, proposed = (
+        _growth(getattr(past, name) if past else {}, getattr(after, name)) for name in ("accepted_at", "proposed_at")
+    )
     began = after.time_ns if not after.created else min(int(after.created * 1e9), after.time_ns)
     drafts, drafted = counts.get("drafts"), counts.get("drafted")
     if drafts is None or any(b > a for a, b in pairwise((drafts, *at_depth))):
         at_depth = ()  # the server counted on while it wrote its page
+    if not proposed or any(b > a for a, b in pairwise(proposed)):
+        proposed = full_chains(drafts, drafted, len(at_depth))
+    elif at_depth:
+        at_depth += (0,) * (len(proposed) - len(at_depth))  # positions at which nothing was accepted have no counter
     kv_usage = after.gauges.get("kv_usage")
     aggregate = Aggregate(
         source=after.source,
@@ -150,14 +166,20 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
         accepted=counts.get("accepted"),
         emitted=counts.get("emitted"),
         accepted_at=at_depth,
-        proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
+        proposed_at=proposed[: len(at_depth)] if len(proposed) >= len(at_depth) else (),
         running=_whole(after.gauges.get("running")),
         waiting=_whole(after.gauges.get("waiting")),
         kv_usage=kv_usage if kv_usage is not None and 0 <= kv_usage <= 1 else None,
         averages=dict(after.averages),
         reset=reset,
+        rounded=after.rounded,
     )
     return ToldInterval(after.model, before.time_ns if before else max(began, 0), after.time_ns, aggregate)
+
+
+def _growth(before: Mapping[int, int], after: Mapping[int, int]) -> tuple[int, ...]:
+    """By depth: a position appears when it is first counted."""
+    return tuple(now - then for then, now in zip_longest(_by_depth(before), _by_depth(after), fillvalue=0))
 
 
 def _restarted(before: Reading, after: Reading) -> bool:

@@ -1,7 +1,8 @@
 """JSON of requests and of engines to aggregates.
 
 Recognised: a response of vLLM's server or the last event of a stream (`metrics.speculative_decoding`), an output's
-`spec_decode_metrics`, `llm.get_metrics()`, and SGLang's responses (`return_spec_tokens_details`, or `meta_info`).
+`spec_decode_metrics`, `llm.get_metrics()`, SGLang's responses (`return_spec_tokens_details`, or `meta_info`),
+llama.cpp's (`timings`), TensorRT-LLM's (`request_perf_metrics`) and its iteration statistics.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from msgspec import Meta, Struct
 
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.wire.codec import plain_error
-from specscope.watch.metrics import COUNTERS, GAUGES, PER_POSITION, Reading, difference
+from specscope.watch.iterations import is_iteration, read_iteration
+from specscope.watch.metrics import Reading, difference
+from specscope.watch.names import VLLM
+from specscope.watch.timings import ChunkDrafts, Timings, of_llamacpp
 from specscope.watch.told import MOST, POSITIONS, ToldInterval, UnreadableError, count
 
 RESPONSE, METRICS, SGLANG = "vLLM response", "vLLM get_metrics()", "SGLang response"
+TENSORRT = "TensorRT-LLM response"
 
 Count = Annotated[int, Meta(ge=0, lt=MOST)]
 Histogram = Annotated[list[Count], Meta(max_length=POSITIONS + 1)]
@@ -48,6 +53,24 @@ class SglangDetail(Struct, frozen=True):
     spec_accept_rate: Value | None = None
 
 
+# The names of SglangDetail in older versions: until 0.5.10, and in 0.5.11; 0.5.12 has the last ones beside the new ones
+RENAMED = {
+    "spec_accept_token_num": "spec_num_correct_drafts",
+    "spec_draft_token_num": "spec_num_proposed_drafts",
+    "spec_accept_histogram": "spec_correct_drafts_histogram",
+    "spec_accepted_drafts": "spec_num_correct_drafts",
+    "spec_proposed_drafts": "spec_num_proposed_drafts",
+}
+
+
+class TensorrtDetail(Struct, frozen=True):
+    """TensorRT-LLM's `speculative_decoding` of a request."""
+
+    total_draft_tokens: Count
+    total_accepted_draft_tokens: Count
+    acceptance_rate: Value | None = None
+
+
 class Metric(Struct, frozen=True):
     """One of `llm.get_metrics()`: a counter or gauge has a value, a vector values."""
 
@@ -69,9 +92,12 @@ def read_json(value: Any, time_ns: int) -> list[ToldInterval]:  # noqa: ANN401
 
 
 def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN401
-    """The intervals in one response or output."""
+    """The intervals in one response or output, or of one iteration."""
     if not isinstance(value, dict):
         raise UnreadableError("a JSON value that is no response")
+    if is_iteration(value):
+        yield from read_iteration(value, time_ns)
+        return
     if "error" in value:
         raise UnreadableError("the response is an error of the server")
     if isinstance(value.get("outputs"), list):  # a RequestOutput of vLLM
@@ -82,14 +108,15 @@ def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN40
     time = int(created * 1e9) if isinstance(created, int | float) and 0 < created < 2**33 else time_ns
     model = value["model"][:1000] if isinstance(value.get("model"), str) else ""
     aggregates = list(_aggregates(value))
+    if not aggregates and "timings" in value:
+        raise UnreadableError("an answer of llama.cpp in which nothing was drafted: is speculation on in the server?")
     if not aggregates:
         raise UnreadableError("a response without speculation figures: are they switched on in the server?")
     name = next((value[key] for key in ("id", "request_id") if isinstance(value.get(key), str)), "")[:1000]
     for index, aggregate in enumerate(aggregates):
         about = f"{name} {index}".strip() if len(aggregates) > 1 else name
-        yield ToldInterval(
-            model, time, time, replace(aggregate, request=about, emitted=_emitted(value, len(aggregates)))
-        )
+        emitted = aggregate.emitted if aggregate.emitted is not None else _emitted(value, len(aggregates))
+        yield ToldInterval(model, time, time, replace(aggregate, request=about, emitted=emitted))
 
 
 def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
@@ -103,9 +130,32 @@ def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
     elif isinstance(extension, dict) and extension.get("spec_tokens_details") is not None:
         details = extension["spec_tokens_details"]
         for detail in details if isinstance(details, list) else [details]:
-            yield of_sglang(_as(detail, SglangDetail))
+            yield of_sglang(_sglang(detail))
     elif "spec_verify_ct" in (meta := _object(value.get("meta_info") or value)):
-        yield of_sglang(_as(meta, SglangDetail))
+        yield of_sglang(_sglang(meta))
+    elif isinstance(timings := value.get("timings"), dict) and "draft_n" in timings:
+        yield of_llamacpp(_as(timings, Timings))
+    else:
+        yield from _of_choices(value)
+
+
+def _sglang(value: Any) -> SglangDetail:  # noqa: ANN401
+    names = {RENAMED.get(name, name): item for name, item in _object(value).items()}
+    detail: SglangDetail = _as(names, SglangDetail)
+    return detail
+
+
+def _of_choices(value: Mapping[str, Any]) -> Iterator[Aggregate]:
+    """Where each choice has its figures: SGLang's, or TensorRT-LLM's, which may have them beside the choices too."""
+    choices = value.get("choices")
+    for holder in (value, *(choices if isinstance(choices, list) else ())):
+        if not isinstance(holder, dict):
+            continue
+        metrics, meta = holder.get("request_perf_metrics"), holder.get("meta_info")
+        if isinstance(metrics, dict) and metrics.get("speculative_decoding") is not None:
+            yield of_tensorrt(_as(metrics["speculative_decoding"], TensorrtDetail), holder)
+        elif holder is not value and isinstance(meta, dict) and "spec_verify_ct" in meta:
+            yield of_sglang(_sglang(meta))
 
 
 def of_vllm(detail: Detail) -> Aggregate:
@@ -153,6 +203,20 @@ def of_sglang(detail: SglangDetail) -> Aggregate:
     )
 
 
+def of_tensorrt(detail: TensorrtDetail, holder: Mapping[str, Any]) -> Aggregate:
+    """The counts of a request of TensorRT-LLM, which has no number of drafts. Raises UnreadableError."""
+    if detail.total_accepted_draft_tokens > detail.total_draft_tokens:
+        raise UnreadableError("speculative_decoding with more accepted tokens than drafted ones")
+    tokens = holder.get("avg_decoded_tokens_per_iter")
+    known = isinstance(tokens, int | float) and 0 <= tokens < MOST
+    return Aggregate(
+        source=TENSORRT,
+        drafted=detail.total_draft_tokens,
+        accepted=detail.total_accepted_draft_tokens,
+        averages={"avg_decoded_tokens_per_iter": float(tokens)} if known else {},  # type: ignore[arg-type]
+    )
+
+
 def _at_depth(histogram: Sequence[int]) -> tuple[int, ...]:
     """Steps that accepted at least 1, 2, ... tokens."""
     return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
@@ -175,22 +239,49 @@ def _metrics(values: Sequence[Any], time_ns: int) -> list[ToldInterval]:
     for value in values:
         if not str(value.get("name", "")).startswith("vllm:"):
             continue
-        if not {value["name"], f"{value['name']}_total"} & {*COUNTERS, *GAUGES, PER_POSITION}:
+        if not {value["name"], f"{value['name']}_total"} & {*VLLM.counters, *VLLM.gauges, VLLM.accepted_at}:
             continue
         metric = _as(value, Metric)
         key = (metric.labels.get("engine", ""), metric.labels.get("model_name", ""))
         reading = by_engine.setdefault(key, Reading(METRICS, *key, time_ns=time_ns))
-        counter = COUNTERS.get(f"{metric.name}_total")
+        counter = VLLM.counters.get(f"{metric.name}_total")
         if counter is not None and metric.value is not None:
             reading.counters[counter] = count(metric.value, metric.name)
-        elif metric.name in GAUGES and metric.value is not None:
-            reading.gauges[GAUGES[metric.name]] = metric.value
+        elif metric.name in VLLM.gauges and metric.value is not None:
+            reading.gauges[VLLM.gauges[metric.name]] = metric.value
         elif metric.values:
             reading.accepted_at = dict(enumerate(metric.values))
     readings = [reading for reading in by_engine.values() if reading.speculates]
     if not readings:
         raise UnreadableError("no speculation metrics among these: is speculation on?")
     return [difference(None, reading) for reading in readings]
+
+
+class Chunks:
+    """The chunks of a llama.cpp stream: its figures are those of the last, its drafts the differences."""
+
+    def __init__(self) -> None:
+        self._drafts = ChunkDrafts()
+        self._last: dict[str, Any] | None = None
+
+    def take(self, value: Any) -> list[ToldInterval]:  # noqa: ANN401
+        """The next chunk, which ends no request. Raises UnreadableError."""
+        if isinstance(value, dict) and isinstance(value.get("timings"), dict):
+            self._drafts.take(_as(value["timings"], Timings))
+            self._last = value
+        return []
+
+    def end(self, time_ns: int) -> list[ToldInterval]:
+        """The request that ends here; none where no chunk had figures. Raises UnreadableError."""
+        last, drafts = self._last, self._drafts
+        self._last, self._drafts = None, ChunkDrafts()
+        if last is None:
+            return []
+        counts = of_llamacpp(_as(last["timings"], Timings), drafts) if "draft_n" in last["timings"] else None
+        return [
+            replace(interval, aggregate=replace(counts or interval.aggregate, request=interval.aggregate.request))
+            for interval in read_json(last, time_ns)
+        ]
 
 
 def _as(value: Any, kind: type[T] | Any) -> Any:  # noqa: ANN401

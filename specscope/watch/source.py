@@ -8,7 +8,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import chain
 from typing import Protocol
@@ -21,25 +21,34 @@ from specscope.remote.fetch import HttpClient, StatusError
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.faults import Faults
-from specscope.trace.kinds import PAGE, STREAM, WRAPPED_LOG, ReadAs, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import PAGES, STREAMS, TENSORRT_STATS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
-from specscope.watch.log import MARK, LogReader
-from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
-from specscope.watch.responses import read_json
+from specscope.watch.iterations import SOURCE as ITERATIONS
+from specscope.watch.iterations import pooled
+from specscope.watch.llamacpp import LlamaLog
+from specscope.watch.log import LogReader
+from specscope.watch.metrics import Intervals, difference, engines, read_metrics
+from specscope.watch.responses import Chunks, read_json
+from specscope.watch.sglang import SglangLog
 from specscope.watch.told import ToldInterval, UnreadableError
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
 TIMEOUT = 10.0  # seconds that a server may be silent
 PATIENCE = 30.0  # seconds that its page may take in all
+TAIL = 2**14  # bytes at a log's end that say when it ends
 PIECE = 2**18  # bytes that are read at once
 IDLE = ""  # instead of a line
 LOOK = 0.25  # seconds between two checks of a file that may grow
 WATCHED = "a log, a page of metrics or an answer of a server"
 UNKNOWN = (
-    "has nothing that watch recognises: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
-    "as JSON, or a page of /metrics"
+    "has nothing that watch recognises: a log with lines of acceptance (vLLM's `SpecDecoding metrics:`, SGLang's "
+    "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics() or responses as JSON, or a page of /metrics"
 )
+DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculation"
+
+
+LOGS = (LogReader, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
 
 
 class Left(str):
@@ -72,23 +81,28 @@ class Server:
         self.faults = Faults()
         self._seconds = seconds
         self._intervals = Intervals()
+        self._first: list[ToldInterval] = []  # of the first reading, where it tells intervals and no counters
 
-    def open(self) -> list[Reading]:
+    def open(self) -> None:
         """The first reading. Raises UserError that says what to do."""
         try:
-            readings = self._read()
+            page = self._page()
+            if looks_like_json(page):
+                self.recognised, self._first = ITERATIONS, self._iterations(page)
+                return
+            readings = read_metrics(page, time.time_ns())
         except UnreadableError as error:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
             raise UserError(
                 f"{self.url}: this server reports no speculation metrics; is speculation on (vLLM: "
-                "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics)?"
+                "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics; llama.cpp: --metrics)?"
+                + (DIFFUSION if "vllm:diffusion_" in page else "")
             )
         self.recognised = engines(readings)
         self._intervals.take(readings)
-        return readings
 
-    def _read(self) -> list[Reading]:
+    def _page(self) -> str:
         try:
             page = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
         except StatusError as error:
@@ -97,17 +111,33 @@ class Server:
             raise UserError(f"{self.url} cannot be reached: {first_line(error)}") from None
         if len(page) > LARGEST:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
-        return read_metrics(page.decode("utf-8", "replace"), time.time_ns())
+        return page.decode("utf-8", "replace")
+
+    def _iterations(self, page: str) -> list[ToldInterval]:
+        """TensorRT-LLM's iterations since the page was last read, as one interval. Raises UnreadableError."""
+        kind = kind_of(page.encode())
+        if kind is not None and kind is not TENSORRT_STATS:
+            raise UserError(f"{self.url} is {kind.words}, not a page of metrics")
+        try:
+            value = decoded(page)
+        except orjson.JSONDecodeError as error:
+            raise UnreadableError(f"the page is no JSON ({error})") from None
+        return pooled(read_json(value, time.time_ns())) if value else []
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """One interval after the other. While a server is unreachable it is tried again."""
+        yield from self._first
         due, away = time.monotonic(), False
         while True:
             due = max(due + self._seconds, time.monotonic())
             if stop.wait(max(due - time.monotonic(), 0)):
                 return
             try:
-                readings = self._read()
+                page = self._page()
+                if looks_like_json(page):
+                    intervals = self._iterations(page)
+                else:
+                    intervals = self._intervals.take(read_metrics(page, time.time_ns()))
             except (UserError, UnreadableError) as error:
                 if isinstance(error, UnreadableError):
                     self.faults.add(self.name, str(error))
@@ -118,7 +148,7 @@ class Server:
             if away:
                 yield f"{self.name} answers again"
             away = False
-            yield from self._intervals.take(readings)
+            yield from intervals
 
 
 class File:
@@ -129,6 +159,7 @@ class File:
         self.recognised = ""
         self.faults = Faults()
         self._path, self._follow = path, follow
+        self._diffuses = False
         try:
             status = os.fstat(0) if path == "-" else os.stat(path)
         except OSError as error:
@@ -160,19 +191,19 @@ class File:
             if number > 0:
                 os.close(number)
         if not self.recognised and not stop.is_set():
-            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}")
+            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}{DIFFUSION if self._diffuses else ''}")
 
     def _content(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         kind = kind_of(first.encode())
         if kind is not None and kind.reader is not ReadAs.WATCH:  # of a pipe, which cannot be looked at before
             raise kind.refusal(self.name, WATCHED)
-        if kind is WRAPPED_LOG:
+        if kind in WRAPPED:
             yield from self._log(map(unwrapped, chain([first], lines)))
         elif looks_like_json(first):
             yield from self._json(first, filter(None, lines))
-        elif kind is STREAM:
+        elif kind in STREAMS:
             yield from self._stream(first, filter(None, lines))
-        elif kind is PAGE:
+        elif kind in PAGES:
             yield from self._page(first + "".join(self._all(lines)))
         else:
             yield from self._log(chain([first], lines))
@@ -228,6 +259,14 @@ class File:
             while line := file.readline(LONGEST):
                 yield line.decode("utf-8", "replace")
 
+    def _tail(self) -> list[str]:
+        """The last lines of a file that is not compressed; the first of them may be cut."""
+        if not self._regular:
+            return []
+        with open(self._path, "rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
+            return file.read(TAIL).decode("utf-8", "replace").splitlines()
+
     def _all(self, lines: Iterator[str]) -> Iterator[str]:
         self._follow = False
         size = 0
@@ -238,22 +277,30 @@ class File:
             yield line
 
     def _log(self, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
-        reader = LogReader(self._time or datetime.now())
+        readers = [reader(self._time or datetime.now()) for reader in LOGS]
+        for reader in readers:
+            if isinstance(reader, LlamaLog):
+                reader.ends_with(map(unwrapped, self._tail()))
         number = 0
         for line in lines:
             if line == IDLE:
-                yield from reader.rest()
+                yield from (interval for reader in readers for interval in reader.rest())
                 continue
             number += 1
-            if not self.recognised and MARK in line:
-                self.recognised = "vLLM's log"
-                yield f"{self.name}: {self.recognised}"
-            try:
-                yield from reader.take(line, None if self._time and not self._follow else datetime.now())
-            except UnreadableError as error:
-                self.faults.add(f"line {number}", str(error))
-                yield from self._news()
-        yield from reader.rest()
+            self._diffuses |= "DiffusionDecoding metrics:" in line
+            now = None if self._time and not self._follow else datetime.now()
+            for reader in readers:
+                try:
+                    yield from reader.take(line, now)
+                except UnreadableError as error:
+                    self.faults.add(f"line {number}", str(error))
+                    yield from self._news()
+                if reader.any and not self.recognised:
+                    self.recognised = reader.words
+                    yield f"{self.name}: {self.recognised}"
+            if self.recognised and len(readers) > 1:
+                readers = [reader for reader in readers if reader.any][:1]
+        yield from (interval for reader in readers for interval in reader.rest(last=True))
 
     def _json(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         """One document, or one a line."""
@@ -272,11 +319,20 @@ class File:
         self._finish()
 
     def _stream(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
-        """Server-sent events: the last one before `[DONE]` has the figures."""
+        """Server-sent events: the last one before `[DONE]` has the figures, or each has those until then."""
+        chunks = Chunks()
+        number = 0
         for number, line in enumerate(chain([first], lines), 1):
             data = line.removeprefix("data:").strip()
-            if line.startswith("data:") and ('"speculative_decoding"' in data or '"spec_' in data):
+            if not line.startswith("data:"):
+                continue
+            if data == "[DONE]":
+                yield from self._read(f"line {number}", chunks.end)
+            elif '"timings"' in data:
+                yield from self._document(data, number, chunks)
+            elif '"speculative_decoding"' in data or '"spec_' in data or '"request_perf_metrics"' in data:
                 yield from self._document(data, number)
+        yield from self._read(f"line {number}", chunks.end)
         self._finish()
 
     def _finish(self) -> None:
@@ -285,29 +341,38 @@ class File:
             why, self.faults = self.faults.lines()[0], Faults()
             raise UserError(f"{self.name} has no speculation figures; {why}")
 
-    def _document(self, line: str, number: int) -> Iterator[ToldInterval | str]:
+    def _document(self, line: str, number: int, chunks: Chunks | None = None) -> Iterator[ToldInterval | str]:
+        """A line of JSON, or a chunk with the sums until then."""
         try:
             value = decoded(line)
         except orjson.JSONDecodeError as error:
             self.faults.add(f"line {number}", f"no JSON ({error})")
             yield from self._news()
             return
-        yield from self._values(value, number)
+        if chunks is None:
+            yield from self._values(value, number)
+        else:
+            yield from self._read(f"line {number}", lambda _: chunks.take(value))
 
     def _values(self, value: object, number: int) -> Iterator[ToldInterval | str]:
         """The intervals of a JSON value; in a list, responses that cannot be read are left out."""
         single = not isinstance(value, list) or all(isinstance(item, dict) and "name" in item for item in value)
         for index, item in enumerate([value] if single else value):  # type: ignore[arg-type,var-annotated]
-            try:
-                intervals = read_json(item, time.time_ns())
-            except UnreadableError as error:
-                self.faults.add(f"line {number}" if single else f"item {index}", str(error))
-                yield from self._news()
-                continue
-            if intervals and not self.recognised:
-                self.recognised = intervals[0].aggregate.source
-                yield f"{self.name}: {self.recognised}"
-            yield from intervals
+            place = f"line {number}" if single else f"item {index}"
+            yield from self._read(place, lambda time_ns, item=item: read_json(item, time_ns))  # type: ignore[misc]
+
+    def _read(self, place: str, read: Callable[[int], list[ToldInterval]]) -> Iterator[ToldInterval | str]:
+        """What `read` returns at this time; where it raises, a fault of that place."""
+        try:
+            intervals = read(time.time_ns())
+        except UnreadableError as error:
+            self.faults.add(place, str(error))
+            yield from self._news()
+            return
+        if intervals and not self.recognised:
+            self.recognised = intervals[0].aggregate.source
+            yield f"{self.name}: {self.recognised}"
+        yield from intervals
 
     def _news(self) -> Iterator[Left]:
         """Notices of what was left out, for a screen to show now."""
@@ -327,13 +392,19 @@ class File:
 
 
 def unwrapped(line: str) -> str:
-    """The log line inside a line of JSON, as docker and others write it; any other line as it is."""
+    """The log line inside a line of JSON, as docker, llama.cpp and others write it; any other line as it is."""
     try:
         value = decoded(line)
     except ValueError:
         return line
-    texts = [value.get(key) for key in ("log", "message")] if isinstance(value, dict) else []
-    return next((text for text in texts if isinstance(text, str)), line)
+    if not isinstance(value, dict):
+        return line
+    time = value.get("time")
+    if isinstance(value.get("msg"), str) and isinstance(time, int) and 0 <= time < 2**60:  # llama.cpp's: microseconds
+        minutes, micro = divmod(time, 60 * 10**6)
+        seconds, micro = divmod(micro, 10**6)
+        return f"{minutes}.{seconds:02}.{micro // 1000:03}.{micro % 1000:03} I {value['msg']}"
+    return next((text for key in ("log", "message") if isinstance(text := value.get(key), str)), line)
 
 
 def open_source(text: str, seconds: float, *, follow: bool) -> Source:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import shutil
+import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from specscope.errors import UserError
 from specscope.trace.history.interval import counts_run, interval_record
 from specscope.trace.history.wording import plural
+from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.record.vocabulary import Vocabulary, printable, shell_word
+from specscope.trace.stored import FetchedCapture
 from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.outputs import Outputs
-from specscope.watch.source import Source
+from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.spans import SpanLevel
+from specscope.watch.alert import Alerts
+from specscope.watch.source import Source, open_source
 from specscope.watch.told import ENGINES, ToldInterval
 
+POLL = 0.02  # seconds between two looks whether sources have ended
 WAITING = 2000  # records that may wait to be shown
 
 OpenOutputs = Callable[[RunInfo, Bus, str, int], Outputs]
@@ -51,13 +62,14 @@ class News:
 class Watch:
     """Runs the sources until they end or `stop` is called. What they report is taken from `news`."""
 
-    def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs) -> None:
+    def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs, alerts: Alerts | None = None) -> None:
         self.sources = sources
         self.runs: dict[tuple[str, str, str], EngineRun] = {}
         self.news: deque[News] = deque()
         self.errors: list[UserError] = []
-        self.code = 0  # at the end: 1 where a capture lacks something
+        self.code = 0  # at the end: 1 where a capture lacks something, or there was an alert
         self._refused = 0  # intervals of engines beyond the limit
+        self._alerts = alerts or Alerts(())
         self._open_outputs = open_outputs
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the runs
@@ -106,6 +118,9 @@ class Watch:
             record = run.record(item)
             run.bus.publish(record)
             self.news.append(News(run, record))
+            for text in self._alerts.take(run.name, record):
+                self.code |= 1
+                self.news.append(News(None, None, text))
 
     def _run_of(self, source: Source, interval: ToldInterval) -> EngineRun | None:
         """The run of an interval's engine; None where there are too many engines."""
@@ -132,7 +147,7 @@ class Watch:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(5)
-        losses: list[str] = []
+        losses = self._alerts.close()
         with contextlib.ExitStack() as stack, self._lock:
             for run in self.runs.values():
                 if run.outputs is not None:
@@ -161,3 +176,30 @@ class Watch:
 def _name(source: Source, interval: ToldInterval) -> str:
     engine = f" engine {interval.aggregate.engine}" if interval.aggregate.engine else ""
     return f"{source.name}{engine}"
+
+
+def watched_capture(file: str) -> FetchedCapture:
+    """What a file says of one engine, in a capture that is deleted with the process. Raises UserError."""
+    folder = tempfile.mkdtemp(prefix="specscope-watch-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+    def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
+        path = str(Path(folder) / f"{number}.jsonl")
+        options = OutputOptions(path, None, None, SpanLevel.TREES, None, privacy=Privacy.NO_TEXT)
+        return Outputs(options, bus, run, Vocabulary(), None, engine=engine)
+
+    watch = Watch([open_source(file, 1.0, follow=False)], open_outputs)
+    watch.start()
+    try:
+        while not watch.done:
+            watch.news.clear()  # a full list would make it wait
+            time.sleep(POLL)
+    finally:
+        losses = watch.stop()
+    if watch.errors:
+        raise watch.errors[0]
+    if len(watch.runs) != 1:
+        what = "several engines" if watch.runs else "no interval of any engine"
+        try_this = f"specscope watch {shell_word(file)} --headless -o w.jsonl"
+        raise UserError(f"{printable(file)} has {what}: {try_this} makes a capture of each")
+    return FetchedCapture(file, Path(folder) / "0.jsonl", notes=(*watch.faults(), *losses))

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from specscope.analyze import tables
 from specscope.analyze.report import build_report
+from specscope.analyze.table import told
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.undrafted import Undrafted
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import FinalKind, FinishReason
+from specscope.trace.record.records import Absent, FinalKind, FinishReason
 
 from .histories import RUN, demo, end, history, info, record, step
 
@@ -131,6 +132,15 @@ def test_time_and_load() -> None:
     assert forward.total_s == pytest.approx(0.100)
     assert forward.share == pytest.approx(100 / 143)
     assert sum(phase.share for phase in report.phases) == pytest.approx(1)
+
+
+def test_preemptions_of_steps_whose_own_spans_are_missing_are_unknown() -> None:
+    steps = small().steps
+    for known, count in ((steps, 1), ([steps[0], dataclasses.replace(steps[1], absent=Absent(engine=True))], None)):
+        report = build_report(history(known), source="x")
+        assert report.engine.preempted == report.requests[0].preempted == count
+        assert dict(tables.engine(report).rows)["preemptions"] == told(count)
+        assert "preempted" not in tables.request_facts(report.requests[0]) or count
 
 
 def test_requests_in_full_worst_acceptance_first() -> None:

@@ -60,6 +60,8 @@ def test_a_report_has_the_figures_of_the_whole_capture(tmp_path, name, level):
     assert {label: [group.requests for group in groups] for label, groups in alone.groups.items()} == {
         label: [group.requests for group in groups] for label, groups in told.groups.items()
     }
+    rows = [[(row[0], *row[2:]) for row in tables.requests(each, 10).rows] for each in (alone, told)]
+    assert rows[0] == rows[1]  # but for the prompt
     assert not [row for table in tables.tables(alone) for row in table.rows if "unknown" in row]
     assert orjson.dumps(alone.to_dict())
 

@@ -113,6 +113,22 @@ def test_acceptance_comes_from_the_responses_if_all_tell_it(tellers, source, tau
     assert (run.source, run.acceptance.tau) == (source, pytest.approx(tau))
 
 
+@pytest.mark.parametrize(("has_page", "source", "tau"), [(True, METRICS, 1.6), (False, RESPONSES, None)])
+def test_answers_of_llamacpp_lack_the_drafts_that_its_page_has(has_page, source, tau):
+    timings = {"predicted_n": 9, "draft_n": 20, "draft_n_accepted": 12}
+
+    def metrics(requests):
+        return page(10 * requests, (5 * requests, requests)).replace("vllm:", "llamacpp:") if has_page else ""
+
+    with Server(lambda number, body: Reply(last={"timings": timings}), metrics) as server:
+        run = driven(server, Load(concurrency=1), 2)
+    assert (run.source, run.acceptance.tau, run.acceptance.rate) == (
+        source,
+        tau,
+        pytest.approx(0.3 if has_page else 0.6),
+    )
+
+
 def test_a_server_may_tell_no_acceptance():
     with Server() as server:
         assert driven(server, Load(concurrency=1), 2).acceptance is None

@@ -12,7 +12,11 @@ from tests.support.commands import run_here
 
 DATA = Path(__file__).parents[1] / "data"
 PEOPLE = DATA / "people"
-FIGURES, PROMPTS, WATCH = {"report", "compare", "export", "replay"}, {"capture", "debug", "bench"}, {"watch"}
+FIGURES, PROMPTS, WATCH = (
+    {"report", "compare", "export", "replay"},
+    {"capture", "debug", "bench"},
+    {"watch", "report", "compare"},
+)
 STEPS = {"verify", "diagnose", "why", "tune", "over"}
 ONE_TRACE = (FIGURES | STEPS) - {"tune"}  # without its engine steps; it was drafted by a text and a model
 
@@ -51,18 +55,23 @@ FILES = {
     "v1_depth_0904.log": ("a log of vLLM", WATCH),
     "prom_v1_grep.txt": ("a page of metrics", WATCH),
     "prom_sglang.txt": ("a page of metrics", WATCH),
-    "prom_llamacpp.txt": ("a page of metrics of llama.cpp", set()),
-    "sglang.log": ("a log of SGLang", set()),
-    "llamacpp.log": ("a log of llama.cpp", set()),
+    "prom_llamacpp.txt": ("a page of metrics of llama.cpp", WATCH),
+    "sglang.log": ("a log of SGLang", WATCH),
+    "llamacpp.log": ("a log of llama.cpp", WATCH),
     "sgl_0510.json": ("an answer of SGLang", WATCH),
-    "llamacpp_resp.json": ("an answer of llama.cpp", set()),
-    "llamacpp/chat.json": ("an answer of llama.cpp", set()),
-    "llamacpp/completion.json": ("an answer of llama.cpp", set()),
+    "llamacpp_resp.json": ("an answer of llama.cpp", WATCH),
+    "llamacpp/chat.json": ("an answer of llama.cpp", WATCH),
+    "llamacpp/completion.json": ("an answer of llama.cpp", WATCH),
     "llamacpp/slots.json": ("a list of llama.cpp's slots", set()),
-    "llamacpp/log.jsonl": ("a log of llama.cpp", set()),
-    "llamacpp/steps.log": ("a log of llama.cpp", set()),
-    "llamacpp/stream.txt": ("an answer of llama.cpp, as a stream", set()),
-    "llamacpp/metrics_before.txt": ("a page of metrics of llama.cpp", set()),
+    "llamacpp/log.jsonl": ("a log of llama.cpp", WATCH),
+    "llamacpp/steps.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/stream.txt": ("an answer of llama.cpp, as a stream", WATCH),
+    "llamacpp/loop.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/synthetic.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/trace_two_slots.log": ("a log of llama.cpp", WATCH),
+    "llamacpp/metrics_after.txt": ("a page of metrics of llama.cpp", WATCH),
+    "llamacpp/metrics_loop.txt": ("a page of metrics of llama.cpp", WATCH),
+    "llamacpp/metrics_before.txt": ("a page of metrics of llama.cpp", WATCH),
     "vllm_bench.json": ("a result of a serving bench", FIGURES),
     "sharegpt.json": ("ShareGPT's data set", PROMPTS),
     "specbench.jsonl": ("Spec-Bench's or MT-bench's data set", PROMPTS),
@@ -79,11 +88,26 @@ FILES = {
 MADE = {
     "page.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace as Jaeger's page saves it", set()),
     "tempo.json": (b'{"trace": {"resourceSpans": []}}', "a trace as Tempo gives it", {"replay"}),
+    "no_page.json": (b'{"data": [], "errors": null}', "an answer of Jaeger without a trace", set()),
+    "not_found.json": (
+        b'{\n "data": null,\n "errors": [{"code": 404, "msg": "trace not found"}]\n}',
+        "an answer of Jaeger without a trace",
+        set(),
+    ),
+    "no_data.json": (b'{"data":[]}\n', "an answer of Jaeger without a trace", set()),
+    "no_v3.json": (b'{"error":{"grpcCode":5,"httpCode":404,"message":"x"}}', "an error that Jaeger answered", set()),
     "search.json": (b'{"traces": [{"traceID": "0"}], "metrics": {}}', "a list of traces that Tempo found", set()),
     "zipkin.json": (b'[{"traceId": "0", "id": "1", "name": "x"}]', "a trace in Zipkin's format", set()),
     "metrics.jsonl": (b'{"resourceMetrics": []}\n', "metrics or logs in OTLP JSON", set()),
     "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace as Jaeger's API gives it", {"replay"}),
-    "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of SGLang's bench", set()),
+    "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of a serving bench", FIGURES),
+    "stats.json": (
+        b'[{"iter": 5, "iterLatencyMS": 20.5, "numActiveRequests": 3, "specDecodingStats": {"numDraftTokens": 9, '
+        b'"numAcceptedTokens": 4, "numRequestsWithDraftTokens": 3, "acceptanceLength": 2.33}}]',
+        "iteration statistics of TensorRT-LLM",
+        WATCH,
+    ),
+    "ray.txt": (b'ray_vllm_spec_decode_num_drafts_total{engine="0"} 3.0\n', "a page of metrics", WATCH),
     "config.json": (b'{\n "architectures": ["X"],\n "hidden_size": 4\n}', "a model's config.json", set()),
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
     "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),
@@ -119,7 +143,7 @@ def check(name, what, reading):
 
 def _refused_for_its_content(verb, name, line):
     """Where the verb reads files of this kind, but not this one."""
-    counts = name == "vllm_bench.json" and verb in STEPS and "the capture holds counts only" in line
+    counts = "_bench.json" in name and verb in STEPS and "the capture holds counts only" in line
     if verb == "tune" and name in ("jaeger_page.json.gz", "jaeger_v3.json.gz"):  # whichever drafter had a draft drafted
         return "trees are from a text and a model" in line
     without_spans = name in ("v3.json", "tempo.json", "page.json") and verb in FIGURES | STEPS
@@ -182,6 +206,24 @@ def test_idle_intervals_and_depths(folder):
 @pytest.fixture(scope="module")
 def plain():
     return gzip.decompress((PEOPLE / "cap.jsonl.gz").read_bytes())
+
+
+BARE = {
+    "bare.json": lambda parts: json.dumps(parts[0]),
+    "bare.jsonl": lambda parts: "\n".join(map(json.dumps, parts)),
+    "list.json": json.dumps,
+    "indented.json": lambda parts: json.dumps(parts, indent=2),
+    "scopes_first.json": lambda parts: json.dumps([dict(reversed(part.items())) for part in parts]),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_resource_spans_without_what_is_around_them(folder, plain, name):
+    parts = [part for line in plain.splitlines() for part in json.loads(line)["resourceSpans"]]
+    whole = [{**parts[0], "scopeSpans": [scope for part in parts for scope in part["scopeSpans"]]}]
+    Path(name).write_text(BARE[name](whole if name == "bare.json" else parts))
+    check(name, "resourceSpans alone", FIGURES | STEPS)
+    assert read_capture(name).history.acceptance.steps == 11
 
 
 WRITTEN = {

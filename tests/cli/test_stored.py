@@ -141,3 +141,14 @@ def test_a_screen_shows_it_and_a_bar_meanwhile_and_nothing_is_left(store, tmp_pa
         assert os.listdir(tmp_path) == []
     finally:
         terminal.close()
+
+
+def test_of_a_trace_that_several_engines_took_part_in_the_first_is_read():
+    """A caller's trace: a client asked two servers, each of which is a run."""
+    other, other_traces = traces_of(EAGLE)
+    both = {**TRACES, REQUEST: [*TRACES[REQUEST], *other_traces[other]]}
+    with Store(jaeger(both)) as store:
+        done = told("report", f"{store.url}{ID}", "--json")
+    (capture,) = json.loads(done.stdout)["captures"]
+    assert [request["id"] for request in capture["requests"]] == ["r0"]
+    assert "requests of 1 other run" in done.stdout

@@ -328,3 +328,48 @@ def test_on_a_screen_with_two_engines(tmp_path):
             terminal.close()
     assert read_capture(path).history.acceptance.drafts == 143
     assert read_capture(tmp_path / "w-2.jsonl").history.acceptance.drafts == 12
+
+
+LLAMA = Path(__file__).parents[1] / "data" / "people" / "llamacpp"
+STEPS, SYNTHETIC = str(LLAMA / "steps.log"), str(LLAMA / "synthetic.log")
+
+
+def test_report_reads_a_log_as_its_capture(tmp_path):
+    """As it does the capture that watch makes of it, under the log's own name."""
+    capture = str(tmp_path / "w.jsonl")
+    assert run_here(["watch", STEPS, "--headless", "-o", capture])[0] == 0
+    reports = []
+    for file in (STEPS, capture):
+        code, out, err = run_here(["report", file, "--json"])
+        assert code == 0, err
+        values = json.loads(out)
+        assert values["source"] in (file, [file])
+        reports.append(values["pooled"])
+    assert reports[0] == reports[1]
+    assert reports[0]["drafts"] == 71
+
+
+def test_compare_reads_logs_and_judges_them():
+    code, out, _ = run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau drops > 2%"])
+    assert code == 1
+    assert "3.90           2.40    -1.50" in out
+    assert run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau rises > 2%"])[0] == 0
+
+
+def test_what_cannot_be_one_capture_is_refused(tmp_path):
+    page = tmp_path / "page.txt"
+    page.write_text(two_engines(text("metrics_before.txt"), text("metrics_after.txt")))
+    code, _, err = run_here(["report", str(page)])
+    assert (code, "page.txt has several engines: specscope watch" in err) == (2, True)
+    (tmp_path / "empty.log").write_text("0.00.001.594 I srv  llama_server: initializing ...\n")
+    code, _, err = run_here(["report", str(tmp_path / "empty.log")])
+    assert (code, "nothing that watch recognises" in err) == (2, True)
+
+
+def test_sglangs_bench_beside_counts(tmp_path):
+    result = {"backend": "sglang", "duration": 10.0, "total_output_tokens": 1000, "request_throughput": 1.0}
+    (tmp_path / "sglang.jsonl").write_text(json.dumps(result | {"accept_length": 2.47}) + "\n")
+    code, out, _ = run_here(["compare", str(tmp_path / "sglang.jsonl"), STEPS])
+    assert code == 0
+    (row,) = [line.split() for line in out.splitlines() if "sglang:spec_accept_length" in line]
+    assert row == ["sglang:spec_accept_length,", "last", "2.47", "–", "–"]

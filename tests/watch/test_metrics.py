@@ -111,7 +111,7 @@ def test_the_gauges_of_sglang_are_averages_and_nothing_else():
     (told,) = intervals.take(read_metrics(SGLANG, 2))
     one = told.aggregate
     assert one.source == "SGLang /metrics"
-    assert one.engine == "tp_rank 0 pp_rank 0 engine_type unified"
+    assert one.engine == ""
     assert (one.drafts, one.drafted, one.accepted, one.emitted) == (None, None, None, None)
     assert (one.accepted_at, one.proposed_at) == ((), ())
     expected = {"sglang:spec_accept_length": 2.31, "sglang:spec_accept_rate": 0.4367, "sglang:gen_throughput": 812.5}

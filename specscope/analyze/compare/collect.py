@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -49,6 +50,8 @@ class Collector:
         self.requests: list[SideRequest] = []
         self.engine_steps = 0
         self._in_part = False  # whether something of a step is not in the file
+        self._preempted = Counter[str]()  # how many times each request was
+        self._tells_preempted = True
         self._by_id: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._last: dict[str, Preceded] = {}  # what each request's next decode step is preceded by
@@ -59,10 +62,12 @@ class Collector:
         """One engine step."""
         self.engine_steps += 1
         self._in_part |= record.absent is not None
+        self._tells_preempted &= record.tells_preempted
         for info in record.admitted:
             self._request(info.id).info = info
         for name in record.preempted:
-            self._request(name).preempted += 1
+            self._request(name)
+            self._preempted[name] += 1
             self._last[name] = Preceded.PREEMPTION
         for part in record.requests:
             self._request(part.request)
@@ -158,6 +163,7 @@ class Collector:
         for number, request in enumerate(self.requests):
             request.first = int(np.searchsorted(steps["request"], number))
             request.count = int(np.searchsorted(steps["request"], number, "right")) - request.first
+            request.preempted = self._preempted[request.id] if self._tells_preempted else None
             request.whole = not self._in_part or _is_whole(request, steps[request.first :][: request.count])
         capture = Capture(source, run, warnings, self.engine_steps)
         nodes = {name: whole[f"node {name}"][nodes_at] for name in NODE}

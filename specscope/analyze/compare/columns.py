@@ -113,7 +113,7 @@ class SideRequest:
     reason: FinishReason | None  # None where it did not end in the capture
     first: int = 0  # its first row in `steps`
     count: int = 0  # its rows
-    preempted: int = 0
+    preempted: int | None = 0  # how many times; None where the capture does not tell
     length: int | None = None  # tokens of its output, as its end has it; None where it did not end in the capture
     whole: bool = True  # False: some of its steps are not in the capture
 

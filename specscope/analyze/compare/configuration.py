@@ -158,14 +158,15 @@ def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> lis
 
 def _load(a: Side, b: Side) -> list[Difference | None]:
     """What the scheduler was observed to do."""
-    preempted = [sum(request.preempted for request in side.requests) for side in (a, b)]
+    preempted = [[request.preempted for request in side.requests] for side in (a, b)]
+    counts = [[sum(filter(None, each))] for each in preempted]
     judged = [side.steps[side.steps["judged"]] for side in (a, b)]
     batch = [f"{float(np.mean(steps['batch'])):.1f}" for steps in judged]
     chunks = [f"{float(np.mean(side.steps['prefill'] > 0)) * len(side) / len(side.requests):.1f}" for side in (a, b)]
     drafting = [f"{100 * float(np.mean(steps['nodes'] > 0)):.0f}%" for steps in judged]
     forced = [f"{100 * float(np.mean(steps['forced'])):.0f}%" for steps in judged]
     return [
-        _unlike("preemptions", [preempted[0]], [preempted[1]], "KV was computed again"),
+        None if None in chain(*preempted) else _unlike("preemptions", counts[0], counts[1], "KV was computed again"),
         _unlike("requests in a step, mean", [batch[0]], [batch[1]], "another batch moves the last bits of p"),
         _unlike("prefill steps of a request, mean", [chunks[0]], [chunks[1]]),
         _unlike("steps with drafts", [drafting[0]], [drafting[1]]),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specscope.analyze.compare.distributions import FEWEST_DRAFTS
 from specscope.analyze.compare.failif import FailLimit, judge
 from specscope.analyze.compare.result import RATE, TAU, Estimate, FailCondition, depth_rate
-from specscope.analyze.table import NONE, Table, number, percent, share, told
+from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.vocabulary import printable
@@ -22,6 +22,7 @@ NOTE = (
 )
 INTERVALS = "Intervals take drafts for independent. Those of one request are not quite: true intervals are wider."
 SIGMAS = 1.96  # of a 95 % interval
+LONGEST = 200  # characters of a name
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class CountsSide:
     acceptance: Acceptance
     warnings: tuple[str, ...]
     counts_only: bool  # whether a capture among them holds no steps
+    averages: Mapping[str, float]  # the last that it reports, where there are no counts for a length
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class CountsComparison:
             both = share(rate_a, a.drafts), share(rate_b, b.drafts)
             rows.append((f"accepted at depth {index + 1}, of the drafts", *both, _signed(rate_a, rate_b, share=True)))
         rows += [(name, told(a.told(name)), told(b.told(name)), "") for name in ("drafts", "drafted", "accepted")]
+        for name in {**self.a.averages, **self.b.averages}:
+            last_a, last_b = self.a.averages.get(name), self.b.averages.get(name)
+            rows.append((f"{one_line(name, LONGEST)}, last", number(last_a), number(last_b), _signed(last_a, last_b)))
         return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,14 +124,17 @@ def _estimate(
 
 def _side(paths: Sequence[str]) -> CountsSide:
     total, warnings, counts_only = Acceptance(), [], False
+    averages: dict[str, float] = {}
     for path in paths:
         reader = read_capture(path)
         if not reader.history.acceptance.drafts and not reader.history.acceptance.aggregates:
             raise UserError(f"{path} holds no decode steps and no counts: there is nothing to compare")
         total.merge(reader.history.acceptance)
         counts_only |= bool(reader.history.acceptance.aggregates) or reader.history.figures_only
+        averages |= next((step.aggregate.averages for step in reader.history.steps[-1:] if step.aggregate), {})
         warnings += [*reader.warnings, *filter(None, [reader.history.figures_note])]
-    return CountsSide(tuple(map(printable, paths)), total, tuple(warnings), counts_only)
+    averages = averages if total.tau is None else {}
+    return CountsSide(tuple(map(printable, paths)), total, tuple(warnings), counts_only, averages)
 
 
 def _signed(a: float | None, b: float | None, *, share: bool = False) -> str:

@@ -297,6 +297,11 @@ class History:
         return self.without_steps > 0 and not any(request.steps for request in self.requests.values())
 
     @property
+    def tells_preempted(self) -> bool:
+        """Whether preemptions are known, of all of `steps`."""
+        return all(step.tells_preempted for step in self.steps)
+
+    @property
     def figures_note(self) -> str:
         """A remark on requests of which there is no step; "" for none."""
         count, requests = self.without_steps, len(self.requests)

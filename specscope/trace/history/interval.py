@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
+from typing import TypeVar
 
 import specscope
 from specscope.trace.history.stats import Acceptance, measure
-from specscope.trace.record.aggregate import DEPTH, Aggregate
+from specscope.trace.record.aggregate import DEPTH, RESTORED, Aggregate
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import COUNTS, Phase, RunInfo, StepRecord
 
 NONE = "–"
+T = TypeVar("T")
+LONG = 16  # positions that are shown one by one
+FEW = 0.9  # of the output tokens
 # Widths of the columns, which are those that `cells` gives
 COLUMNS: Mapping[str, int] = {
     "time": 8,
@@ -113,9 +118,42 @@ def at_depth(aggregate: Aggregate) -> list[str]:
 
 
 def notes(aggregate: Aggregate) -> list[str]:
-    """Further remarks on an interval, in words: the current draft depth, a restart."""
+    """Further remarks on an interval, in words: the current draft depth, a restart, how few steps drafted."""
     depth = aggregate.averages.get(DEPTH)
-    return [*([] if depth is None else [f"depth {depth:g}"]), *(["restarted"] if aggregate.reset else [])]
+    few = few_drafted(aggregate.drafts, aggregate.accepted, aggregate.emitted) if aggregate.request else ""
+    return [
+        *([] if depth is None else [f"depth {depth:g}"]),
+        *(["restarted"] if aggregate.reset else []),
+        *([f"{aggregate.averages[RESTORED]:g} {RESTORED}"] if RESTORED in aggregate.averages else []),
+        *([f"steps with a draft gave {few} tokens"] if few else []),
+    ]
+
+
+def few_drafted(drafts: int | None, accepted: int | None, emitted: int | None) -> str:
+    """`92 of 120`: output tokens of steps with a draft, where the other steps gave a tenth or more."""
+    if drafts is None or accepted is None or not emitted or drafts + accepted > FEW * emitted:
+        return ""
+    return f"{drafts + accepted:,} of {emitted:,}"
+
+
+def runs(values: Sequence[T]) -> list[tuple[str, T]]:
+    """(`5`, its value) by position; of long drafts, equal neighbours are one: (`5 to 48`, their value)."""
+    if len(values) <= LONG:
+        return [(str(position), value) for position, value in enumerate(values, 1)]
+    grouped, first = [], 1
+    for value, group in groupby(values):
+        last = first + len(list(group)) - 1
+        grouped.append((f"{first} to {last}" if last > first else str(first), value))
+        first = last + 1
+    return grouped
+
+
+def by_position(aggregate: Aggregate) -> str:
+    """The rates of an interval in a line; those of long drafts with their positions."""
+    rates = at_depth(aggregate)
+    if len(rates) <= LONG:
+        return " ".join(rates)
+    return ", ".join(f"{rate} at {positions}" for positions, rate in runs(rates))
 
 
 def missing(aggregate: Aggregate) -> list[str]:
@@ -135,7 +173,7 @@ def missing(aggregate: Aggregate) -> list[str]:
 def missing_text(aggregate: Aggregate) -> str:
     """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
     of = "request" if aggregate.request or aggregate.source.endswith("response") else "interval"
-    what = "counts" if aggregate.drafts is not None else "averages"
+    what = "averages" if aggregate.drafts is None and aggregate.drafted is None else "counts"
     return f"{aggregate.source} reports {what} per {of}. Not available: {', '.join(missing(aggregate))}"
 
 

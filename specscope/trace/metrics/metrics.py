@@ -8,6 +8,7 @@ series carries vLLM's labels `model_name` and `engine`, and positions count from
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from specscope.trace.wire.sampling_sink import SamplingSink
 
 PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a page of metrics
+NEVER = re.compile(r";\s*q\s*=\s*0(?:\.0*)?\s*(?:;|$)")  # of a form in an Accept header: one that is not taken
 
 EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
 
@@ -259,7 +261,8 @@ def answered(accept: str) -> str:
 
     With any other escaping prometheus_client writes `vllm_` for `vllm:` in OpenMetrics.
     """
-    kinds = [part.partition(";")[0].strip() for part in accept.split(",")]
+    taken = (part for part in accept.lower().split(",") if not NEVER.search(part))
+    kinds = [part.partition(";")[0].strip() for part in taken]
     return f"{OPENMETRICS}; version=1.0.0; escaping=allow-utf-8" if OPENMETRICS in kinds else PLAIN
 
 
@@ -402,8 +405,8 @@ class Metrics(Collector):
 class OtlpMetrics:
     """Metrics on their way to an OTLP endpoint, `http://localhost:4317` for one, every `seconds`.
 
-    `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL; anything else raises UserError.
-    `service`: as spans have it.
+    `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL. `service`: as spans have it. Raises
+    UserError for any other protocol, and for a login that cannot be sent.
     """
 
     def __init__(
@@ -411,8 +414,8 @@ class OtlpMetrics:
     ) -> None:
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-        exporter = _exporter(endpoint, protocol)
         self._where = place_of(endpoint, protocol, "METRICS")
+        exporter = _exporter(endpoint, protocol)
         self._last = LastExport.of(exporter)
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
         self.provider = MeterProvider([reader], Resource.create({"service.name": service_name(service)}))

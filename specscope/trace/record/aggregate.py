@@ -16,6 +16,7 @@ from msgspec import Meta
 from specscope.trace.record.declared import Count, Name, Share, Short, Sum, Value, Wire, WireForm
 
 LENGTHS = ("mean acceptance length", "sglang:spec_accept_length")  # of `averages`, those that are one
+RESTORED = "drafts judged again from a checkpoint"  # likewise: what is left of them counts as a whole draft
 DEPTH = "current speculative depth"  # of `averages`: how deep drafts were at the interval's end
 
 AtDepth = Annotated[tuple[Sum, ...], Meta(max_length=4096)]  # positions

@@ -137,8 +137,7 @@ class SamplingParams:
 
     def kept(self, level: Privacy) -> SamplingParams:
         """The parameters that are kept at a privacy level: `left_out` names the rest."""
-        due = [name for name, mark in withheld(SamplingParams).items() if mark is not None and mark.level <= level]
-        gone = {name: getattr(_DEFAULT, name) for name in due if getattr(self, name)}
+        gone = {name: getattr(_DEFAULT, name) for name in withheld_at(level) if getattr(self, name)}
         return dataclasses.replace(self, left_out=tuple(sorted((*self.left_out, *gone))), **gone) if gone else self
 
     @property
@@ -189,6 +188,13 @@ class SamplingParams:
 
 PARAM_NAMES = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"left_out"}
 PARAM_TYPES = field_types(SamplingParams)
+
+
+def withheld_at(level: Privacy) -> list[str]:
+    """The parameters that are left out at a privacy level."""
+    return [name for name, mark in withheld(SamplingParams).items() if mark is not None and mark.level <= level]
+
+
 WITHHELD = frozenset(name for name, mark in withheld(SamplingParams).items() if mark is not None)
 _DEFAULT = SamplingParams()
 

@@ -466,6 +466,11 @@ class StepRecord(ArrayEq):
         return self.absent is None or self.absent.requests is not None
 
     @property
+    def tells_preempted(self) -> bool:
+        """Whether it is known who was preempted: the engine step's own span alone says so."""
+        return self.absent is None or not self.absent.engine
+
+    @property
     def before(self) -> int:
         """The step that this one follows; -1 for none."""
         if self.after is not None:

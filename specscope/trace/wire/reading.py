@@ -53,7 +53,9 @@ class CaptureReader:
         """
         self.path = file_of(path)
         self.name = printable(path if isinstance(path, FetchedCapture) else str(self.path))
+        self._fetched = isinstance(path, FetchedCapture)
         self._remarks = list(path.notes) if isinstance(path, FetchedCapture) else []  # on who wrote it, and how it came
+        self._other_runs: set[str] = set()  # of a trace in a store, those that are left out
         self.warnings = [*self._remarks]
         self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
         self.history = History() if history is None else history
@@ -227,6 +229,9 @@ class CaptureReader:
         if not isinstance(run, str):
             raise DamagedError("the resource does not name its run")
         if run != self.history.run.run_id:
+            if self._fetched:  # a caller's trace may have asked several engines
+                self._other_runs.add(run)
+                return []
             raise UserError("the file holds more than one run: write each to its own file")
         self._learn(resource.get(DRAFT_TOKENS))
         records: list[StepRecord] = []
@@ -275,6 +280,9 @@ class CaptureReader:
         if history.run is not None and history.run.sampling:
             asked = printable(history.run.sampling)
             self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
+        if self._other_runs:
+            count = plural(len(self._other_runs), "other run")
+            self.warnings.append(f"the trace also holds requests of {count}, left out here: this is its first")
         history.in_part = decoder.in_part
         if words := decoder.missing_text():
             self.warnings.append(words)

@@ -17,7 +17,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed
 from specscope.trace.record.notes import DraftNotes, ParentNotes
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import SamplingParams, withheld_at
 from specscope.trace.record.privacy import Privacy, no_tokens
 from specscope.trace.record.records import (
     Absent,
@@ -397,7 +397,7 @@ class Decoder:
         figures = read(span, RequestFigures, {}) if span.has_figures else None
         self.has_figures |= figures is not None
         given = {
-            "info": info or _info_of_root(start_ns, span, figures),
+            "info": info or _info_of_root(start_ns, span, figures, self.privacy),
             "finished_ns": end_ns,
             "reason": span.reasons[0],
             "sampled": None if span.sampling_reason is None else read(span, Sampled, {}),
@@ -452,10 +452,11 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
     return read(span, RequestInfo, {}, given=given | gone)
 
 
-def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None) -> RequestInfo:
+def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
     told = {name: getattr(span, name) for name in (*PARAMS, "stop")}
-    if not span.other_params:  # of a capture of before
+    told["left_out"] = tuple(sorted(withheld_at(privacy)))  # it may have had these
+    if not span.other_params and figures is None:  # and in a capture of before, any others
         told["left_out"] = UNTOLD
     try:
         others = read_json(span.other_params or "{}", SamplingParams, OTHER_PARAMS)

@@ -13,7 +13,7 @@ from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import SUSPECT, PairedBy, PartingCause, Sameness
 from specscope.trace.history.history import History
-from specscope.trace.record.records import RunInfo
+from specscope.trace.record.records import Absent, RunInfo
 from tests.analyze.histories import RUN, info, record, step
 
 from .runs import Made, make, side
@@ -444,3 +444,20 @@ def test_a_greedy_output_hangs_on_no_rule_and_no_drafter():
     run = dataclasses.replace(side(requests=1).captures[0].run, drafter="another")
     found = compare(side(**how), side(Made(noise=0.02, run=run, blur=0.6, **how)))
     assert found.partings.keys() == {PartingCause.ROUNDING}
+
+
+def test_preemptions_that_one_side_does_not_tell_are_no_difference():
+    """Of a part of a run, the engine's own steps may not be there: they alone name who was preempted."""
+    history = make(Made(requests=2))
+    last = history.steps[-1]
+    preempted = [*history.steps[:-1], dataclasses.replace(last, preempted=("r0",))]
+    without = [*history.steps[:-1], dataclasses.replace(last, absent=Absent(engine=True))]
+
+    def told(steps):
+        other = History(run=history.run, steps=steps)
+        found = compare(from_history(history, "a"), from_history(other, "b"))
+        return [(one.a, one.b) for one in found.differences if one.name == "preemptions"]
+
+    assert told(preempted) == [("0", "1")]
+    assert told(without) == []
+    assert told([dataclasses.replace(without[0], preempted=("r0",)), *without[1:]]) == []

@@ -18,12 +18,14 @@ from urllib.parse import urlsplit
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from specscope.errors import UserError
 from specscope.trace.record.vocabulary import printable
 
 TIMEOUT = 10.0  # seconds that one export may take
 UNKNOWN = 2.0  # seconds after which nobody waits any more for an endpoint that has not answered yet, or not lately
 LONGEST = 200  # characters of what an endpoint or a library says
 CREDENTIALS = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_{}CREDENTIAL_PROVIDER"  # names what makes the HTTP exporter's session
+ANSWERS = ("", "application/x-protobuf", "application/json")  # content types of an endpoint's; "": it names none
 PASSING = {429, 502, 503, 504, "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
 
 
@@ -98,7 +100,11 @@ class OtlpEndpoint:
 
 
 def failure_of(status: object, details: str, where: str) -> NotSent:
-    """In words. `status`: None where there was no answer; `details`: why, of the library or the endpoint."""
+    """In words.
+
+    `status`: None where there was no answer. `details`: why, of the library or the endpoint; where that seemed to take
+    them, the content type of its answer.
+    """
     text = details.lower()
     passes = status is None or status in PASSING
     if status is None or status == "UNAVAILABLE":  # gRPC's for all that is no answer, and for a busy collector
@@ -110,6 +116,8 @@ def failure_of(status: object, details: str, where: str) -> NotSent:
         return NotSent(f"{where} did not answer in time", passes)
     if status is None:
         return NotSent(f"{where} cannot be reached: {_cut(details)}".rstrip(": "), passes)
+    if isinstance(status, int) and status // 100 == 2:
+        return NotSent(f"{where} is no OTLP endpoint: it answered with {_cut(details)}", False, status)
     return NotSent(f"{where} refused them: {_cut(f'{status} {details}')}", passes, status)
 
 
@@ -129,7 +137,10 @@ def one_try(protocol: str, signal: str) -> dict[str, Any]:
 
 
 def place_of(endpoint: str | None, protocol: str, signal: str = "TRACES") -> str:
-    """HOST:PORT of an endpoint, for messages. None: of the environment's."""
+    """HOST:PORT of an endpoint, for messages. None: of the environment's.
+
+    Raises UserError for one with a login by gRPC, which would take that for a part of the host's name.
+    """
     names = f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
     text = endpoint or next(filter(None, map(os.environ.get, names)), "localhost")
     try:
@@ -138,7 +149,13 @@ def place_of(endpoint: str | None, protocol: str, signal: str = "TRACES") -> str
     except ValueError:
         return "the OTLP endpoint"
     host = f"[{host}]" if ":" in host else host
-    return printable(host if port is None else f"{host}:{port}")
+    place = printable(host if port is None else f"{host}:{port}")
+    if protocol == "grpc" and "@" in url.netloc:
+        raise UserError(
+            f"the address of the OTLP endpoint {place} has a login, which gRPC does not send: leave it out and set "
+            "OTEL_EXPORTER_OTLP_HEADERS (authorization=Basic ...), or send by http/protobuf"
+        )
+    return place
 
 
 def _cut(text: str) -> str:
@@ -164,6 +181,9 @@ def _session() -> Any:  # noqa: ANN401
                 raise _NotSentError(None, str(error)) from error
             if response.status_code // 100 != 2:
                 raise _NotSentError(response.status_code, response.reason or "")
+            kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
+            if response.content and kind.lower() not in ANSWERS:  # a page: whose port it is, or where to log in
+                raise _NotSentError(response.status_code, kind)
             return response
 
     return OneTry()

@@ -118,11 +118,15 @@ def pick_protocol(endpoint: str | None, protocol: str | None) -> str:
 
 
 def make_sender(endpoint: str | None, protocol: str | None = None) -> Sender:
-    """What sends to an OTLP endpoint. `endpoint` None leaves it to the OTEL_EXPORTER_OTLP_* variables."""
+    """What sends to an OTLP endpoint. `endpoint` None leaves it to the OTEL_EXPORTER_OTLP_* variables.
+
+    Raises UserError for a protocol that is none, and for a login that cannot be sent.
+    """
     if endpoint is not None and "://" not in endpoint:
         endpoint = f"http://{endpoint}"
     kind = pick_protocol(endpoint, protocol)
-    return Sender(OtlpEndpoint(_exporter(endpoint, kind), place_of(endpoint, kind)))
+    where = place_of(endpoint, kind)
+    return Sender(OtlpEndpoint(_exporter(endpoint, kind), where))
 
 
 def _exporter(endpoint: str | None, protocol: str) -> SpanExporter:

@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import orjson
 
 from specscope.trace.checked import decoded, whole
 from specscope.trace.wire.codec import DamagedError
+from specscope.trace.wire.otlp_json import Value
 
 TYPES: Mapping[str, str] = {
     "string": "stringValue",
@@ -22,6 +24,8 @@ TYPES: Mapping[str, str] = {
     "float64": "doubleValue",
     "binary": "bytesValue",
 }
+# What a value is by its own JSON, where it is none of its tag's type
+PLAIN: Mapping[type, str] = {str: "stringValue", bool: "boolValue", int: "intValue", float: "doubleValue"}
 # What was no attribute before it came to Jaeger: of the scope, the kind and the status. Older versions said library.
 SCOPE = ("otel.scope.name", "otel.library.name")
 NO_ATTRIBUTES = {
@@ -69,8 +73,8 @@ def _resource(process: Any) -> list[Any]:  # noqa: ANN401
     """The attributes of a process."""
     if not isinstance(process, dict):
         return []
-    name = {"key": "service.name", "value": {"stringValue": process.get("serviceName")}}
-    return [name, *_attributes(process.get("tags"))]
+    name = {"key": "service.name", "type": "string", "value": process.get("serviceName")}
+    return [*_attributes([name]), *_attributes(process.get("tags"))]
 
 
 def _span(span: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,11 +115,21 @@ def _tags(tags: Any) -> list[dict[str, Any]]:  # noqa: ANN401
 
 
 def _attributes(tags: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Tags as attributes."""
+    """Tags as attributes; those that hold nothing that an attribute can be are left out."""
     failed = any(tag.get("key") == "otel.status_code" and tag.get("value") == "ERROR" for tag in _tags(tags))
     for tag in _tags(tags):
         key, value = tag.get("key"), tag.get("value")
-        if (isinstance(key, str) and key in NO_ATTRIBUTES) or (failed and key == "error"):
+        if not isinstance(key, str) or key in NO_ATTRIBUTES or (failed and key == "error"):
             continue
-        kind = TYPES.get(str(tag.get("type")).lower())
-        yield {"key": key, "value": {} if kind is None else {kind: value}}
+        kinds = (TYPES.get(str(tag.get("type")).lower()), PLAIN.get(type(value)))
+        if (kind := next((kind for kind in kinds if kind is not None and _is(kind, value)), None)) is not None:
+            yield {"key": key, "value": {kind: value}}
+
+
+def _is(kind: str, value: Any) -> bool:  # noqa: ANN401
+    """Whether a value can be read as one of that kind."""
+    try:
+        msgspec.convert({kind: value}, Value, strict=False)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -16,7 +16,7 @@ import orjson
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.documents import LARGEST, Document, Splitter, is_whole
-from specscope.trace.kinds import LOOK, OTLP_PROTOBUF, FileKind, is_array, looks_like_json
+from specscope.trace.kinds import BARE_SPANS, LOOK, OTLP_PROTOBUF, FileKind, is_array, looks_like_json
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.wrapped import jaeger, protobuf
 
@@ -25,6 +25,8 @@ JAEGER = "data"  # the list of Jaeger's page
 NAMES = ("resourceSpans", "resource_spans", "batches")  # of the lists; Tempo's are `batches` and in `trace`
 LISTS = frozenset((JAEGER, *NAMES, *(f"{outer}.{name}" for outer in ("result", "trace") for name in NAMES)))
 PLAIN = re.compile(rb'\s*\{\s*"resourceSpans"')
+# An entry of a list of resourceSpans by itself: no other document that is read begins so
+BARE = re.compile(rb'\s*\{\s*"(?:resource|%b)"\s*:' % "|".join(BARE_SPANS).encode())
 # Keys as protobuf's own JSON, or an older OTLP, has them. In a text a quote has a backslash before it.
 OTHER_NAMES = re.compile(rb'"(?:[a-z]+_[a-z_]+|instrumentationLibrary(?:Spans)?)"\s*:')
 OLDER: Mapping[str, str] = {"instrumentationLibrarySpans": "scopeSpans", "instrumentationLibrary": "scope"}
@@ -125,7 +127,7 @@ def _line(document: Document) -> bytes:
     text = document.text
     if document.list_name == JAEGER or (not document.list_name and jaeger.is_trace(text)):
         return jaeger.line(text)
-    if not document.list_name:
+    if not document.list_name and not BARE.match(text):
         return text + b"\n"
     if OTHER_NAMES.search(text):
         try:

@@ -10,7 +10,9 @@ import grpc
 import pytest
 from opentelemetry.sdk.resources import Resource
 
+from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
+from specscope.trace.metrics.metrics import OtlpMetrics
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sending import sender as sending
 from specscope.trace.wire.sending.endpoint import failure_of
@@ -73,7 +75,7 @@ def test_all_arrive_in_their_order_and_who_is_faster_waits(protocol):
 @both
 def test_where_nobody_listens_the_end_is_not_held_up(protocol):
     port = free_port()
-    user = "" if protocol == "grpc" else "user:secret@"  # which gRPC knows not
+    user = "" if protocol == "grpc" else "user:secret@"  # which gRPC does not send
     sink = SpanSink(make_sender(f"http://{user}127.0.0.1:{port}", protocol), RUN, Vocabulary(), SpanLevel.TREES)
     encoder = Encoder(RUN, Vocabulary(), SpanLevel.TREES)
     for record in records():
@@ -120,8 +122,11 @@ def test_meanwhile_the_oldest_give_way_and_nobody_waits(protocol):
 
 
 @contextlib.contextmanager
-def answering(protocol, *statuses):
-    """A port that answers each export with the next of these statuses, the last of them for ever; "" drops it."""
+def answering(protocol, *statuses, body=b"", kind=None):
+    """A port that answers each export with the next of these statuses, the last of them for ever; "" drops it.
+
+    `body`, `kind`: of what it answers by HTTP, the kind being a content type.
+    """
     left, port = list(statuses), 0
 
     def status():
@@ -150,8 +155,11 @@ def answering(protocol, *statuses):
             self.rfile.read(int(self.headers["Content-Length"]))
             if code := status():
                 self.send_response(code)
-                self.send_header("Content-Length", "0")
+                self.send_header("Content-Length", str(len(body)))
+                if kind is not None:
+                    self.send_header("Content-Type", kind)
                 self.end_headers()
+                self.wfile.write(body)
             else:
                 self.close_connection = True
 
@@ -182,6 +190,39 @@ def test_a_refusal_is_told_with_its_status(protocol, status, text):
         sender.put(batch(3))
         ends(sender.close)
     assert sender.lost == {f"127.0.0.1:{port} refused them: {text}": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "lost"),
+    [
+        ("text/html; charset=utf-8", b"<!doctype html>", 3),
+        ("text/plain", b"ok", 3),
+        ("text/html", b"", 0),
+        ("application/x-protobuf", b"\n\0", 0),
+        ("Application/JSON; charset=utf-8", b"{}", 0),
+        (None, b"{}", 0),
+    ],
+)
+def test_a_page_is_no_answer_of_an_endpoint(kind, body, lost):
+    with answering("http/protobuf", 200, body=body, kind=kind) as port:
+        sender = make_sender(f"127.0.0.1:{port}", "http/protobuf")
+        sender.put(batch(1, 3))
+        ends(sender.close)
+    text = f"127.0.0.1:{port} is no OTLP endpoint: it answered with {str(kind).partition(';')[0]}"
+    assert sender.lost == ({text: lost} if lost else {})
+
+
+@pytest.mark.parametrize("address", ["http://user:secret@127.0.0.1:1", "user:secret@127.0.0.1:1"])
+def test_a_login_that_cannot_be_sent_is_refused(address, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", address)
+    for make in (
+        lambda: make_sender(address, "grpc"),
+        lambda: make_sender(None),
+        lambda: OtlpMetrics(address, "grpc"),
+    ):
+        with pytest.raises(UserError, match=r"127\.0\.0\.1:1.*OTEL_EXPORTER_OTLP_HEADERS") as error:
+            make()
+        assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(("statuses", "lost"), [((200, 503, 200), 0), ((200, "", 200), 0), ((200, 400, 200), 1)])

@@ -124,6 +124,46 @@ def test_what_jaegers_page_saves_is_what_its_api_gives():
         assert 0 <= sent[3] - back[3] <= 1
 
 
+ODD = (  # tags that nobody of ours wrote, and what is read of them; None: nothing
+    ({"key": "n", "type": "string", "value": None}, None),
+    ({"key": "n", "type": "int64", "value": 12.5}, 12.5),
+    ({"key": "n", "type": "int64", "value": 10**30}, 1e30),
+    ({"key": "n", "type": "int64", "value": "17"}, 17),
+    ({"key": "n", "type": "bool", "value": "maybe"}, "maybe"),
+    ({"key": "n", "type": "float64", "value": 3}, 3.0),
+    ({"key": "n", "type": "string", "value": True}, True),
+    ({"key": "n", "type": "string", "value": {"a": 1}}, None),
+    ({"key": "n", "type": "binary", "value": "!"}, "!"),
+    ({"key": "n", "value": 7}, 7),
+    ({"key": 5, "type": "string", "value": "x"}, None),
+    ({"type": "string", "value": "x"}, None),
+)
+
+
+@pytest.mark.parametrize(("tag", "value"), ODD)
+def test_an_odd_tag_of_jaegers_costs_no_span(tag, value):
+    page = json.loads(gzip.decompress((PEOPLE / "jaeger_page.json.gz").read_bytes()))
+    sent = spans_of(json.dumps(page).encode())
+    for trace in page["data"]:
+        for tagged in (*trace["spans"], *trace["processes"].values()):
+            tagged["tags"].append(tag)
+    odd = json.dumps(page).encode()
+    assert spans_of(odd) == sent
+    for line in lines_of(odd):
+        for resource, spans in read_line(line):
+            for attributes in (resource, *(plain(span.attributes) for span in spans)):
+                assert attributes.get("n") == value
+                assert type(attributes.get("n")) is type(value)
+
+
+def test_a_process_without_a_name_costs_no_span():
+    page = json.loads(gzip.decompress((PEOPLE / "jaeger_page.json.gz").read_bytes()))
+    count = len(spans_of(json.dumps(page).encode()))
+    for process in page["data"][0]["processes"].values():
+        del process["serviceName"]
+    assert len(spans_of(json.dumps(page).encode())) == count
+
+
 def test_a_text_that_looks_like_an_array_stays_text():
     counts = ("specscope.step", "specscope.request.step", "specscope.context_len", "specscope.prefill_tokens")
     attributes = dict.fromkeys(counts, 3) | {"specscope.request.id": "[1]", "specscope.kv.blocks": "[4, 5]"}

@@ -1,0 +1,265 @@
+"""Pages, lines and answers of SGLang, TensorRT-LLM, Ray and llama.cpp.
+
+Those in `tests/data/people` are as people have them. Those of TensorRT-LLM and Ray are written here after the names in
+their sources: no running engine made them.
+"""
+
+import json
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from specscope.errors import UserError
+from specscope.trace.history.stats import measure
+from specscope.watch.log import LogReader
+from specscope.watch.metrics import Intervals, difference, read_metrics
+from specscope.watch.responses import Chunks, read_json
+from specscope.watch.source import File, Server
+from specscope.watch.told import UnreadableError
+from tests.watch.samples import STATS, TENSORRT_PAGE, text
+from tests.watch.server import Page
+
+PEOPLE = Path(__file__).parents[1] / "data" / "people"
+
+
+def only(page):
+    (reading,) = read_metrics(page, 1)
+    return difference(None, reading).aggregate
+
+
+def read(path):
+    source = File(str(path), follow=False)
+    return source, [one.aggregate for one in source.run(threading.Event()) if not isinstance(one, str)]
+
+
+def test_ranks_and_the_drafter_of_sglang_are_one_engine():
+    one = only((PEOPLE / "prom_sglang.txt").read_text())
+    assert (one.engine, one.drafts, one.emitted, one.running) == ("", 21, 60, 2)
+    assert (one.averages["sglang:spec_accept_length"], one.averages["sglang:spec_accept_rate"]) == (2.8, 0.6)
+    assert one.length == 2.8
+
+
+def test_sglangs_counter_is_of_an_interval():
+    page, intervals = (PEOPLE / "prom_sglang.txt").read_text(), Intervals()
+    intervals.take(read_metrics(page, 1))
+    (told,) = intervals.take(read_metrics(page.replace("} 21.0", "} 31.0").replace("} 60.0", "} 88.0"), 2))
+    assert (told.aggregate.drafts, told.aggregate.emitted) == (10, 28)
+
+
+def test_sglangs_log():
+    source, (first, second) = read(PEOPLE / "sglang.log")
+    assert source.recognised == "SGLang's log"
+    assert (first.length, second.length) == (2.47, 1.52)
+    assert first.averages["sglang:spec_accept_rate"] == 0.29
+    assert first.averages["sglang:gen_throughput"] == 118.4
+    assert (first.running, first.waiting, first.kv_usage, first.drafts) == (1, 0, 0.01, None)
+
+
+def test_data_parallel_ranks_of_sglang_are_engines(tmp_path):
+    line = (PEOPLE / "sglang.log").read_text().splitlines()[0]
+    (tmp_path / "log").write_text("\n".join(line.replace("TP0", f"DP{rank} TP0") for rank in (0, 1, 0)))
+    assert [one.engine for one in read(tmp_path / "log")[1]] == ["DP0", "DP1", "DP0"]
+
+
+META = {"id": "a", "completion_tokens": 106, "spec_accept_rate": 0.293, "spec_accept_length": 2.4651}
+HISTOGRAM = [11, 14, 11, 4, 0, 3]
+KEYS = {
+    "0.5.10": ("spec_accept_token_num", "spec_draft_token_num", "spec_accept_histogram"),
+    "0.5.11": ("spec_accepted_drafts", "spec_proposed_drafts", "spec_accept_histogram"),
+    "0.5.12": ("spec_num_correct_drafts", "spec_num_proposed_drafts", "spec_correct_drafts_histogram"),
+}
+
+
+@pytest.mark.parametrize("version", KEYS)
+def test_an_answer_of_sglang_under_the_names_of_its_version(version):
+    figures = dict(zip(KEYS[version], (63, 215, HISTOGRAM), strict=True))
+    (told,) = read_json({"text": "hi", "meta_info": META | {"spec_verify_ct": 43} | figures}, 7)
+    one = told.aggregate
+    assert (one.drafts, one.drafted, one.accepted, one.emitted) == (43, 215, 63, 106)
+    assert one.accepted_at == (32, 18, 7, 3, 3)
+    in_chat = {"object": "chat.completion", "choices": [{"meta_info": META | {"spec_verify_ct": 43} | figures}]}
+    assert read_json(in_chat, 7)[0].aggregate.accepted_at == (32, 18, 7, 3, 3)
+
+
+def test_the_recorded_answer_of_sglang():
+    _, (one,) = read(PEOPLE / "sgl_0510.json")
+    assert (one.drafts, one.drafted, one.accepted, one.accepted_at) == (43, 215, 63, (32, 18, 7, 3, 3))
+
+
+def test_tensorrts_page():
+    one = only(TENSORRT_PAGE)
+    assert (one.drafts, one.drafted, one.accepted) == (4, 9, 4)
+    assert (one.accepted_at, one.proposed_at) == ((3, 1, 0), (4, 3, 2))
+    assert one.averages == {"trtllm_spec_decode_acceptance_length": 2.33}
+    assert measure([one]).tau == 2
+    other = only(
+        TENSORRT_PAGE.replace('num_draft_tokens_total{model_name="m"} 9', 'num_draft_tokens_total{model_name="m"} 12')
+    )
+    assert (other.drafts, other.drafted) == (None, 12)  # the positions are not those of these drafts
+
+
+def test_tensorrts_iterations(tmp_path):
+    rows = [
+        STATS,
+        {**STATS, "specDecodingStats": None},
+        {**STATS, "iter": 6, "attentionDpRank": 1},
+        {**STATS, "iter": 7},
+    ]
+    (tmp_path / "stats.json").write_text(json.dumps(rows))
+    source, told = read(tmp_path / "stats.json")
+    assert source.recognised == "TensorRT-LLM iteration statistics"
+    assert [(one.drafts, one.drafted, one.accepted, one.running, one.waiting) for one in told] == [(3, 9, 4, 3, 1)] * 2
+    assert told[0].averages == {"acceptanceLength": 2.33, "draftOverhead": 0.2}
+    (interval,) = read_json(STATS, 7)
+    assert interval.end_ns == int(datetime(2026, 11, 25, 10, 11, 12, 500000).timestamp() * 1e9)
+    assert interval.end_ns - interval.start_ns == 20_500_000
+    with pytest.raises(UnreadableError, match="more accepted tokens than drafted"):
+        read_json({**STATS, "specDecodingStats": {**STATS["specDecodingStats"], "numAcceptedTokens": 10}}, 7)
+
+
+def test_a_server_that_answers_with_iterations():
+    """Each reading is what happened since the one before: trtllm-serve gives an iteration once."""
+    page = json.dumps([STATS, {**STATS, "iter": 6}])
+    with Page(page, page) as served:
+        source = Server(served.url, 0.05)
+        source.open()
+        assert source.recognised == "TensorRT-LLM iteration statistics"
+        stop, told = threading.Event(), []
+        for one in source.run(stop):
+            told.append(one.aggregate)
+            if len(told) == 2:
+                stop.set()
+    assert [(one.drafts, one.drafted, one.accepted) for one in told] == [(6, 18, 8)] * 2
+
+
+def test_an_answer_of_tensorrt():
+    details = {"acceptance_rate": 0.5, "total_accepted_draft_tokens": 6, "total_draft_tokens": 12}
+    choice = {"index": 0, "avg_decoded_tokens_per_iter": 2.5, "request_perf_metrics": {"speculative_decoding": details}}
+    answer = {"object": "chat.completion", "choices": [choice], "usage": {"completion_tokens": 20}}
+    (told,) = read_json(answer, 7)
+    one = told.aggregate
+    assert (one.source, one.drafts, one.drafted, one.accepted, one.emitted) == (
+        "TensorRT-LLM response",
+        None,
+        12,
+        6,
+        20,
+    )
+    assert one.averages == {"avg_decoded_tokens_per_iter": 2.5}
+
+
+@pytest.mark.parametrize("prefix", ["ray_vllm_", "ray_vllm:"])
+def test_rays_names_are_vllms(prefix):
+    page = text("metrics_after.txt").replace("vllm:", prefix)
+    one = only(page)
+    assert (one.source, one.drafts, one.accepted) == ("vLLM /metrics (Ray)", 155, 13)
+    two = "\n".join(
+        line.replace("{", f'{{ReplicaId="r{replica}",', 1)
+        for line in page.splitlines()
+        if not line.startswith("#")
+        for replica in (0, 1)
+    )
+    assert [reading.engine for reading in read_metrics(two, 1)] == ["0 ReplicaId r0", "0 ReplicaId r1"]
+
+
+def test_a_llamacpp_page_of_a_million_is_rounded():
+    page = (PEOPLE / "prom_llamacpp.txt").read_text()
+    large = page.replace("num_accepted_tokens_total 150", "num_accepted_tokens_total 2.22222e+06")
+    for position, value in enumerate((1_200_001, 800_003, 222_219)):
+        large = large.replace(
+            f'{{position="{position}"}} {(80, 50, 20)[position]}', f'{{position="{position}"}} {value}'
+        )
+    one = only(
+        large.replace("drafts_total 100", "drafts_total 1.3e+06").replace("tokens_total 300", "tokens_total 3.9e+06")
+    )
+    assert one.accepted == 2_222_223  # the sum of the positions, which are whole numbers
+    assert one.rounded
+    assert not only(page).rounded
+    assert only(page).accepted == 150
+
+
+def test_answers_of_llamacpp():
+    for name, counts in {
+        "llamacpp/chat.json": (None, 95, 95, 120),
+        "llamacpp/completion.json": (None, 47, 47, 60),
+        "llamacpp_resp.json": (None, 514, 365, 42),
+        "llamacpp/stream.txt": (35, 136, 64, 100),
+    }.items():
+        source, (one,) = read(PEOPLE / name)
+        assert source.recognised == "llama.cpp response"
+        assert (one.drafts, one.drafted, one.accepted, one.emitted) == counts, name
+
+
+def test_a_stream_has_the_drafts_that_the_log_has():
+    _, (streamed,) = read(PEOPLE / "llamacpp" / "stream.txt")
+    _, logged = read(PEOPLE / "llamacpp" / "steps.log")
+    assert streamed.accepted_at == logged[1].accepted_at
+    assert streamed.proposed_at == logged[1].proposed_at
+
+
+def chunk(predicted, drafted, accepted):
+    return {"id": "x", "timings": {"predicted_n": predicted, "draft_n": drafted, "draft_n_accepted": accepted}}
+
+
+def test_chunks_that_may_hold_several_drafts_give_sums_alone():
+    chunks = Chunks()
+    for each in (chunk(1, 0, 0), chunk(4, 8, 1)):  # two steps in a chunk
+        chunks.take(each)
+    (told,) = chunks.end(7)
+    assert (told.aggregate.drafts, told.aggregate.drafted, told.aggregate.accepted) == (None, 8, 1)
+    assert chunks.end(7) == []
+
+
+def test_what_has_no_counts_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"a list of llama\.cpp's slots, which counts no drafts"):
+        read(PEOPLE / "llamacpp" / "slots.json")
+    with Page((PEOPLE / "llamacpp" / "slots.json").read_text()) as served, pytest.raises(UserError, match="slots"):
+        Server(served.url, 1).open()
+    with pytest.raises(UnreadableError, match="in which nothing was drafted"):
+        read_json({"choices": [], "object": "chat.completion", "timings": {"predicted_n": 4}}, 7)
+
+
+DIFFUSION = (
+    "INFO 11-25 10:11:12 [metrics.py:100] DiffusionDecoding metrics: Committed token throughput: 80.00 tokens/s, Mean "
+    "denoising steps per canvas: 8.00, Mean tokens committed per denoising step: 4.00, Committed: 800 tokens, "
+    "Denoising steps: 200, Canvas positions evaluated: 6400\n"
+)
+
+
+def test_denoising_is_no_speculation(tmp_path):
+    (tmp_path / "v.log").write_text(DIFFUSION)
+    with pytest.raises(UserError, match="denoising steps are no speculation"):
+        read(tmp_path / "v.log")
+    page = "# TYPE vllm:diffusion_num_denoising_steps counter\nvllm:diffusion_num_denoising_steps_total 200.0\n"
+    with Page(page) as served, pytest.raises(UserError, match="denoising steps are no speculation"):
+        Server(served.url, 1).open()
+
+
+@pytest.mark.parametrize(
+    "config", ["SpeculativeConfig(rejection_sample_method='synthetic')", '{"rejection_sample_method": "synthetic"}']
+)
+def test_vllms_synthetic_acceptance_is_marked(config):
+    reader, lines = LogReader(datetime.now()), text("log.txt").splitlines()
+    assert reader.take(f"INFO 11-25 10:11:12 [core.py:1] {config}") == []
+    told = [one for line in lines for one in reader.take(line)] + reader.rest()
+    assert {one.aggregate.source for one in told} == {"vLLM log, synthetic acceptance"}
+
+
+def test_a_llamacpp_log_is_followed_through_its_rotation(tmp_path):
+    lines = (PEOPLE / "llamacpp" / "steps.log").read_text().splitlines(keepends=True)
+    path, stop, told = tmp_path / "l.log", threading.Event(), []
+    path.write_text("".join(lines[:60]))
+    deadline = time.monotonic() + 30
+    for one in File(str(path), follow=True).run(stop):
+        if isinstance(one, str):
+            continue
+        told.append(one.aggregate)
+        if len(told) == 1:
+            path.rename(tmp_path / "l.log.1")
+            path.write_text("".join(lines[60:]))
+        if len(told) == 3 or time.monotonic() > deadline:
+            stop.set()
+    assert [(one.drafts, one.drafted, one.accepted) for one in told] == [(24, 95, 95), (35, 136, 64), (12, 47, 47)]

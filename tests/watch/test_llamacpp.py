@@ -1,0 +1,164 @@
+"""llama.cpp's log: what a real llama-server wrote, and what may be wrong with it."""
+
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.trace.history.interval import notes
+from specscope.trace.history.stats import measure
+from specscope.trace.record.aggregate import RESTORED
+from specscope.watch.llamacpp import LlamaLog
+from specscope.watch.metrics import Intervals, difference, read_metrics
+from specscope.watch.source import File
+from specscope.watch.told import UnreadableError
+
+PEOPLE = Path(__file__).parents[1] / "data" / "people"
+LLAMA = PEOPLE / "llamacpp"
+NOW = datetime(2026, 11, 26, 12)
+
+
+def read(path):
+    return [one for one in File(str(path), follow=False).run(threading.Event()) if not isinstance(one, str)]
+
+
+def figures(path):
+    """(request, accepted, drafted, drafts) of each."""
+    return [(one.request, one.accepted, one.drafted, one.drafts) for one in (told.aggregate for told in read(path))]
+
+
+def taken(lines, last=True):
+    reader = LlamaLog(NOW)
+    told = [one for line in lines for one in reader.take(line)]
+    return [one.aggregate for one in [*told, *reader.rest(last=last)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "requests"),
+    [
+        ("steps.log", [("task 1", 95, 95, 24), ("task 27", 64, 136, 35), ("task 64", 47, 47, 12)]),
+        ("trace_two_slots.log", [("task 0", 63, 63, 16), ("task 1", 40, 76, 19)]),
+        ("log.jsonl", [("task 1", 72, 72, 7), ("task 0", 40, 76, 19)]),
+        ("synthetic.log", [("task 1", 67, 200, 51), ("task 55", 59, 152, 39), ("task 97", 34, 93, 24)]),
+        ("loop.log", [("task 1", 90, 90, 2), ("task 32", 0, 0, 0), ("task 133", 0, 0, 0)]),
+        ("../llamacpp.log", [("task 0", 167, 259, 87)]),
+    ],
+)
+def test_the_requests_of_a_log(name, requests):
+    assert figures(LLAMA / name) == requests
+
+
+def test_the_page_and_the_log_of_the_same_requests_agree():
+    before, after = ((LLAMA / f"metrics_{name}.txt").read_text() for name in ("before", "after"))
+    intervals = Intervals()
+    intervals.take(read_metrics(before, 1))
+    (told,) = intervals.take(read_metrics(after, 2))
+    page, log = measure([told.aggregate]), measure(one.aggregate for one in read(LLAMA / "steps.log"))
+    for counted in (page, log):
+        assert (counted.drafts, counted.drafted, counted.accepted, counted.emitted) == (71, 278, 206, 280)
+        assert counted.accepted_at == [59, 54, 49, 44]
+    assert log.proposed_at[0] == 71
+    assert sum(log.proposed_at) == 278
+
+
+def test_a_length_is_that_of_the_steps_with_a_draft():
+    first, second, _ = (one.aggregate for one in read(LLAMA / "loop.log"))
+    assert first.length == 46
+    assert notes(first) == ["steps with a draft gave 92 of 120 tokens"]
+    assert notes(second) == ["steps with a draft gave 0 of 100 tokens"]
+    assert {notes(one.aggregate)[0] for one in read(LLAMA / "steps.log") if notes(one.aggregate)} == set()
+    (page,) = read_metrics((LLAMA / "metrics_loop.txt").read_text(), 1)
+    one = difference(None, page).aggregate
+    assert (one.drafts, one.drafted, one.accepted, len(one.accepted_at)) == (2, 90, 90, 64)
+
+
+def test_verdicts_that_are_made_up_are_marked():
+    assert {one.aggregate.source for one in read(LLAMA / "synthetic.log")} == {"llama.cpp log, synthetic acceptance"}
+    assert {one.aggregate.source for one in read(LLAMA / "steps.log")} == {"llama.cpp log"}
+
+
+def test_times_are_those_of_the_servers_clock():
+    first, second, third = read(LLAMA / "steps.log")
+    assert first.end_ns - first.start_ns == pytest.approx(3.825e9, rel=1e-3)
+    assert first.end_ns < second.start_ns < second.end_ns < third.start_ns
+    last_line = third.end_ns + 12_886_017_000 - 12_846_279_000  # of its clock: the file was last changed then
+    assert last_line == pytest.approx((LLAMA / "steps.log").stat().st_mtime_ns, abs=10_000)
+    one, two = read(LLAMA / "log.jsonl")
+    assert two.end_ns - one.end_ns == pytest.approx(1.47e9, rel=1e-2)
+
+
+STEP = "0.02.344.025 I slot   operator(): id  1 | task 1 | accepted  {}/ {} draft tokens"
+END = (
+    "0.05.541.504 I slot print_timing: id  1 | task 1 | draft acceptance = 0.5 ( {} accepted / {} generated), "
+    "mean len =  {}"
+)
+
+
+def test_a_draft_that_is_judged_again_counts_once():
+    (one,) = taken([STEP.format(2, 4) + " (restore checkpoint)", STEP.format(2, 2), STEP.format(1, 4)])
+    assert (one.drafts, one.drafted, one.accepted) == (2, 6, 3)
+    assert one.averages == {RESTORED: 1}
+    assert notes(one) == [f"1 {RESTORED}"]
+    assert one.accepted_at == (2, 1, 0, 0)
+
+
+def test_where_lines_are_missing_the_servers_sums_count():
+    (one,) = taken([STEP.format(2, 4), END.format(5, 12, "2.67")])
+    assert (one.accepted, one.drafted, one.drafts, one.accepted_at) == (5, 12, 3, ())
+    (one,) = taken([END.format(5, 12, "2.67").replace("acceptance", "acceptance rate").partition(", mean")[0]])
+    assert (one.accepted, one.drafted, one.drafts) == (5, 12, None)  # an older server
+
+
+def test_positions_of_a_line_of_their_own():
+    """Without LLAMA_TRACE, at verbosity 4."""
+    lines = [line for line in (LLAMA / "trace_two_slots.log").read_text().splitlines() if "draft tokens" not in line]
+    first, second = taken(lines)
+    assert (first.drafts, first.accepted_at) == (16, (16, 16, 16, 15))
+    assert (second.drafts, second.accepted_at) == (19, (13, 11, 9, 7))
+
+
+def test_requests_that_have_not_ended():
+    assert taken([STEP.format(2, 4)], last=False) == []  # more may come
+    assert [one.accepted for one in taken([STEP.format(2, 4)])] == [2]
+    assert [one.accepted for one in taken([END.format(2, 4, "3.00")], last=False)] == [2]
+
+
+def test_a_server_that_starts_again_uses_its_numbers_again():
+    launch = "0.01.716.605 I slot launch_slot_: id  1 | task 1 | processing task, is_child = 0"
+    assert [one.accepted for one in taken([STEP.format(2, 4), launch, STEP.format(1, 4)])] == [2, 1]
+
+
+def test_a_log_without_drafts_has_no_figures():
+    lines = [line for line in (LLAMA / "steps.log").read_text().splitlines() if "draft" not in line]
+    assert taken(lines) == []
+
+
+@pytest.mark.parametrize("line", [STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.0")])
+def test_counts_that_cannot_be_are_named(line):
+    with pytest.raises(UnreadableError, match="tokens accepted"):
+        LlamaLog(NOW).take(line)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted), max_size=40))
+def test_drafts_are_counted_as_they_were(drafts):
+    one = measure(taken([STEP.format(*pair) for pair in drafts]))
+    real = [pair for pair in drafts if pair[1]]
+    assert (one.drafts, one.accepted, one.drafted) == (len(real), sum(a for a, _ in real), sum(d for _, d in real))
+    assert one.accepted == sum(one.accepted_at)
+    assert one.drafted == sum(one.proposed_at)
+
+
+@given(st.data())
+def test_no_damage_is_a_traceback(data):
+    lines = (LLAMA / "trace_two_slots.log").read_text().splitlines()[120:]
+    reader, line = LlamaLog(NOW), data.draw(st.sampled_from(lines))
+    at, gone = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 20))
+    why = ""
+    try:
+        assert reader.take(line[:at] + data.draw(st.text(max_size=5)) + line[at + gone :]) is not None
+    except UnreadableError as error:
+        why = str(error)
+    assert why.isprintable()
