@@ -64,6 +64,8 @@ def test_a_request_of_a_batch_is_read_whole_with_its_engine_steps_and_without(ha
             json.loads(told("report", name, "--json").stdout)["captures"][0]["requests"]
             for name in (f"{store.url}/trace/{request}", EAGLE)
         )
+        if not has_engine_steps:  # which alone tell of preemptions
+            assert [request.pop("preempted") for request in (alone, *whole)] == [None, 0, 0, 0]
         assert alone in whole
         told("verify", f"{store.url}/trace/{request}")
 
