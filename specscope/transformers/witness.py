@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.trace.history.wording import title_of
 from specscope.trace.inside.chain import NO_FLOATS, Judged
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.records import (
@@ -28,7 +29,6 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.transformers.evidence import Judging, NotedDraws, Round, evidence
 from specscope.transformers.run_info import ONE_PASS, CandidateSource, eos_tokens, most_drafted, read_params
 
-TITLE = 80  # characters
 Publish = Callable[[StepRecord], None]
 
 
@@ -83,7 +83,7 @@ class RequestWitness:
             prompt_tokens=np.array(prompt, np.int32),
             params=params,
             labels=labels,
-            title=" ".join(text[-4 * TITLE :].split())[-TITLE:],
+            title=title_of(text),
         )
 
     def begin_round(self, input_ids: Tensor) -> None:

@@ -12,6 +12,7 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specscope.errors import UserError
+from specscope.trace.history.wording import title_of
 from specscope.trace.record.limits import FORM, RULES, UNREAD
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
@@ -19,7 +20,6 @@ from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import Arrival, Ended
 
-TITLE = 80  # characters
 # How vLLM's server begins the ids of requests; offline they are numbers
 CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
 LEFT_OUT = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
@@ -77,7 +77,7 @@ def known(
         prompt_tokens=np.array(prompt, np.int32),
         params=read,
         labels=labels,
-        title=" ".join(text[-4 * TITLE :].split())[-TITLE:],
+        title=title_of(text),
         traceparent=_traceparent(arrival.trace_headers),
         chat=name.startswith(CHAT),
         served=name.startswith(SERVED),

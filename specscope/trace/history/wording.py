@@ -11,6 +11,8 @@ from specscope.trace.record.method import MODEL_NAMES, SOURCES, MethodNotes, mod
 from specscope.trace.record.records import FinishReason, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, printable
 
+TITLE = 80  # characters
+
 
 def probability(value: float) -> str:
     """A probability in at most five cells, never rounded to a 0 or 1 that it is not."""
@@ -21,6 +23,11 @@ def probability(value: float) -> str:
     if 0 < value < 0.0005:
         return f"{value:.0e}"
     return ">.999" if 0.9995 <= value < 1 else f"{value:.3f}"
+
+
+def title_of(prompt: str) -> str:
+    """The end of a prompt in one line, for lists of requests of which no chat message is known."""
+    return " ".join(prompt[-4 * TITLE :].split())[-TITLE:]
 
 
 def plural(count: int, singular: str, many: str = "") -> str:
