@@ -103,8 +103,8 @@ class _Pending:
             and all(name in self.waited or span.was_admitted for name, (*_, span) in self.finished.items())
         )
 
-    def own(self) -> dict[str, Any]:
-        """The fields of the step's record that the engine step's own span has. Raises DamagedError."""
+    def own(self, of_engine: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The fields of the record that the engine step's span has. `of_engine`: as requests' steps tell them."""
         span = self.engine
         if span is not None:
             flight = None if span.flight is None else Flight(*span.flight)
@@ -116,20 +116,23 @@ class _Pending:
                 "left_out": None if span.left_out_steps is None else read(span, LeftOut, {}),
             }
         nothing = {"branch": self.branch, "preempted": ()}
-        if self.notes:
-            return nothing | read_engine(self.notes).fields(self.times[0])
+        if of_engine is not None:
+            return {**nothing, **of_engine}
         unknown = {"running": len(self.parts), "waiting": 0, "blocks_used": 0, "blocks_free": 0}
         drafting = {"speculation": True, "speculation_off": ""}
         return nothing | unknown | drafting | {"phases": (Phase(NO_TIMES, *self.times),)}
 
-    def absent(self, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
-        """What of the step is not here. `steps`: engine steps between the one before and this one that are not."""
+    def absent(self, batch: int | None, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
+        """What of the step is not here. `batch`: as requests' steps tell it; None where they do not.
+
+        `steps`: engine steps between the one before and this one that are not here.
+        """
         names: tuple[str, ...] = ()
         if self.engine is not None:
             names = tuple(name for name in self.engine.requests if name not in self.parts)
             others: int | None = len(names)
         else:
-            others = max(read_engine(self.notes).batch - len(self.parts), 0) if self.notes else None
+            others = None if batch is None else max(batch - len(self.parts), 0)
         absent = Absent(others, names, self.engine is None, steps, self._unseen(ends))
         return None if absent == Absent() else absent
 
@@ -227,7 +230,6 @@ class Decoder:
     def expect(self, spans: Counter[int]) -> None:
         """Begin anew after the records that were given. `spans`: how many there are, by `step_of`."""
         self.stuck = False
-        self.faults = Faults()
         self._pending.clear()
         self._held = 0
         self._expected = spans
@@ -318,9 +320,11 @@ class Decoder:
 
     def _take(self, step: int, records: list[StepRecord]) -> None:
         pending = self._pending.pop(step, None)
-        if pending is None or not (pending.engine or pending.parts or pending.admitted or pending.finished):
-            return  # all its spans were damaged, or without evidence
+        if pending is None:
+            return  # all its spans were damaged
         self._held -= pending.weight
+        if not (pending.engine or pending.parts or pending.admitted or pending.finished):
+            return  # they were without evidence
         left_out = 0 if pending.engine is None else pending.engine.left_out_steps or 0
         record = self._record(step, pending, max(step - left_out - self._next, 0))
         self._next = max(self._next, step + 1)
@@ -344,12 +348,8 @@ class Decoder:
                 finished += [self._end(name, *pending.finished[name])] if name in pending.finished else []
             except DamagedError as error:
                 self.faults.add(schema.ROOT_NAME, str(error))
-        try:
-            absent, fields = pending.absent(finished, steps), pending.own()
-        except DamagedError as error:  # of the engine, as a request's step tells it
-            self.faults.add("decode_step", str(error))
-            pending.notes = ""
-            absent, fields = pending.absent(finished, steps), pending.own()
+        batch, of_engine = self._of_engine(pending) if span is None and pending.notes else (None, None)
+        absent, fields = pending.absent(batch, finished, steps), pending.own(of_engine)
         fields |= {
             "admitted": _known(pending.admitted, () if span is None else span.admitted),
             "requests": _known(pending.parts, () if span is None else span.requests),
@@ -366,6 +366,15 @@ class Decoder:
             return record
         before = max((sent for sent in self._sent if sent <= record.after), default=-1)
         return replace(record, after=before)
+
+    def _of_engine(self, pending: _Pending) -> tuple[int, dict[str, Any]] | tuple[None, None]:
+        """The batch of a step, and its record's fields, as a request's step tells them; None where that is damaged."""
+        try:
+            notes = read_engine(pending.notes)
+            return notes.batch, notes.fields(pending.times[0])
+        except DamagedError as error:
+            self.faults.add("decode_step", str(error))
+            return None, None
 
     def _learn(self, span: schema.DecodeStep, part: RequestStep, likeliest: Sequence[str]) -> None:
         """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
@@ -454,13 +463,13 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
 
 def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
-    told = {name: getattr(span, name) for name in (*PARAMS, "stop")}
-    told["left_out"] = tuple(sorted(withheld_at(privacy)))  # it may have had these
+    values = {name: getattr(span, name) for name in (*PARAMS, "stop")}
+    values["left_out"] = tuple(sorted(withheld_at(privacy)))  # it may have had these
     if not span.other_params and figures is None:  # and in a capture of before, any others
-        told["left_out"] = UNTOLD
+        values["left_out"] = UNTOLD
     try:
         others = read_json(span.other_params or "{}", SamplingParams, OTHER_PARAMS)
-        params = replace(others, **told)
+        params = replace(others, **values)
     except UserError as error:
         raise DamagedError(f"`gen_ai.request`: {error}") from None
     labels = read_json(span.labels, dict[str, str], "specscope.request.labels")
