@@ -23,6 +23,7 @@ ALLOWED = {
     "analyze": {"trace"},
     "vllm": {"remote", "debug", "trace"},
     "transformers": {"trace"},
+    "sglang": {"vllm", "trace"},
     "serve": {"live", "remote", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},

@@ -36,7 +36,7 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
     tables = list(zip((of_rows, of_scores, of_ends), layouts(likeliest), strict=True))
     ints = _packed([(parts, layout[0]) for parts, layout in tables], torch.int64, rows.first.device)
     floats = _packed([(parts, layout[1]) for parts, layout in tables], torch.float64, rows.first.device)
-    ints, floats, arrived = _sent(ints, floats)
+    ints, floats, arrived = sent(ints, floats)
     described = partial(
         GatheredTables,
         likeliest=likeliest,
@@ -202,7 +202,7 @@ def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dty
     return torch.cat(rows) if rows else torch.zeros(0, dtype=dtype, device=device)
 
 
-def _sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
+def sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
     """Copy towards the host, without waiting."""
     if ints.device.type != "cuda":
         return ints.cpu(), floats.cpu(), None

@@ -89,7 +89,7 @@ def _subscribed(bus: Bus, sink: CaptureWriter | SpanSink, run: RunInfo, sampling
 
     def close() -> None:
         stage.close()
-        if sampling.is_on:
+        if isinstance(stage, SamplingSink):
             log.warning("specscope: %s", stage.decisions.text())
 
     return close

@@ -14,6 +14,9 @@ ABOUT = {
 }
 LOOK_AHEAD = (BLOCK, TRAVERSAL)  # a node is accepted as well where one below it is
 LOSSY = "lossy"  # a rule that is not lossless is called lossy:NAME
+THRESHOLDS = f"{LOSSY}:thresholds"  # SGLang's acceptance thresholds below 1
+SIMULATED = f"{LOSSY}:simulated"  # SGLang's SGLANG_SIMULATE_ACC_LEN: a count that was asked for
+UNSEEN = "unseen"  # of another engine, which judged where specscope does not see p: the outcome alone is told
 
 
 def is_lossy(rule: str) -> bool:

@@ -1,0 +1,299 @@
+"""The hooks in SGLang's scheduler process, each AROUND one of its functions, by its own registry.
+
+A verification is seen where the worker launches it, and its result where the scheduler takes it, later where steps
+overlap: first in, first out, and checked by the requests' ids. What they call is SGLang's own, once, with what it was
+called with; nothing before the result is taken waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specscope.sglang import known, trees
+from specscope.sglang.verification import Outcome, Verification
+from specscope.sglang.witness import Prefilled, Witness
+from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.record.rules import SIMULATED, UNSEEN
+
+Function = Callable[..., Any]
+
+
+class Opens(Protocol):
+    """Makes the witness when the first result is taken."""
+
+    def __call__(self, processor: Any, req: Any, /) -> Witness:
+        """`processor`: SGLang's SchedulerBatchResultProcessor; `req`: the first request."""
+
+
+class Hooks:
+    """`verify`: its module eagle_utils; `records`: whether this rank records; `simulated`: SGLANG_SIMULATE_ACC_LEN."""
+
+    def __init__(
+        self,
+        verify: ModuleType,
+        open_: Opens,
+        guard: ErrorGuard,
+        *,
+        full: bool,
+        simulated: float = 0.0,
+        records: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._verify, self._open, self._guard = verify, open_, guard
+        self._full, self.simulated, self._records = full, simulated, records
+        self._here: bool | None = None  # whether this rank records
+        self._running: Verification | None = None  # while its sampling runs
+        self._pending: deque[Verification] = deque()  # whose results have not been taken
+        self._drafted_ns, self._scores = (0, 0), None  # of the draft that was made last
+        self._skipped: list[bool] | None = None  # requests whose results SGLang drops
+        self._witness: Witness | None = None
+        self.lost = 0  # results of which nothing was seen
+
+    def targets(self) -> Mapping[str, Mapping[str, Function]]:
+        """What goes around which function, by module."""
+        results = "SchedulerBatchResultProcessor."
+        return {
+            known.VERIFY: {"eagle_sample": self.sample, "organize_draft_results": self.organize},
+            known.DRAFT: {"EagleDraftWorker.draft": self.draft},
+            known.DFLASH: {"DFlashWorkerV2._accept_block": self.accept_block},
+            known.TREE: {"tree_speculative_sampling_target_only": self.sample_tree},
+            known.CHAIN: {"chain_speculative_sampling_triton": self.sample_chain},
+            known.RESULTS: {
+                f"{results}_resolve_spec_v2_tokens": self.resolve,
+                f"{results}process_batch_result_decode": self.decoded,
+                f"{results}process_batch_result_prefill": self.prefilled,
+            },
+        }
+
+    # Where the worker drafts and verifies
+
+    def draft(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """A model drafts."""
+        began, self._scores = time.time_ns(), None
+        made = original(*args, **kwargs)
+        self._drafted_ns = (began, time.time_ns())
+        return made
+
+    def organize(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """The best drafts are chosen by their scores; not where a CUDA graph does it, or is being captured."""
+        made = original(*args, **kwargs)
+        self._guard.safely(lambda: self._score(_bound(original, args, kwargs)["score_list"], made[1]))
+        return made
+
+    def _score(self, score_list: Sequence[Tensor], chosen: Tensor) -> None:
+        if not (chosen.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._scores = torch.cat(list(score_list), dim=1).flatten(1).gather(1, chosen)
+
+    def sample(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """eagle_sample: a tree or a chain is verified."""
+        seen = self._guard.safely(lambda: self._begin(_bound(original, args, kwargs)))
+        return self._around(original, args, kwargs, seen, self._eagle_ended)
+
+    def _begin(self, called: Mapping[str, Any]) -> Verification | None:
+        verify, batch = called["verify_input"], called["batch"]
+        if batch.forward_mode.is_idle() or not self._records_here():
+            return None
+        sampling, logits = batch.sampling_info, called["logits_output"].next_token_logits
+        changes = ("acc_additive_penalties", "acc_scaling_penalties", "logit_bias")
+        written = any(getattr(sampling, name, None) is not None for name in changes)
+        written |= called.get("grammar_mask") is not None
+        by_uno = called.get("uno_target_max_top_k") is not None  # it draws what is compared
+        marked = called.get("watermark_state") is not None and sampling.has_watermark_candidates  # in a copy
+        n = verify.draft_token_num
+        is_tree = verify.tree_topk != 1
+        return Verification(
+            rids=tuple(req.rid for req in batch.reqs),
+            candidates=verify.draft_token.reshape(len(batch.seq_lens), n).to(torch.int64),
+            first_child=verify.retrieve_next_token.to(torch.int64) if is_tree else None,
+            next_sibling=verify.retrieve_next_sibling.to(torch.int64) if is_tree else None,
+            context=batch.seq_lens,
+            raw=logits.clone() if (written or marked) and self._full else logits,  # rules are written into them
+            logits=logits,
+            greedy=sampling.top_ks <= 1,
+            full=self._full,
+            all_greedy=not marked and (bool(sampling.is_all_greedy) or (not by_uno and self.greedily())),
+        )
+
+    def greedily(self) -> bool:
+        """Whether SGLang decodes every request greedily here, whatever its temperature."""
+        verify = self._verify
+        ratios = bool(verify.get_spec().speculative_use_rejection_sampling)
+        flags = {"is_cpu": verify._is_cpu, "is_hip": verify._is_hip, "is_xpu": verify._is_xpu}
+        return bool(verify._verify_uses_greedy(is_all_greedy=False, use_rejection_sampling=ratios, **flags))
+
+    def _eagle_ended(self, seen: Verification, made: Any) -> None:
+        predict, lens, index = made
+        self._ended(seen, Outcome(lens - 1, index, predict))
+
+    def accept_block(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """DFlash: a chain is verified."""
+        seen = self._guard.safely(lambda: self._begin_block(_bound(original, args, kwargs)))
+        return self._around(original, args, kwargs, seen, self._block_ended)
+
+    def _begin_block(self, called: Mapping[str, Any]) -> Verification | None:
+        if not self._records_here():
+            return None
+        sampling, logits = called["sampling_info"], called["next_token_logits"]
+        greedy = sampling is None or sampling.is_all_greedy or called.get("target_predict") is not None
+        candidates = called["candidates"].to(torch.int64)
+        tops = torch.ones(len(candidates), device=candidates.device) if sampling is None else sampling.top_ks
+        return Verification(
+            (), candidates, None, None, called["prefix_lens"], logits, logits, tops <= 1, self._full, greedy
+        )
+
+    def _block_ended(self, seen: Verification, made: Any) -> None:
+        lens, bonus = made[0].to(torch.int64), made[2]
+        batch, n = seen.candidates.shape
+        index = torch.arange(batch * n, device=lens.device).view(batch, n)
+        predict = torch.cat([seen.candidates[:, 1:], seen.candidates[:, :1]], dim=1)
+        predict = predict.scatter(1, lens[:, None], bonus.to(torch.int64)[:, None])
+        self._ended(seen, Outcome(lens, index, predict.flatten()))
+
+    def _around(
+        self,
+        original: Function,
+        args: Any,
+        kwargs: Any,
+        seen: Verification | None,
+        ended: Callable[[Verification, Any], None],
+    ) -> Any:
+        if seen is None:
+            return original(*args, **kwargs)
+        began, self._running = time.time_ns(), seen
+        try:
+            made = original(*args, **kwargs)
+        finally:
+            self._running = None
+        seen.drafted_ns, seen.verified_ns, seen.scores = self._drafted_ns, (began, time.time_ns()), self._scores
+        self._drafted_ns, self._scores = (0, 0), None
+        self._guard.safely(ended, seen, made)
+        return made
+
+    def _ended(self, seen: Verification, outcome: Outcome) -> None:
+        if self.simulated > 0:
+            seen.rule, seen.gathered = SIMULATED, None
+        elif seen.gathered is None and seen.all_greedy and seen.logits is not None:
+            seen.chosen(outcome)
+        elif seen.gathered is None:
+            seen.rule = UNSEEN  # by a kernel that is not known
+        seen.ended(outcome)
+        self._pending.append(seen)
+
+    def sample_tree(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """The kernel that draws from the target alone."""
+        return self._sampling(original, args, kwargs, chain=False)
+
+    def sample_chain(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """The kernels that judge chains by p / q."""
+        return self._sampling(original, args, kwargs, chain=True)
+
+    def _sampling(self, original: Function, args: Any, kwargs: Any, *, chain: bool) -> Any:
+        made = original(*args, **kwargs)
+        seen = self._running
+        if seen is not None:
+            self._guard.safely(lambda: seen.sampled(_bound(original, args, kwargs), chain=chain))
+        return made
+
+    def _records_here(self) -> bool:
+        if self._here is None:
+            self._here = self._records()
+        return self._here
+
+    # Where the scheduler takes results
+
+    def resolve(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """The host learns which tokens came out; of requests that have ended meanwhile they are dropped."""
+        self._skipped = self._guard.safely(lambda: [_dropped(req) for req in _reqs(original, args, kwargs)])
+        return original(*args, **kwargs)
+
+    def decoded(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """The result of a decode step is taken."""
+        began, self._skipped = time.time_ns(), None
+        made = original(*args, **kwargs)
+        self._guard.safely(lambda: self._decoded(_bound(original, args, kwargs), began))
+        return made
+
+    def _decoded(self, called: Mapping[str, Any], began_ns: int) -> None:
+        batch, result, skipped = called["batch"], called["result"], self._skipped
+        if not self._records_here():
+            return
+        if skipped is None or not batch.reqs:
+            self._without_speculation(batch)
+            return
+        seen = self._take(tuple(req.rid for req in batch.reqs))
+        if seen is None:
+            return
+        judged = trees.judged(seen)
+        counts, theirs = [each.judged.verdict.accepted + 1 for each in judged], result.accept_lens.tolist()
+        if counts != theirs[: len(counts)]:
+            raise trees.VerificationError(f"{counts} tokens were accepted, SGLang counts {theirs}")
+        self._opened(called["self"], batch).decoded(batch, skipped, judged, seen, began_ns)
+
+    def _take(self, rids: tuple[str, ...]) -> Verification | None:
+        """The verification of these requests; those before it, of which no result came, are lost."""
+        while self._pending:
+            seen = self._pending.popleft()
+            if seen.rids == rids or (not seen.rids and len(seen.candidates) == len(rids)):
+                return seen
+            self.lost += 1
+        self.lost += 1
+        if self._witness is None or not self._witness.bytes:
+            self._guard.step_aside("this algorithm samples where no hook reaches. `specscope watch` reads its counters")
+        return None
+
+    def _without_speculation(self, batch: Any) -> None:
+        if batch.reqs and batch.spec_algorithm.is_none():
+            self._guard.step_aside("SGLang runs without speculation")
+
+    def prefilled(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+        """The result of a prefill is taken."""
+        began = time.time_ns()
+        before = self._guard.safely(lambda: [_prefilled(req) for req in _reqs(original, args, kwargs)])
+        made = original(*args, **kwargs)
+        if before:
+            self._guard.safely(lambda: self._prefilled(_bound(original, args, kwargs), before, began))
+        return made
+
+    def _prefilled(self, called: Mapping[str, Any], before: list[Prefilled], began_ns: int) -> None:
+        processor, batch = called["self"], called["batch"]
+        if self._records_here() and processor.is_generation:
+            self._opened(processor, batch).prefilled(batch, before, began_ns)
+
+    def _opened(self, processor: Any, batch: Any) -> Witness:
+        if self._witness is None:
+            self._witness = self._open(processor, batch.reqs[0])
+            if self._witness.run.speculation.get("decoded_greedily"):
+                log.warning(
+                    "specscope: SGLang decodes greedily on this device, whatever temperature a request asks for"
+                )
+        return self._witness
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def _bound(original: Function, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments by name."""
+    return _signature(original).bind(*args, **kwargs).arguments
+
+
+def _reqs(original: Function, args: Any, kwargs: Any) -> Sequence[Any]:
+    requests: Sequence[Any] = _bound(original, args, kwargs)["batch"].reqs
+    return requests
+
+
+def _dropped(req: Any) -> bool:
+    return bool(req.is_retracted or req.finished())
+
+
+def _prefilled(req: Any) -> Prefilled:
+    in_prompt = req.inflight_middle_chunks > 0
+    return Prefilled(bool(req.is_retracted or (req.finished() and not in_prompt)), in_prompt)

@@ -1,0 +1,129 @@
+"""The entry point `sglang.srt.plugins`: called in each of SGLang's processes. Its schedulers' alone are recorded."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from specscope.errors import UserError
+from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.settings import AGGREGATES, DEBUG, PluginSettings
+from specscope.trace.inside.sinks import Losses, sinks
+from specscope.trace.wire.bus import Bus
+
+REGISTRY, CONTEXT = "sglang.srt.plugins.hook_registry", "sglang.srt.runtime_context"
+
+
+def register() -> None:
+    """Do nothing unless a SPECSCOPE_* variable asks for it. Never raises."""
+    settings = PluginSettings.read()
+    if settings.capture or settings.endpoint:
+        guard = ErrorGuard()
+        guard.safely(_install, settings, guard)
+
+
+def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
+    from specscope.sglang import known
+    from specscope.sglang.hooks import Hooks
+    from specscope.sglang.run_info import sglang_version
+
+    if known.RESULTS not in sys.modules:
+        return  # the frontend, or the detokenizer: nothing is verified here
+    try:
+        settings.sampling()
+        settings.level()
+        if settings.aggregates:
+            raise UserError(f"{AGGREGATES} is for vLLM. Of SGLang, `specscope watch` reads the counters")
+    except UserError as error:
+        guard.step_aside(str(error))
+        return
+    if settings.debug:
+        log.warning("specscope: %s is for vLLM: SGLang cannot be stopped at a decision", DEBUG)
+    version = sglang_version()
+    modules = dict(_imported(known.signatures(version), known.OPTIONAL))
+    for module in modules.values():
+        for line in known.differences(module, version):
+            guard.step_aside(f"SGLang {version} is not as it is known: {line}. `specscope watch` reads its counters")
+            return
+    hooks = Hooks(
+        modules[known.VERIFY],
+        lambda processor, req: open_witness(processor, req, settings, guard, hooks),
+        guard,
+        full=settings.full,
+        simulated=_simulated(),
+        records=_records,
+    )
+    registry = importlib.import_module(REGISTRY)
+    for name in modules:
+        for function, hook in hooks.targets()[name].items():
+            registry.HookRegistry.register(f"{name}.{function}", hook, registry.HookType.AROUND)
+
+
+def _imported(names: Any, optional: tuple[str, ...]) -> Any:
+    """Each of SGLang's modules with its name, but for those that this device has not."""
+    for name in names:
+        try:
+            yield name, importlib.import_module(name)
+        except Exception as error:
+            if name not in optional:
+                raise
+            log.warning("specscope: without %s: %r", name, error)
+
+
+def _simulated() -> float:
+    module: ModuleType = importlib.import_module("sglang.srt.speculative.spec_utils")
+    return float(module.SIMULATE_ACC_LEN)
+
+
+def _records() -> bool:
+    """Whether this rank is the first of those that verify: the last stage's."""
+    parallel = importlib.import_module(CONTEXT).get_parallel()
+    return bool(parallel.attn_tp_rank == 0 and parallel.pp_rank == parallel.pp_size - 1)
+
+
+def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: ErrorGuard, hooks: Any) -> Any:
+    """The witness of this process, with its sinks."""
+    from specscope.sglang.run_info import run_info, settings_of
+    from specscope.sglang.witness import Witness
+    from specscope.trace.record.vocabulary import Vocabulary
+
+    context = importlib.import_module(CONTEXT)
+    speculation = settings_of(context.get_spec(), greedily=hooks.greedily(), simulated=hooks.simulated)
+    evidence = "full" if settings.full else "lean"
+    run = run_info(context.get_server_args(), processor.model_config, req, speculation, evidence, settings.privacy)
+    if settings.privacy.remark:
+        log.warning("specscope: %s", settings.privacy.remark)
+    vocabulary = Vocabulary() if settings.privacy else _vocabulary(req)
+    bus = Bus()
+    closers = sinks(settings, bus, run, vocabulary, (int(getattr(context.get_parallel(), "dp_rank", None) or 0),))
+    losses = Losses(bus)
+    made = Witness(run, vocabulary, losses.publish)
+
+    def close() -> None:
+        if made.bytes:
+            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.steps, 1))
+        if hooks.lost:
+            log.warning("specscope: of %d results nothing was seen", hooks.lost)
+        guard.safely(bus.close)
+        for closer in closers:
+            guard.safely(closer)
+
+    atexit.register(close)
+    where = ", ".join(place for place in (settings.capture, settings.endpoint) if place)
+    log.warning("specscope: watching SGLang %s (process %d), to %s", run.versions["sglang"], os.getpid(), where)
+    return made
+
+
+def _vocabulary(req: Any) -> Any:
+    from specscope.trace.record.tokens import read_vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary
+
+    try:
+        return read_vocabulary(req.tokenizer)
+    except Exception as error:  # tokens are then shown by number
+        log.warning("specscope: cannot read the tokenizer: %r", error)
+        return Vocabulary()

@@ -1,0 +1,170 @@
+"""RunInfo and parameters of an SGLang server, in specscope's terms."""
+
+from __future__ import annotations
+
+import json
+import platform
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specscope.errors import UserError
+from specscope.trace.model_digest import model_digest
+from specscope.trace.record.limits import FORM, NO_SEED, UNREAD
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import FinishReason, RunInfo
+
+MOST_HASHED = 2**30  # bytes of weights, about a second: a larger model gets no digest
+# Our names of drafters, by the algorithm; the algorithm itself is in RunInfo.speculation
+DRAFTERS = {"EAGLE3": "eagle", "NEXTN": "eagle", "STANDALONE": "draft_model", "FROZEN_KV_MTP": "mtp"}
+# Settings, behind `speculative_`, that say how it drafts and verifies
+SETTINGS = (
+    "algorithm",
+    "draft_model_path",
+    "num_steps",
+    "eagle_topk",
+    "num_draft_tokens",
+    "use_rejection_sampling",
+    "use_block_verification",
+    "accept_threshold_single",
+    "accept_threshold_acc",
+    "adaptive",
+    "token_map",
+)
+GREEDILY = "decoded_greedily"  # a setting of ours: every request is, whatever its temperature
+IGNORED = "ignored by SGLang"
+FORMS = ("json_schema", "regex", "ebnf", "structural_tag")
+LONGEST = 200  # characters of a label
+ALL = 1 << 30  # top_k of a request that asks for none
+
+
+def sglang_version() -> str:
+    """As its package says."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def settings_of(bag: Any, *, greedily: bool, simulated: float) -> dict[str, Any]:
+    """`bag`: SGLang's get_spec(); `simulated`: SGLANG_SIMULATE_ACC_LEN."""
+    settings = {name: getattr(bag, name, None) for name in (f"speculative_{short}" for short in SETTINGS)}
+    plain = {name: value for name, value in settings.items() if value not in (None, "", False)}
+    plain["method"] = str(plain.get("speculative_algorithm", "")).lower()
+    if greedily:
+        plain[GREEDILY] = True
+    if simulated > 0:
+        plain["simulate_acc_len"] = simulated
+    made: dict[str, Any] = json.loads(json.dumps(plain, default=str))
+    return made
+
+
+def tree_string(settings: Mapping[str, Any]) -> str:
+    """A chain as a tree string; a tree as EAGLE-2's, by SGLang's numbers."""
+    drafted = int(settings.get("speculative_num_draft_tokens") or 1) - 1
+    if settings.get("method") == "ngram":
+        return str(drafted)
+    topk, steps = int(settings.get("speculative_eagle_topk") or 1), settings.get("speculative_num_steps")
+    if topk > 1:
+        return f"dynamic:{drafted},depth={steps},top={topk}"
+    return f"{'sampled' if settings.get('speculative_use_rejection_sampling') else 'top'}:{drafted}"
+
+
+def run_info(
+    args: Any, config: Any, req: Any, settings: dict[str, Any], evidence: str, privacy: Privacy = Privacy.EVERYTHING
+) -> RunInfo:
+    """`args`: its ServerArgs; `config`: the target's ModelConfig; `req`: its first request."""
+    target, draft = str(args.model_path), str(settings.get("speculative_draft_model_path", ""))
+    method = str(settings["method"])
+    on_gpu = torch.cuda.is_available()
+    return RunInfo(
+        run_id=uuid.uuid4().hex,
+        target=_last(str(getattr(args, "served_model_name", None) or target)),
+        revision=str(getattr(args, "revision", None) or ""),
+        drafter=DRAFTERS.get(method.upper(), method),
+        draft_model=_last(draft),
+        tree=tree_string(settings),
+        device=torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
+        dtype=str(config.dtype).removeprefix("torch."),
+        backend="sglang",
+        seed=int(getattr(args, "random_seed", None) or 0),
+        eos_tokens=tuple(sorted(getattr(req, "eos_token_ids", None) or ())),
+        max_context=int(config.context_len),
+        blocks=0,
+        block_size=int(getattr(args, "page_size", None) or 1),
+        params=SamplingParams().to_dict(),
+        versions={"sglang": sglang_version(), "torch": torch.__version__, "python": platform.python_version()},
+        evidence=evidence,
+        speculation=settings,
+        privacy=privacy,
+        target_path=target,
+        target_digest=_digest(target),
+        draft_path=draft,
+        draft_digest=_digest(draft),
+    )
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _digest(path: str) -> str:
+    """Of a local folder; "" for a hub name."""
+    place = Path(path or ".")
+    return model_digest(place, MOST_HASHED) if path and place.exists() else ""
+
+
+def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[str, str]]:
+    """(The parameters that specscope has, the others as labels). `params`: SGLang's, which it has normalised.
+
+    There a request that asked for temperature 0 has top_k 1.
+    """
+    labels = dict([NO_SEED]) if params.sampling_seed is None else {}
+    if params.min_p:
+        labels[IGNORED] = f"min_p={params.min_p}"  # where it speculates
+    if params.logit_bias:
+        labels["logit_bias"] = repr(params.logit_bias)[:LONGEST]
+    if form := next((name for name in FORMS if getattr(params, name, None)), None):
+        labels[FORM] = f"{form}: {getattr(params, form)}"[:LONGEST]
+    greedy = params.top_k == 1
+    if greedily and not greedy:
+        labels["temperature"] = f"{params.temperature:g} was asked for, and this device decodes greedily"
+    stop = params.stop_strs or ()
+    values: dict[str, Any] = {
+        "temperature": 0.0 if greedy or greedily else params.temperature,
+        "top_k": 0 if greedy or greedily or params.top_k >= ALL else max(params.top_k, 0),
+        "top_p": 1.0 if greedy or greedily else params.top_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "seed": params.sampling_seed or 0,
+        "max_tokens": params.max_new_tokens or SamplingParams().max_tokens,
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "ignore_eos": bool(params.ignore_eos),
+        "stop_token_ids": tuple(sorted(params.stop_token_ids or ())),
+        "min_tokens": params.min_new_tokens or 0,
+    }
+    try:
+        return SamplingParams(**values), labels
+    except UserError as error:
+        return SamplingParams(), labels | {UNREAD: f"{values!r} ({error})"[:LONGEST]}
+
+
+def end_reason(req: Any, eos: tuple[int, ...]) -> tuple[FinishReason, str, str]:
+    """(Why a finished request ended, the stop string that matched, what went wrong). By what its reason says of it."""
+    said = req.finished_reason.to_json()
+    matched = said.get("matched")
+    if said["type"] == "length":
+        return FinishReason.LENGTH, "", ""
+    if said["type"] == "abort":
+        wrong = said.get("status_code") is not None
+        return (FinishReason.ERROR, "", str(said.get("message"))) if wrong else (FinishReason.CANCELLED, "", "")
+    if isinstance(matched, str):
+        return FinishReason.STOP, matched if matched in (req.sampling_params.stop_strs or ()) else "", ""
+    is_eos = matched in eos and not req.sampling_params.ignore_eos
+    return FinishReason.EOS if is_eos else FinishReason.STOP, "", ""

@@ -1,0 +1,243 @@
+"""Evidence from the numbers of a verification: chains as every engine's are read, and trees that are walked by match.
+
+Under match a parent's children share one coin, which falls on a child or beside all of them: child i has p_i of it, and
+its chance of being accepted once its elder siblings are not is p_i over what they left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specscope.sglang.verification import SentNumbers, Verification, unpacked
+from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
+from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, ParentNotes, Verdict
+from specscope.trace.record.rules import SIMULATED, UNSEEN
+from specscope.trace.record.tree import ROOT, DraftTree, Ints
+from specscope.vllm.gathered import GatheredTables, read
+
+Tried = list[tuple[int, list[int]]]  # parents, each with its children
+
+
+class VerificationError(RuntimeError):
+    """A verification was not as it is known: its step is left out."""
+
+
+@dataclass(frozen=True)
+class JudgedRequest:
+    """One request's part in a verification."""
+
+    judged: Judged
+    context: int  # tokens whose KV was there
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Which slots are nodes: those that the links lead to, parents before children and siblings as they are tried."""
+
+    slots: Ints  # [m]
+    parent: Ints  # [m] nodes, or ROOT
+
+    @staticmethod
+    def of(numbers: SentNumbers) -> _Shape:
+        n = len(numbers.candidates)
+        if numbers.first_child is None or numbers.next_sibling is None:
+            return _Shape(np.arange(1, n), np.arange(-1, n - 2, dtype=np.int32))
+        first, following = numbers.first_child.tolist(), numbers.next_sibling.tolist()
+        slots, parents, place = [], [], ROOT
+        at = 0
+        while True:
+            child = first[at]
+            while child >= 0:
+                if len(slots) >= n - 1:
+                    raise VerificationError("the links of a tree run in circles")
+                slots.append(child)
+                parents.append(place)
+                child = following[child]
+            place += 1
+            if place >= len(slots):
+                return _Shape(np.array(slots, np.int64), np.array(parents, np.int32))
+            at = slots[place]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node is the slot behind the one before."""
+        return bool((self.slots == np.arange(1, len(self.slots) + 1)).all()) and bool(
+            (self.parent == np.arange(-1, len(self.slots) - 1)).all()
+        )
+
+    def path(self, slots: Ints) -> Ints:
+        """The accepted slots as nodes. Raises VerificationError where they are no path."""
+        node_of = {slot: node for node, slot in enumerate(self.slots.tolist())}
+        path = [node_of.get(slot, -2) for slot in slots.tolist()]
+        above = ROOT
+        for node in path:
+            if node < 0 or self.parent[node] != above:
+                raise VerificationError(f"the accepted slots {slots.tolist()} are no path of the tree")
+            above = node
+        return np.array(path, np.int32)
+
+    def walk(self, path: Ints) -> tuple[Tried, list[int]]:
+        """(Each parent that was tried with its children, the nodes that were rejected)."""
+        tried, rejected = [], []
+        for parent, accepted in zip([ROOT, *path.tolist()], [*path.tolist(), None], strict=True):
+            children = np.flatnonzero(self.parent == parent).tolist()
+            if children:
+                tried.append((parent, children))
+            rejected += children if accepted is None else children[: children.index(accepted)]
+        return tried, rejected
+
+
+def judged(seen: Verification) -> list[JudgedRequest]:
+    """[B] the evidence of each request. Raises VerificationError where the numbers contradict each other."""
+    seen.arrived()
+    numbers = unpacked(seen)
+    if seen.gathered is None:
+        return [JudgedRequest(_outcome_alone(each, seen.rule), each.context) for each in numbers]
+    for each in numbers:
+        if each.candidates[each.path].tolist() != each.given[:-1]:
+            raise VerificationError(f"tokens {each.given} came out of the slots {each.path.tolist()}")
+    tables = seen.gathered.tables()
+    shapes = [_Shape.of(each) for each in numbers]
+    chains = read(tables) if all(shape.is_chain for shape in shapes) else []
+    requests = []
+    for row, (each, shape) in enumerate(zip(numbers, shapes, strict=True)):
+        made = chains[row] if len(chains) and len(shape.slots) == len(chains[row].tree) else None
+        if made is None:
+            made = _of_tree(tables, row, each, shape)
+        final_coin = 0.0 if bool(tables.ends["greedy"][row]) else each.final_coin
+        verdict = dataclasses.replace(made.verdict, rule=seen.rule, final_coin=final_coin)
+        notes = None if each.scores is None else _notes(each.scores[shape.slots - 1], shape.parent)
+        requests.append(JudgedRequest(dataclasses.replace(made, verdict=verdict, notes=notes), each.context))
+    return requests
+
+
+def _of_tree(tables: GatheredTables, row: int, numbers: SentNumbers, shape: _Shape) -> Judged:
+    end = {name: values[row] for name, values in tables.ends.items()}
+    greedy = bool(end["greedy"])
+    rows = {name: values[int(end["first"]) + shape.slots - 1] for name, values in tables.rows.items()}
+    path = shape.path(numbers.path)
+    tried, rejected = shape.walk(path)
+    m = len(shape.slots)
+    outcome, p = np.full(m, Outcome.UNTRIED, np.uint8), rows["p"].astype(np.float32)
+    outcome[path], outcome[rejected] = Outcome.ACCEPTED, Outcome.REJECTED
+    p_trial, mass = np.zeros(m), np.zeros(m)
+    for _, children in tried:
+        left = 1.0
+        for child in (child for child in children if outcome[child] != Outcome.UNTRIED):
+            p_trial[child] = min(float(p[child]) / left, 1.0) if left > 0 else 0.0
+            if outcome[child] == Outcome.REJECTED:
+                mass[child] = 1 - p_trial[child]
+                left -= float(p[child])
+    was_tried = outcome != Outcome.UNTRIED
+    final_p, final_target_p = float(end["final_p"]), float(end["final_target_p"])
+    if greedy:
+        chosen = not _ends_at(tried, path) or end["final"] == rows["choice"][tried[-1][1][0]]
+        final_p = final_target_p = float(chosen)
+    verdict = Verdict(
+        outcome=outcome,
+        p=p,
+        p_trial=p_trial.astype(np.float32),
+        q_trial=was_tried.astype(np.float32),
+        accept_prob=p_trial,
+        coin=np.where(was_tried & (not greedy), rows["coin"], 0.0),
+        residual_mass=mass,
+        path=path,
+        token=numbers.given[-1],
+        kind=_kind(shape, tried, path),
+        final_p=final_p,
+        final_coin=0.0,
+    )
+    parents = _parents(tables, rows, tried, end, greedy, final_target_p) if tables.full else None
+    tree = DraftTree.build(rows["token"].tolist(), shape.parent.tolist())
+    return Judged(tree, verdict, parents, None, len(numbers.candidates) - 1 - m)
+
+
+def _kind(shape: _Shape, tried: Tried, path: Ints) -> FinalKind:
+    if not len(shape.slots):
+        return FinalKind.TARGET
+    return FinalKind.RECOVERED if _ends_at(tried, path) else FinalKind.BONUS
+
+
+def _ends_at(tried: Tried, path: Ints) -> bool:
+    """Whether the walk ended at a parent whose children were all rejected, and not at a leaf."""
+    return bool(tried) and tried[-1][0] == (path[-1] if len(path) else ROOT)
+
+
+def _parents(
+    tables: GatheredTables,
+    rows: dict[str, Any],
+    tried: Tried,
+    end: dict[str, Any],
+    greedy: bool,
+    final_target_p: float,
+) -> ParentNotes:
+    """What the target gave at the parents: the rows of a parent's children all tell it, so the first one's is taken."""
+    first = np.array([children[0] for _, children in tried], np.int64)
+    known = np.zeros(len(rows["p"]), np.bool_)
+    known[[child for _, children in tried for child in children]] = True
+    k, likeliest = len(tried), tables.likeliest if tried else 0
+    zeros = np.zeros(k, np.float32)
+    return ParentNotes(
+        node=np.array([parent for parent, _ in tried], np.int32),
+        top=rows["top"][first].reshape(k, likeliest).astype(np.int32),
+        top_p=rows["top_p"][first].reshape(k, likeliest).astype(np.float32),
+        choice=rows["choice"][first].astype(np.int32),
+        choice_p=rows["choice_p"][first].astype(np.float32),
+        entropy=rows["entropy"][first].astype(np.float32),
+        varentropy=rows["varentropy"][first].astype(np.float32),
+        q_entropy=zeros,
+        q_varentropy=zeros,
+        draft_top=np.zeros((k, 0), np.int32),
+        draft_top_p=np.zeros((k, 0), np.float32),
+        choice_rank=np.zeros(k, np.int32),
+        choice_q=zeros,
+        outside=zeros,
+        raw_p=np.where(known, rows["raw_p"], 0).astype(np.float32),
+        rank=np.where(known, rows["rank"], 0).astype(np.int32),
+        q_rank=np.zeros(len(known), np.int32),
+        final_entropy=0.0 if greedy else float(end["final_entropy"]),
+        final_varentropy=0.0 if greedy else float(end["final_varentropy"]),
+        final_target_p=final_target_p,
+    )
+
+
+def _notes(scores: np.ndarray, parent: Ints) -> DraftNotes:
+    """`scores` [m]: the drafter's probability of the path to each node."""
+    tiny = float(np.finfo(np.float32).tiny)
+    above = np.where(parent == ROOT, 1.0, scores[np.maximum(parent, 0)]) if len(parent) else scores
+    prob = np.minimum(scores / np.maximum(above, tiny), 1.0).astype(np.float32)
+    return DraftNotes(prob, np.log(np.maximum(scores, tiny)).astype(np.float32), NO_INTS, NO_INTS, NO_FLOATS)
+
+
+def _outcome_alone(numbers: SentNumbers, rule: str) -> Judged:
+    """Tokens and outcomes, without p. A count that was asked for is told as a chain of the slots in order."""
+    shape, path, tokens = _Shape.of(numbers), numbers.path, numbers.candidates.astype(np.int32)
+    if rule == SIMULATED:
+        n, path = len(tokens), np.arange(1, numbers.accepted + 1)
+        shape = _Shape(np.arange(1, n), np.arange(-1, n - 2, dtype=np.int32))
+        tokens[path] = numbers.given[:-1]
+    nodes = shape.path(path)
+    tried, rejected = shape.walk(nodes)
+    verdict = _blank(len(shape.slots), numbers.given[-1], rule)
+    verdict.outcome[nodes], verdict.outcome[rejected] = Outcome.ACCEPTED, Outcome.REJECTED
+    verdict = dataclasses.replace(verdict, path=nodes, kind=_kind(shape, tried, nodes))
+    tree = DraftTree.build(tokens[shape.slots].tolist(), shape.parent.tolist())
+    return Judged(tree, verdict, None, None, len(tokens) - 1 - len(tree))
+
+
+def _blank(nodes: int, token: int, rule: str) -> Verdict:
+    """Nothing was tried, and no probability is known."""
+    zeros = np.zeros(nodes)
+    floats = zeros.astype(np.float32)
+    outcome = np.full(nodes, Outcome.UNTRIED, np.uint8)
+    kind = FinalKind.TARGET
+    return Verdict(outcome, floats, floats, floats, zeros, zeros, zeros, NO_INTS, token, kind, 0.0, 0.0, rule=rule)
+
+
+def unseen(token: int) -> Verdict:
+    """The verdict of a token without drafts, drawn from what specscope does not see."""
+    return _blank(0, token, UNSEEN)

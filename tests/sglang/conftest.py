@@ -1,0 +1,29 @@
+import pytest
+
+from specscope.sglang import plugin
+from specscope.trace.inside import settings
+from specscope.trace.wire.reading import read_capture
+from tests.sglang import stand
+
+
+@pytest.fixture
+def recorded(monkeypatch, tmp_path):
+    """Runs requests in a stand with the plugin; its history, the engine, and the requests."""
+    closers = []
+    monkeypatch.setattr(plugin.atexit, "register", closers.append)
+
+    def record(spec, requests, *, environment=(), on_cpu=False, modules=(), **engine):
+        for name in settings.ALL:
+            monkeypatch.delenv(name, raising=False)
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        for name, value in {settings.CAPTURE: str(path), **dict(environment)}.items():
+            monkeypatch.setenv(name, value)
+        stand.install(monkeypatch, spec, on_cpu, **dict(modules))
+        plugin.register()
+        made = stand.Engine(spec, **engine)
+        made.run(requests)
+        while closers:
+            closers.pop()()
+        return read_capture(path).history if path.exists() else None, made
+
+    return record

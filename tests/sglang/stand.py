@@ -1,0 +1,428 @@
+"""A small SGLang: modules by its names, with a scheduler that overlaps steps or not, over tables instead of models.
+
+The target's logits after a token are a row of a table, and so are the drafter's. What decides is SGLang's own where its
+source is at hand (wheel.py), and else does the same: `eagle_sample` here, the kernels in kernels.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+from specscope.sglang import known
+from tests.sglang import kernels
+
+VOCABULARY = 12
+EOS = 11
+TREE = (-1, -1, 0, 0, 1)  # nodes' parents; slots are one more
+ROOTED = "sglang.srt"
+
+
+def tables(seed=0, closeness=1.0):
+    """(The target's logits after each token, the drafter's)."""
+    made = torch.Generator().manual_seed(seed)
+    target = 1.5 * torch.randn(VOCABULARY, VOCABULARY, generator=made)
+    draft = closeness * target + torch.randn(VOCABULARY, VOCABULARY, generator=made)
+    target[:, EOS] -= 4
+    return target, draft
+
+
+class Aborted:
+    """A reason as SGLang has them."""
+
+    def __init__(self, kind, **rest):
+        self._said = {"type": kind, **rest}
+
+    def to_json(self):
+        return self._said
+
+
+def params(**given):
+    """SGLang's SamplingParams, normalised."""
+    values = {"temperature": 1.0, "top_p": 1.0, "top_k": 1 << 30, "min_p": 0.0, "max_new_tokens": 24}
+    values |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_new_tokens": 0}
+    values |= {"sampling_seed": None, "logit_bias": None, "stop_strs": [], "stop_token_ids": None, "ignore_eos": False}
+    return SimpleNamespace(**(values | given))
+
+
+GREEDY = {"top_k": 1}
+
+
+@dataclass
+class Req:
+    """A request, as far as the plugin reads it."""
+
+    rid: str
+    origin_input_ids: list
+    sampling_params: SimpleNamespace = field(default_factory=params)
+    output_ids: array = field(default_factory=lambda: array("q"))
+    finished_reason: Aborted | None = None
+    finished_len: int | None = None
+    is_retracted: bool = False
+    inflight_middle_chunks: int = 0
+    eos_token_ids: frozenset = frozenset({EOS})
+    tokenizer: object = None
+
+    def finished(self):
+        return self.finished_reason is not None
+
+    @property
+    def output_ids_through_stop(self):
+        return self.output_ids if self.finished_len is None else self.output_ids[: self.finished_len]
+
+    def update_finish_state(self, new):
+        most = self.sampling_params.max_new_tokens
+        before = len(self.output_ids) - new
+        for place, token in enumerate(self.output_ids[before:], before + 1):
+            if token == EOS:
+                self.finished_reason, self.finished_len = Aborted("stop", matched=EOS), place
+                break
+        if len(self.output_ids) >= most and (self.finished_len is None or self.finished_len > most):
+            self.finished_reason, self.finished_len = Aborted("length", length=most), most
+
+
+@dataclass
+class Settings:
+    """get_spec(): of SGLang's configuration."""
+
+    speculative_algorithm: str = "EAGLE"
+    speculative_num_steps: int = 3
+    speculative_eagle_topk: int = 1
+    speculative_num_draft_tokens: int = 4
+    speculative_use_rejection_sampling: bool = False
+    speculative_use_block_verification: bool = False
+    speculative_accept_threshold_single: float = 1.0
+    speculative_accept_threshold_acc: float = 1.0
+
+
+@dataclass
+class Rules:
+    """What a batch is sampled by; penalties are written into the logits."""
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    is_all_greedy: bool
+    acc_additive_penalties: torch.Tensor | None = None
+    acc_scaling_penalties: None = None
+    logit_bias: torch.Tensor | None = None
+    sampling_seed: None = None
+    need_top_p_sampling: bool = False
+    need_min_p_sampling: bool = False
+    has_watermark_candidates: bool = False
+
+    @property
+    def need_top_k_sampling(self):
+        return bool((self.top_ks < VOCABULARY).any())
+
+
+def top_k_renorm(probs, top_ks):
+    """Of each row its likeliest tokens."""
+    order = probs.argsort(dim=-1, descending=True).argsort(dim=-1)
+    kept = torch.where(order < top_ks.reshape(-1, 1), probs, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def eagle_sample(
+    verify_input,
+    batch,
+    logits_output,
+    grammar_mask=None,
+    uno_target_max_top_k=None,
+    *,
+    watermark_state=None,
+    watermark_full_mask=True,
+):
+    """As the wheel's, for what the stand does."""
+    verify, rules, logits = sys.modules[known.VERIFY], batch.sampling_info, logits_output.next_token_logits
+    batch_size, n = len(batch.seq_lens), verify_input.draft_token_num
+    if rules.acc_additive_penalties is not None:
+        logits.add_(rules.acc_additive_penalties.repeat_interleave(n, 0))
+    candidates = verify_input.draft_token.reshape(batch_size, n)
+    predict = torch.zeros(batch_size * n, dtype=torch.int32)
+    index = torch.full((batch_size, verify_input.max_tree_depth), -1, dtype=torch.int32)
+    count = torch.empty(batch_size, dtype=torch.int32)
+    links = (verify_input.retrieve_index, verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
+    ratios = verify.get_spec().speculative_use_rejection_sampling
+    flags = {"is_cpu": verify._is_cpu, "is_hip": verify._is_hip, "is_xpu": verify._is_xpu}
+    if verify._verify_uses_greedy(is_all_greedy=rules.is_all_greedy, use_rejection_sampling=ratios, **flags):
+        chosen = logits.argmax(-1).reshape(batch_size, n)
+        kernels.greedy_tree(predict, index, count, candidates, *links, chosen)
+        return predict, count + 1, index
+    spec, p = verify.get_spec(), (logits / rules.temperatures.repeat_interleave(n, 0)).softmax(-1)
+    p = top_k_renorm(p, rules.top_ks.repeat_interleave(n)).reshape(batch_size, n, -1)
+    function = sys.modules[known.TREE].tree_speculative_sampling_target_only
+    more = {}
+    if ratios:
+        function = sys.modules[known.CHAIN].chain_speculative_sampling_triton
+        more = {"block_verification": True} if spec.speculative_use_block_verification else {}
+    function(
+        predicts=predict,
+        accept_index=index,
+        accept_token_num=count,
+        candidates=candidates,
+        retrive_index=links[0],
+        retrive_next_token=links[1],
+        retrive_next_sibling=links[2],
+        uniform_samples=torch.rand(batch_size, n),
+        uniform_samples_for_final_sampling=torch.rand(batch_size),
+        target_probs=p,
+        draft_probs=verify_input.draft_probs if ratios else torch.zeros_like(p),
+        threshold_single=spec.speculative_accept_threshold_single,
+        threshold_acc=spec.speculative_accept_threshold_acc,
+        deterministic=True,
+        **more,
+    )
+    return predict, count + 1, index
+
+
+def organize_draft_results(score_list, token_list, parents_list, num_draft_token):
+    """The best of all drafts, as the wheel's."""
+    scores, tokens = torch.cat(score_list, dim=1).flatten(1), torch.cat(token_list, dim=1)
+    chosen = scores.topk(num_draft_token - 1, dim=-1).indices.sort().values
+    return torch.empty(len(scores), 0), chosen, tokens.gather(1, chosen)
+
+
+def _verify_uses_greedy(*, is_all_greedy, is_cpu, is_hip, is_xpu, use_rejection_sampling):
+    return is_all_greedy or is_cpu or is_xpu or (is_hip and not use_rejection_sampling)
+
+
+class EagleDraftWorker:
+    """Drafts by the drafter's table."""
+
+    def __init__(self, draft, spec):
+        self._draft, self._spec = draft, spec
+
+    def draft(self, batch, *, with_topology=False):
+        """What is to be verified behind the batch's roots."""
+        topk, n = self._spec.speculative_eagle_topk, self._spec.speculative_num_draft_tokens
+        if topk > 1:
+            return self._tree(batch)
+        tokens, probs = [batch.roots], []
+        for _ in range(n - 1):
+            q = (self._draft[tokens[-1]] / batch.sampling_info.temperatures).softmax(-1)
+            probs.append(q)
+            sampled = self._spec.speculative_use_rejection_sampling
+            tokens.append(q.multinomial(1)[:, 0] if sampled else q.argmax(-1))
+        first = torch.tensor([*range(1, n), -1]).repeat(len(batch.roots), 1)
+        none = torch.full_like(first, -1)
+        return _verify_input(torch.stack(tokens, 1), first, none, 1, n, torch.stack(probs, 1) if n > 1 else None)
+
+    def _tree(self, batch):
+        """Two children of the root, then two of the first and one of the second: all are among the best."""
+        first = self._draft[batch.roots].softmax(-1).topk(2)
+        second = [self._draft[first.indices[:, i]].softmax(-1).topk(2) for i in (0, 1)]
+        scores = [first.values[:, None], *(first.values[:, i, None, None] * second[i].values[:, None] for i in (0, 1))]
+        ids = [first.indices, *(each.indices for each in second)]
+        scores[2][:, :, 1] = 0  # the last of six is never among the best five
+        _, _, drafted = sys.modules[known.VERIFY].organize_draft_results(scores, ids, [], len(TREE) + 1)
+        tokens = torch.cat([batch.roots[:, None], drafted], dim=1)
+        first_child = torch.tensor([1, 3, 5, -1, -1, -1]).repeat(len(tokens), 1)
+        sibling = torch.tensor([-1, 2, -1, 4, -1, -1]).repeat(len(tokens), 1)
+        return _verify_input(tokens, first_child, sibling, 2, 3, None)
+
+
+def _verify_input(tokens, first_child, sibling, topk, depth, probs):
+    batch, n = tokens.shape
+    return SimpleNamespace(
+        draft_token=tokens.flatten(),
+        retrieve_index=torch.arange(batch * n).view(batch, n),
+        retrieve_next_token=first_child,
+        retrieve_next_sibling=sibling,
+        draft_token_num=n,
+        tree_topk=topk,
+        max_tree_depth=depth,
+        draft_probs=probs,
+        custom_mask=None,
+        positions=None,
+    )
+
+
+class SchedulerBatchResultProcessor:
+    """Takes results, as the wheel's does."""
+
+    def __init__(self):
+        self.is_generation = True
+        self.model_config = SimpleNamespace(dtype=torch.float32, context_len=4096)
+
+    def _resolve_spec_v2_tokens(self, result, batch):
+        stride = result.speculative_num_draft_tokens
+        ids, lens = result.next_token_ids.tolist(), result.accept_lens.tolist()
+        return [ids[i * stride : i * stride + lens[i]] for i in range(len(batch.reqs))]
+
+    def process_batch_result_decode(self, batch, result):
+        tokens = self._resolve_spec_v2_tokens(result, batch)
+        for req, new in zip(batch.reqs, tokens, strict=True):
+            if not (req.finished() or req.is_retracted):
+                req.output_ids.extend(new)
+                req.update_finish_state(len(new))
+
+    def process_batch_result_prefill(self, batch, result):
+        for req, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
+            if req.is_retracted or req.finished():
+                continue
+            if req.inflight_middle_chunks > 0:
+                req.inflight_middle_chunks -= 1
+                continue
+            req.output_ids.append(token)
+            req.update_finish_state(1)
+
+
+class DFlashWorkerV2:
+    """Only what is wrapped."""
+
+    def _accept_block(
+        self, *, candidates, next_token_logits, sampling_info, draft_input, prefix_lens, bs, target_predict=None
+    ):
+        n = candidates.shape[1]
+        index, predict = torch.arange(bs * n).view(bs, n), torch.zeros(bs * n, dtype=torch.int32)
+        first = torch.tensor([*range(1, n), -1]).repeat(bs, 1)
+        links = (index, first, torch.full_like(first, -1))
+        accepted, count = torch.full((bs, n), -1, dtype=torch.int32), torch.empty(bs, dtype=torch.int32)
+        if sampling_info.is_all_greedy:
+            chosen = next_token_logits.argmax(-1).view(bs, n)
+            kernels.greedy_tree(predict, accepted, count, candidates, *links, chosen)
+        else:
+            p = (next_token_logits / sampling_info.temperatures.repeat_interleave(n, 0)).softmax(-1).view(bs, n, -1)
+            drawn = sys.modules[known.TREE].tree_speculative_sampling_target_only
+            coins = torch.rand(bs, n), torch.rand(bs)
+            drawn(predict, accepted, count, candidates, *links, *coins, p, torch.zeros_like(p))
+        bonus = predict[accepted.gather(1, count[:, None].long())[:, 0].long()]
+        return count, count + 1, bonus, None, None
+
+
+class Registry:
+    """What HookRegistry does, for a target that is there: AROUND alone."""
+
+    def register(self, target, hook, kind):
+        module = max((name for name in sys.modules if target.startswith(f"{name}.")), key=len)
+        *outer, name = target.removeprefix(f"{module}.").split(".")
+        owner = sys.modules[module]
+        for part in outer:
+            owner = getattr(owner, part)
+        original = getattr(owner, name)
+
+        def around(*args, **kwargs):
+            return hook(original, *args, **kwargs)
+
+        around.__wrapped__, around.__module__, around.__name__ = original, original.__module__, name
+        setattr(owner, name, around)
+
+
+def install(monkeypatch, spec, on_cpu=False, **replaced):
+    """Put the modules where SGLang's are. `replaced`: others of them, by the last part of the name."""
+    made = {
+        known.VERIFY: {
+            "eagle_sample": eagle_sample,
+            "organize_draft_results": organize_draft_results,
+            "_verify_uses_greedy": _verify_uses_greedy,
+            "get_spec": lambda: spec,
+            "_is_cpu": on_cpu,
+            "_is_hip": False,
+            "_is_xpu": False,
+        },
+        known.DRAFT: {"EagleDraftWorker": _copied(EagleDraftWorker)},
+        known.DFLASH: {"DFlashWorkerV2": _copied(DFlashWorkerV2)},
+        known.RESULTS: {"SchedulerBatchResultProcessor": _copied(SchedulerBatchResultProcessor)},
+        known.TREE: {"tree_speculative_sampling_target_only": kernels.target_only},
+        known.CHAIN: {"chain_speculative_sampling_triton": kernels.chain},
+        f"{ROOTED}.plugins.hook_registry": {"HookRegistry": Registry(), "HookType": SimpleNamespace(AROUND="around")},
+        f"{ROOTED}.runtime_context": {
+            "get_spec": lambda: spec,
+            "get_parallel": lambda: SimpleNamespace(attn_tp_rank=0, pp_rank=0, pp_size=1, dp_rank=None),
+            "get_server_args": lambda: SimpleNamespace(model_path="some/target", random_seed=1, page_size=1),
+        },
+        f"{ROOTED}.speculative.spec_utils": {"SIMULATE_ACC_LEN": 0.0},
+    }
+    for name, members in made.items():
+        module = replaced.get(name.rpartition(".")[2]) or ModuleType(name)
+        for key, member in members.items():
+            if not hasattr(module, key):
+                setattr(module, key, member)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def _copied(cls):
+    """A class of its own, so that a wrapper is not left in this one."""
+    return type(cls.__name__, (), dict(cls.__dict__))
+
+
+class Engine:
+    """A scheduler and its worker. With `overlap` a step is launched before the result of the last one is taken."""
+
+    def __init__(self, spec, seed=0, overlap=False, closeness=1.0, penalty=None):
+        self.target, draft = tables(seed, closeness)
+        self.spec, self.overlap, self.penalty = spec, overlap, penalty
+        self.worker = sys.modules[known.DRAFT].EagleDraftWorker(draft, spec)
+        self.processor = sys.modules[known.RESULTS].SchedulerBatchResultProcessor()
+        self.counts = []  # of accepted drafts, as SGLang counts them
+        torch.manual_seed(seed)
+
+    def _rules(self, reqs):
+        tops = torch.tensor([req.sampling_params.top_k for req in reqs])
+        heat = torch.tensor([[req.sampling_params.temperature] for req in reqs])
+        penalties = None if self.penalty is None else self.penalty.repeat(len(reqs), 1)
+        return Rules(heat, tops, bool((tops <= 1).all()), penalties)
+
+    def _batch(self, reqs, lengths, roots, prefix=None):
+        return SimpleNamespace(
+            reqs=list(reqs),
+            seq_lens=torch.tensor(lengths),
+            roots=roots,
+            sampling_info=self._rules(reqs) if reqs else None,
+            forward_mode=SimpleNamespace(is_idle=lambda: False),
+            device="cpu",
+            spec_algorithm=SimpleNamespace(is_none=lambda: False),
+            return_logprob=False,
+            prefix_lens=prefix,
+            extend_lens=None if prefix is None else [n - p for n, p in zip(lengths, prefix, strict=True)],
+        )
+
+    def prefill(self, reqs, prefix=0):
+        """Of whole prompts, or of prompts with what they have put out."""
+        fed = [[*req.origin_input_ids, *req.output_ids] for req in reqs]
+        p = self.target[torch.tensor([tokens[-1] for tokens in fed])].softmax(-1)
+        tops = torch.tensor([req.sampling_params.top_k for req in reqs])
+        tokens = top_k_renorm(p, tops.clamp_max(VOCABULARY)).multinomial(1)[:, 0]
+        batch = self._batch(reqs, [len(tokens) for tokens in fed], tokens, [prefix] * len(reqs))
+        self.processor.process_batch_result_prefill(batch, SimpleNamespace(next_token_ids=tokens))
+
+    def step(self, reqs, lengths, roots):
+        """Draft and verify; (the batch, its result)."""
+        batch = self._batch(reqs, lengths, roots)
+        verify = self.worker.draft(batch)
+        candidates = verify.draft_token.reshape(len(reqs), -1)
+        logits = SimpleNamespace(next_token_logits=self.target[verify.draft_token].clone())
+        predict, lens, index = sys.modules[known.VERIFY].eagle_sample(verify, batch, logits)
+        n = candidates.shape[1]
+        ids = torch.zeros(len(reqs), n, dtype=torch.int64)
+        for b, length in enumerate(lens.tolist()):
+            ids[b, :length] = predict[index[b, :length].long()].long()
+        result = SimpleNamespace(next_token_ids=ids.flatten(), accept_lens=lens, speculative_num_draft_tokens=n)
+        return batch, result
+
+    def run(self, reqs):
+        """Until all have ended. Every request runs from its first token on."""
+        self.prefill(reqs)
+        lengths = [len(req.origin_input_ids) for req in reqs]
+        roots = torch.tensor([req.output_ids[-1] for req in reqs])
+        running, waiting = list(range(len(reqs))), deque()
+        while True:
+            running = [i for i in running if not reqs[i].finished()]
+            if running:
+                waiting.append(self.step([reqs[i] for i in running], [lengths[i] for i in running], roots[running]))
+                lens, ids = waiting[-1][1].accept_lens.tolist(), waiting[-1][1].next_token_ids.view(len(running), -1)
+                for row, i in enumerate(running):
+                    lengths[i] += lens[row]
+                    roots[i] = ids[row, lens[row] - 1]
+            if waiting and (not running or len(waiting) > self.overlap):
+                batch, result = waiting.popleft()
+                live = [not req.finished() for req in batch.reqs]
+                self.processor.process_batch_result_decode(batch, result)
+                self.counts += [n - 1 for n, there in zip(result.accept_lens.tolist(), live, strict=True) if there]
+            if not running and not waiting:
+                return

@@ -1,0 +1,226 @@
+"""The plugin in a small SGLang: what it records can be put on trial, and output is as without it."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.verify.trial import judge
+from specscope.sglang import known, plugin, verification
+from specscope.trace.record.records import FinishReason, Outcome
+from specscope.trace.record.rules import BLOCK, MATCH, SIMULATED, STANDARD, THRESHOLDS, UNSEEN
+from tests.sglang import kernels, stand
+from tests.sglang.recount import accepted
+
+CHAIN = stand.Settings()
+TREE = stand.Settings(speculative_eagle_topk=2, speculative_num_draft_tokens=6, speculative_num_steps=2)
+RATIOS = replace(CHAIN, speculative_use_rejection_sampling=True)
+BLOCKS = replace(RATIOS, speculative_use_block_verification=True)
+CASES = {
+    "chain": (CHAIN, {}, MATCH),
+    "chain, greedy": (CHAIN, stand.GREEDY, STANDARD),
+    "tree": (TREE, {}, MATCH),
+    "tree, greedy": (TREE, stand.GREEDY, STANDARD),
+    "tree, hot and cut": (TREE, {"temperature": 1.4, "top_k": 5}, MATCH),
+    "ratios": (RATIOS, {}, STANDARD),
+    "ratios, cold": (RATIOS, {"temperature": 0.6}, STANDARD),
+    "ratios, greedy": (RATIOS, stand.GREEDY, STANDARD),
+    "blocks": (BLOCKS, {}, BLOCK),
+}
+
+
+def requests(count=4, **params):
+    return [stand.Req(f"r{i}", [1, 2, 3 + i % 6], stand.params(**params)) for i in range(count)]
+
+
+def steps(history):
+    return [part for record in history.steps for part in record.requests]
+
+
+def decoded(history):
+    return [part for part in steps(history) if len(part.tree)]
+
+
+def failed(history):
+    return [check.name for check in judge(history, source="a test").checks if check.result is CheckResult.FAILED]
+
+
+def outputs(reqs):
+    return [list(req.output_ids_through_stop) for req in reqs]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("name", CASES)
+def test_verify_passes_counts_are_sglangs_and_output_is_as_without(recorded, name, overlap):
+    spec, params, rule = CASES[name]
+    with_plugin, without = requests(**params), requests(**params)
+    history, engine = recorded(spec, with_plugin, overlap=overlap)
+    recorded(spec, without, environment={"SPECSCOPE_CAPTURE": ""}, overlap=overlap)
+    assert outputs(with_plugin) == outputs(without)
+    assert failed(history) == []
+    assert {part.rule for part in decoded(history)} == {rule}
+    assert [part.verdict.accepted for part in decoded(history)] == engine.counts
+    made = {end.info.id: end.output.tolist() for record in history.steps for end in record.finished}
+    assert [made[req.rid] for req in with_plugin] == outputs(with_plugin)
+    assert all(part.rule == UNSEEN for part in steps(history) if not len(part.tree))
+
+
+@pytest.mark.parametrize("name", ["chain", "tree", "tree, hot and cut", "ratios", "ratios, cold", "blocks"])
+def test_each_accepted_count_follows_from_its_coins(recorded, name):
+    spec, params, _ = CASES[name]
+    history, _ = recorded(spec, requests(12, **params))
+    parts = decoded(history)
+    assert [accepted(part) for part in parts] == [part.verdict.accepted for part in parts]
+    assert any((part.verdict.outcome == Outcome.REJECTED).any() for part in parts)
+    assert all(0 < part.verdict.final_coin < 1 for part in parts)
+
+
+def test_greedy_and_sampled_requests_of_one_batch(recorded):
+    reqs = requests(3) + [replace(req, rid=f"g{req.rid}") for req in requests(3, **stand.GREEDY)]
+    history, _ = recorded(TREE, reqs)
+    assert failed(history) == []
+    greedy = [part for part in decoded(history) if part.request.startswith("g")]
+    assert greedy
+    assert all(np.isin(part.verdict.p, (0, 1)).all() and not part.verdict.coin.any() for part in greedy)
+    params = {info.id: info.params for record in history.steps for info in record.admitted}
+    assert (params["gr0"].temperature, params["r0"].temperature) == (0, 1)
+
+
+def test_lean_evidence_tells_no_parents_and_verify_passes(recorded):
+    history, _ = recorded(TREE, requests(), environment={"SPECSCOPE_EVIDENCE": "lean"})
+    assert all(part.parents is None for part in steps(history))
+    assert failed(history) == []
+
+
+def test_the_drafters_scores_are_those_of_its_table(recorded):
+    history, _ = recorded(TREE, requests(2))
+    q = stand.tables()[1].softmax(-1).numpy()
+    for part in decoded(history):
+        above = [part.verdict.token if parent < 0 else part.tree.token[parent] for parent in part.tree.parent]
+        at_depth_2 = part.tree.parent >= 0
+        expected = q[np.array(above), part.tree.token]
+        np.testing.assert_allclose(part.notes.prob[at_depth_2], expected[at_depth_2], rtol=1e-4)
+        assert (np.exp(part.notes.score) <= part.notes.prob + 1e-6).all()
+
+
+def test_raw_rows_are_those_before_penalties(recorded):
+    penalty = torch.zeros(1, stand.VOCABULARY)
+    penalty[0, :4] = -3
+    reqs = requests(8, logit_bias={"0": -3, "1": -3, "2": -3, "3": -3})
+    history, engine = recorded(CHAIN, reqs, penalty=penalty)
+    raw, ruled = (rows.softmax(-1).numpy() for rows in (engine.target, engine.target + penalty))
+    for part in decoded(history):
+        if part.verdict.accepted:
+            first, second = part.tree.token[:2]
+            assert part.parents.raw_p[1] == pytest.approx(raw[first, second], rel=1e-4)
+            assert part.verdict.p[1] == pytest.approx(ruled[first, second], rel=1e-4)
+    assert any(part.verdict.accepted for part in decoded(history))
+
+
+def test_on_a_cpu_every_request_is_greedy_and_that_is_said(recorded, caplog):
+    caplog.set_level(logging.WARNING)
+    history, _ = recorded(TREE, requests(temperature=0.8), on_cpu=True)
+    assert failed(history) == []
+    assert history.run.speculation["decoded_greedily"]
+    (info, *_) = [info for record in history.steps for info in record.admitted]
+    assert info.params.temperature == 0
+    assert info.labels["temperature"] == "0.8 was asked for, and this device decodes greedily"
+    assert all(np.isin(part.verdict.p, (0, 1)).all() for part in decoded(history))
+    assert "SGLang decodes greedily on this device, whatever temperature a request asks for" in caplog.text
+
+
+def test_thresholds_below_one_are_lossy(recorded):
+    history, _ = recorded(replace(CHAIN, speculative_accept_threshold_single=0.2), requests())
+    assert {part.rule for part in decoded(history)} == {THRESHOLDS}
+    assert failed(history) == []
+
+
+def test_a_simulated_length_is_lossy_and_its_tokens_are_those_that_came_out(recorded, monkeypatch):
+    def simulated(*args, **kwargs):
+        predict, lens, index = stand.eagle_sample(*args, **kwargs)
+        predict.fill_(5)
+        lens.fill_(3)
+        index[:, :3] = index[:, :1] + torch.arange(3)
+        return predict, lens, index
+
+    install = stand.install
+
+    def with_simulation(patch, spec, on_cpu=False, **others):
+        install(patch, spec, on_cpu, **others)
+        patch.setattr(f"{stand.ROOTED}.speculative.spec_utils.SIMULATE_ACC_LEN", 3.0)
+        patch.setattr(f"{known.VERIFY}.eagle_sample", simulated)
+
+    monkeypatch.setattr(stand, "install", with_simulation)
+    history, _ = recorded(TREE, requests())
+    assert {part.rule for part in decoded(history)} == {SIMULATED}
+    assert failed(history) == []
+    assert {part.verdict.accepted for part in decoded(history)} == {2}
+    assert all(part.output() == [5] * part.emitted for part in decoded(history))
+
+
+def _of_wrong_row(**called):
+    called["target_probs"] = called["target_probs"].roll(1, dims=1)
+    return called
+
+
+def _thresholds_untold(**called):
+    return called | {"threshold_single": 1.0, "threshold_acc": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "falsify"),
+    [
+        (TREE, _of_wrong_row),
+        (CHAIN, _of_wrong_row),
+        (RATIOS, _of_wrong_row),
+        (replace(CHAIN, speculative_accept_threshold_single=0.1), _thresholds_untold),
+        (replace(TREE, speculative_accept_threshold_acc=0.5), _thresholds_untold),
+    ],
+    ids=["tree, p of another row", "chain, p of another row", "ratios, p of another row", "single", "acc"],
+)
+def test_what_is_recorded_wrongly_or_told_as_another_rule_is_convicted(recorded, monkeypatch, spec, falsify):
+    draws = verification.Draws.of
+    monkeypatch.setattr(
+        verification.Draws, "of", staticmethod(lambda called, *, chain: draws(falsify(**called), chain=chain))
+    )
+    history, _ = recorded(spec, requests(30))
+    assert failed(history)
+
+
+def test_a_verifier_that_is_not_lossless_is_convicted(recorded, monkeypatch):
+    """The kernel tosses a coin for each child, as if they were not siblings."""
+
+    def generous(*args, **kwargs):
+        return kernels.target_only(*args, **kwargs | {"threshold_acc": 0.6})
+
+    monkeypatch.setattr(stand.kernels, "target_only", generous)
+    history, _ = recorded(TREE, requests(30))
+    assert {part.rule for part in decoded(history)} == {MATCH}
+    assert "emitted surprisal" in failed(history) or "acceptance" in failed(history)
+
+
+def test_privacy_leaves_out_token_ids(recorded):
+    history, _ = recorded(TREE, requests(), environment={"SPECSCOPE_NO_TOKENS": "1"})
+    assert all((part.tree.token == -1).all() for part in decoded(history))
+    assert failed(history) == []
+
+
+def test_ends_as_sglang_tells_them(recorded):
+    reqs = requests(3, max_new_tokens=6)
+    history, _ = recorded(CHAIN, reqs)
+    reasons = {end.reason for record in history.steps for end in record.finished}
+    assert reasons <= {FinishReason.LENGTH, FinishReason.EOS}
+    assert FinishReason.LENGTH in reasons
+
+
+def test_nothing_is_done_where_no_variable_asks_or_no_scheduler_is(monkeypatch):
+    for name in ("SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(plugin, "_install", lambda *_: 1 / 0)
+    plugin.register()
+    monkeypatch.undo()
+    monkeypatch.setenv("SPECSCOPE_CAPTURE", "a.jsonl")
+    plugin.register()  # SGLang's modules are not there
