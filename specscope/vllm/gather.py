@@ -152,7 +152,7 @@ def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None) -> Colum
     whole, final = rows.whole(low, high), made["final"].clamp_min(0)[:, None]
     rejected = made["accepted"] < made["drafted"]
     if rows.whole_q is not None:
-        scaled = whole if scale is None else whole * scale[rows.ended[low:high]][:, None]
+        scaled = whole if scale is None else whole * scale[rows.ended[low:high].clamp_max(len(scale) - 1)][:, None]
         left = (scaled - rows.whole_q(low, high)).clamp_min(0)
     else:
         token = rows.tokens[rows.ended[low:high].clamp_max(len(rows.tokens) - 1)] if len(rows.tokens) else final[:, 0]

@@ -28,7 +28,8 @@ def tables(seed=0, closeness=1.0):
     made = torch.Generator().manual_seed(seed)
     target = 1.5 * torch.randn(VOCABULARY, VOCABULARY, generator=made)
     draft = closeness * target + torch.randn(VOCABULARY, VOCABULARY, generator=made)
-    target[:, EOS] -= 4
+    target[:, EOS] -= 3
+    draft[:, EOS] -= 9  # no drafter drafts what never comes
     return target, draft
 
 
@@ -91,6 +92,7 @@ class Settings:
     """get_spec(): of SGLang's configuration."""
 
     speculative_algorithm: str = "EAGLE"
+    speculative_draft_model_path: str = "some/head"
     speculative_num_steps: int = 3
     speculative_eagle_topk: int = 1
     speculative_num_draft_tokens: int = 4

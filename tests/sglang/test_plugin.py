@@ -1,6 +1,8 @@
 """The plugin in a small SGLang: what it records can be put on trial, and output is as without it."""
 
+import functools
 import logging
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -139,6 +141,7 @@ def test_thresholds_below_one_are_lossy(recorded):
 
 
 def test_a_simulated_length_is_lossy_and_its_tokens_are_those_that_came_out(recorded, monkeypatch):
+    @functools.wraps(stand.eagle_sample)
     def simulated(*args, **kwargs):
         predict, lens, index = stand.eagle_sample(*args, **kwargs)
         predict.fill_(5)
@@ -150,8 +153,8 @@ def test_a_simulated_length_is_lossy_and_its_tokens_are_those_that_came_out(reco
 
     def with_simulation(patch, spec, on_cpu=False, **others):
         install(patch, spec, on_cpu, **others)
-        patch.setattr(f"{stand.ROOTED}.speculative.spec_utils.SIMULATE_ACC_LEN", 3.0)
-        patch.setattr(f"{known.VERIFY}.eagle_sample", simulated)
+        patch.setattr(sys.modules[f"{stand.ROOTED}.speculative.spec_utils"], "SIMULATE_ACC_LEN", 3.0)
+        patch.setattr(sys.modules[known.VERIFY], "eagle_sample", simulated)
 
     monkeypatch.setattr(stand, "install", with_simulation)
     history, _ = recorded(TREE, requests())
@@ -191,12 +194,10 @@ def test_what_is_recorded_wrongly_or_told_as_another_rule_is_convicted(recorded,
 
 
 def test_a_verifier_that_is_not_lossless_is_convicted(recorded, monkeypatch):
-    """The kernel tosses a coin for each child, as if they were not siblings."""
-
-    def generous(*args, **kwargs):
-        return kernels.target_only(*args, **kwargs | {"threshold_acc": 0.6})
-
-    monkeypatch.setattr(stand.kernels, "target_only", generous)
+    """The kernel accepts more than the target's share of a token."""
+    own = kernels.target_only
+    generous = functools.wraps(own)(lambda **called: own(**called | {"threshold_acc": 0.6}))
+    monkeypatch.setattr(kernels, "target_only", generous)
     history, _ = recorded(TREE, requests(30))
     assert {part.rule for part in decoded(history)} == {MATCH}
     assert "emitted surprisal" in failed(history) or "acceptance" in failed(history)
