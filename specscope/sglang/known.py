@@ -1,12 +1,13 @@
 """What the hooks rely on in SGLang: the functions that they wrap, and their parameters, in the versions that are known.
 
-Signatures decide, and not numbers. Where one differs, nothing is wrapped, and the plugin says which.
+Signatures decide, and not numbers: a version that is not known is used where it fits a table. Where it fits none,
+nothing is wrapped, and the plugin says what differs.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -76,22 +77,32 @@ KNOWN: Mapping[str, Mapping[str, Signatures]] = {
 }
 
 
-def signatures(version: str) -> Mapping[str, Signatures]:
-    """Known signatures by module. Of a version that is not known: those of the newest one, to compare it with."""
+def tables(version: str) -> list[Mapping[str, Signatures]]:
+    """The version's signatures by module; of one that is not known all tables, the newest first."""
     public = ".".join(version.split("+")[0].split(".")[:3])
-    return KNOWN.get(public, KNOWN["0.5.23"])
+    return [KNOWN[public]] if public in KNOWN else list(KNOWN.values())[::-1]
 
 
-def differences(module: ModuleType, version: str) -> Iterator[str]:
-    """What the hooks would wrap in the module, and is not as they know it; a line each."""
-    wanted = signatures(version)[module.__name__]
-    return compared(module.__name__, wanted, lambda name: live(module, name, wanted[name]))
+def difference(modules: Sequence[ModuleType], version: str) -> str:
+    """What the hooks would wrap in these modules, and is not as any table has it, the first one; "" where all is."""
+    first = [next(_differences(modules, table), "") for table in tables(version)]
+    return "" if "" in first else first[0]
+
+
+def _differences(modules: Sequence[ModuleType], table: Mapping[str, Signatures]) -> Iterator[str]:
+    for module in modules:
+        wanted = table[module.__name__]
+        yield from compared(module.__name__, wanted, partial(_there, module, wanted))
+
+
+def _there(module: ModuleType, wanted: Signatures, name: str) -> tuple[str, ...] | None:
+    return live(module, name, wanted[name])
 
 
 def differences_in_text(root: Path, version: str) -> list[str]:
-    """Likewise for all modules, from SGLang's sources under `root` (its folder `sglang`): nothing is imported."""
+    """Likewise from SGLang's sources under `root` (its folder `sglang`), all of them: nothing is imported."""
     lines: list[str] = []
-    for name, wanted in signatures(version).items():
+    for name, wanted in tables(version)[0].items():
         path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
         lines += compared(name, wanted, partial(written, tree))

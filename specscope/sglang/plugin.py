@@ -6,6 +6,7 @@ import atexit
 import importlib
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -44,11 +45,10 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     if settings.debug:
         log.warning("specscope: %s is for vLLM: SGLang cannot be stopped at a decision", DEBUG)
     version = sglang_version()
-    modules = dict(_imported(known.signatures(version), known.OPTIONAL))
-    for module in modules.values():
-        for line in known.differences(module, version):
-            guard.step_aside(f"SGLang {version} is not as it is known: {line}. `specscope watch` reads its counters")
-            return
+    modules = dict(_imported(known.tables(version)[0], known.OPTIONAL))
+    if line := known.difference(list(modules.values()), version):
+        guard.step_aside(f"SGLang {version} is not as it is known: {line}. `specscope watch` reads its counters")
+        return
     hooks = Hooks(
         modules[known.VERIFY],
         lambda processor, req: open_witness(processor, req, settings, guard, hooks),
@@ -63,7 +63,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
             registry.HookRegistry.register(f"{name}.{function}", hook, registry.HookType.AROUND)
 
 
-def _imported(names: Any, optional: tuple[str, ...]) -> Any:
+def _imported(names: Iterable[str], optional: tuple[str, ...]) -> Iterator[tuple[str, ModuleType]]:
     """Each of SGLang's modules with its name, but for those that this device has not."""
     for name in names:
         try:

@@ -96,8 +96,7 @@ class Verification:
         """All that SGLang did with it is done. Its numbers are sent to the host."""
         batch = len(self.candidates)
         links = [link for link in (self.first_child, self.next_sibling) if link is not None]
-        accepted = outcome.accepted.to(torch.int64)
-        index = outcome.index.to(torch.int64)
+        accepted, index = outcome.accepted.to(torch.int64), outcome.index.to(torch.int64)
         given = outcome.predict[index.clamp(0, len(outcome.predict) - 1)]
         parts = (accepted[:, None], self.context.reshape(batch, 1), self.candidates, *links, index, given)
         ints = torch.cat([part.to(torch.int64) for part in parts], dim=1)
@@ -126,6 +125,7 @@ def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
     Each slot looks for the eldest of its siblings in log2(n) steps, and that one's parent is known.
     """
     batch, n = first_child.shape
+    first_child, next_sibling = first_child.clamp_max(n - 1), next_sibling.clamp_max(n - 1)
     slots = torch.arange(n, device=first_child.device).expand(batch, n)
     nowhere = torch.full((batch, 1), n, device=first_child.device)  # where links of -1 point
     elder = torch.cat([slots, nowhere], dim=1).scatter(1, torch.where(next_sibling < 0, n, next_sibling), slots)
@@ -147,18 +147,19 @@ def _rows(seen: Verification, outcome: Outcome, draws: Draws | None) -> Rows:
         parent = parents_of(seen.first_child, seen.next_sibling)
     requests = torch.arange(batch, device=device)
     judges = (requests[:, None] * n + parent[:, 1:]).flatten()
-    accepted = outcome.accepted.to(torch.int64)
-    last = outcome.index.gather(1, accepted[:, None])[:, 0].to(torch.int64)
+    # An index beyond its tensor would end the whole process on a device: whatever is wrong here, SGLang goes on
+    accepted = outcome.accepted.to(torch.int64).clamp(0, outcome.index.shape[1] - 1)
+    last = outcome.index.gather(1, accepted[:, None])[:, 0].to(torch.int64).clamp(0, len(outcome.predict) - 1)
     raw, logits = seen.raw, seen.logits
     assert raw is not None
     assert logits is not None
     rows = Rows(
-        tokens=seen.candidates[:, 1:].flatten(),
+        tokens=seen.candidates[:, 1:].flatten().clamp_max(logits.shape[-1] - 1),
         request=requests.repeat_interleave(n - 1),
         first=requests * (n - 1),
         drafted=torch.full_like(requests, n - 1),
         accepted=accepted,
-        final=outcome.predict[last].to(torch.int64),
+        final=outcome.predict[last].to(torch.int64).clamp(0, logits.shape[-1] - 1),
         greedy=seen.greedy,
         raw=lambda some: raw[judges[some]].float(),
         target=lambda low, high: logits[judges[low:high]].float(),

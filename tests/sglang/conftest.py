@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from specscope.sglang import plugin
@@ -12,7 +14,7 @@ def recorded(monkeypatch, tmp_path):
     closers = []
     monkeypatch.setattr(plugin.atexit, "register", closers.append)
 
-    def record(spec, requests, *, environment=(), on_cpu=False, modules=(), **engine):
+    def record(spec, requests, *, environment=(), on_cpu=False, modules=(), run=stand.Engine.run, **engine):
         for name in settings.ALL:
             monkeypatch.delenv(name, raising=False)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
@@ -20,8 +22,9 @@ def recorded(monkeypatch, tmp_path):
             monkeypatch.setenv(name, value)
         stand.install(monkeypatch, spec, on_cpu, **dict(modules))
         plugin.register()
+        sys.modules[plugin.REGISTRY].HookRegistry.apply_hooks()
         made = stand.Engine(spec, **engine)
-        made.run(requests)
+        run(made, requests)
         while closers:
             closers.pop()()
         return read_capture(path).history if path.exists() else None, made

@@ -21,6 +21,7 @@ VOCABULARY = 12
 EOS = 11
 TREE = (-1, -1, 0, 0, 1)  # nodes' parents; slots are one more
 ROOTED = "sglang.srt"
+PARALLEL = SimpleNamespace(attn_tp_rank=0, pp_rank=0, pp_size=1, dp_rank=None, tp_group=SimpleNamespace(world_size=1))
 
 
 def tables(seed=0, closeness=1.0):
@@ -31,6 +32,14 @@ def tables(seed=0, closeness=1.0):
     target[:, EOS] -= 3
     draft[:, EOS] -= 9  # no drafter drafts what never comes
     return target, draft
+
+
+class Lacking(SimpleNamespace):
+    """All that was not given is None."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class Aborted:
@@ -221,7 +230,7 @@ class EagleDraftWorker:
         scores = [first.values[:, None], *(first.values[:, i, None, None] * second[i].values[:, None] for i in (0, 1))]
         ids = [first.indices, *(each.indices for each in second)]
         scores[2][:, :, 1] = 0  # the last of six is never among the best five
-        _, _, drafted = sys.modules[known.VERIFY].organize_draft_results(scores, ids, [], len(TREE) + 1)
+        _, _, drafted = sys.modules[known.VERIFY].organize_draft_results(scores, ids, [ids[0]], len(TREE) + 1)
         tokens = torch.cat([batch.roots[:, None], drafted], dim=1)
         first_child = torch.tensor([1, 3, 5, -1, -1, -1]).repeat(len(tokens), 1)
         sibling = torch.tensor([-1, 2, -1, 4, -1, -1]).repeat(len(tokens), 1)
@@ -298,7 +307,10 @@ class DFlashWorkerV2:
 
 
 class Registry:
-    """What HookRegistry does, for a target that is there: AROUND alone."""
+    """What HookRegistry does, for a target that is there: AROUND alone, and at once."""
+
+    def apply_hooks(self):
+        """Done already."""
 
     def register(self, target, hook, kind):
         module = max((name for name in sys.modules if target.startswith(f"{name}.")), key=len)
@@ -335,7 +347,7 @@ def install(monkeypatch, spec, on_cpu=False, **replaced):
         f"{ROOTED}.plugins.hook_registry": {"HookRegistry": Registry(), "HookType": SimpleNamespace(AROUND="around")},
         f"{ROOTED}.runtime_context": {
             "get_spec": lambda: spec,
-            "get_parallel": lambda: SimpleNamespace(attn_tp_rank=0, pp_rank=0, pp_size=1, dp_rank=None),
+            "get_parallel": lambda: PARALLEL,
             "get_server_args": lambda: SimpleNamespace(model_path="some/target", random_seed=1, page_size=1),
         },
         f"{ROOTED}.speculative.spec_utils": {"SIMULATE_ACC_LEN": 0.0},
@@ -356,11 +368,12 @@ def _copied(cls):
 class Engine:
     """A scheduler and its worker. With `overlap` a step is launched before the result of the last one is taken."""
 
-    def __init__(self, spec, seed=0, overlap=False, closeness=1.0, penalty=None):
+    def __init__(self, spec, seed=0, overlap=False, closeness=1.0, penalty=None, processor=None, result=SimpleNamespace):
         self.target, draft = tables(seed, closeness)
         self.spec, self.overlap, self.penalty = spec, overlap, penalty
         self.worker = sys.modules[known.DRAFT].EagleDraftWorker(draft, spec)
-        self.processor = sys.modules[known.RESULTS].SchedulerBatchResultProcessor()
+        self.processor = (processor or sys.modules[known.RESULTS].SchedulerBatchResultProcessor)()
+        self._result = result
         self.counts = []  # of accepted drafts, as SGLang counts them
         torch.manual_seed(seed)
 
@@ -371,15 +384,17 @@ class Engine:
         return Rules(heat, tops, bool((tops <= 1).all()), penalties)
 
     def _batch(self, reqs, lengths, roots, prefix=None):
-        return SimpleNamespace(
+        return Lacking(
             reqs=list(reqs),
             seq_lens=torch.tensor(lengths),
             roots=roots,
             sampling_info=self._rules(reqs) if reqs else None,
-            forward_mode=SimpleNamespace(is_idle=lambda: False),
+            forward_mode=SimpleNamespace(is_idle=lambda: False, is_extend=lambda: False, is_decode=lambda: True),
             device="cpu",
             spec_algorithm=SimpleNamespace(is_none=lambda: False),
             return_logprob=False,
+            return_hidden_states_mode=0,
+            batch_size=lambda: len(reqs),
             prefix_lens=prefix,
             extend_lens=None if prefix is None else [n - p for n, p in zip(lengths, prefix, strict=True)],
         )
@@ -391,7 +406,7 @@ class Engine:
         tops = torch.tensor([req.sampling_params.top_k for req in reqs])
         tokens = top_k_renorm(p, tops.clamp_max(VOCABULARY)).multinomial(1)[:, 0]
         batch = self._batch(reqs, [len(tokens) for tokens in fed], tokens, [prefix] * len(reqs))
-        self.processor.process_batch_result_prefill(batch, SimpleNamespace(next_token_ids=tokens))
+        self.processor.process_batch_result_prefill(batch, self._result(next_token_ids=tokens))
 
     def step(self, reqs, lengths, roots):
         """Draft and verify; (the batch, its result)."""
@@ -404,8 +419,8 @@ class Engine:
         ids = torch.zeros(len(reqs), n, dtype=torch.int64)
         for b, length in enumerate(lens.tolist()):
             ids[b, :length] = predict[index[b, :length].long()].long()
-        result = SimpleNamespace(next_token_ids=ids.flatten(), accept_lens=lens, speculative_num_draft_tokens=n)
-        return batch, result
+        made = self._result(next_token_ids=ids.flatten(), accept_lens=lens, speculative_num_draft_tokens=n)
+        return batch, made
 
     def run(self, reqs):
         """Until all have ended. Every request runs from its first token on."""

@@ -1,0 +1,59 @@
+"""What the hooks wrap is as they know it, in each version's source."""
+
+import ast
+import re
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from specscope.sglang import known, plugin
+from specscope.sglang.hooks import Hooks
+from specscope.trace.inside.hooking import ErrorGuard
+from tests.sglang.wheel import SOURCES
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_each_known_version_is_as_its_source_has_it(source):
+    version = source.name.removeprefix("sglang-")
+    assert known.differences_in_text(source / "sglang", version) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_what_the_plugin_imports_is_there(source):
+    registry = source.joinpath("sglang", *plugin.REGISTRY.split(".")[1:]).with_suffix(".py").read_text()
+    context = source.joinpath("sglang", *plugin.CONTEXT.split(".")[1:]).with_suffix(".py").read_text()
+    names = {node.name for node in ast.walk(ast.parse(registry + context)) if hasattr(node, "name")}
+    assert {"HookRegistry", "HookType", "get_parallel", "get_spec", "get_server_args"} <= names
+    verify = (source / "sglang/srt/speculative/eagle_utils.py").read_text()
+    assert all(re.search(rf"^{flag} = ", verify, re.M) for flag in ("_is_cpu", "_is_hip", "_is_xpu"))
+    spec = (source / "sglang/srt/speculative/spec_utils.py").read_text()
+    assert re.search(r"^SIMULATE_ACC_LEN = ", spec, re.M)
+
+
+def test_a_version_is_compared_by_signatures_and_not_by_its_number():
+    (newest,) = known.tables("0.5.23")
+    assert known.tables("0.5.23.post1+cu130") == [newest]
+    assert known.tables("0.6.0")[0] is newest
+    assert len(known.tables("0.0.0.dev0")) == len(known.KNOWN)
+
+
+def test_what_is_wrapped_is_what_is_known():
+    hooks = Hooks(plugin, lambda processor, req: None, ErrorGuard(), full=True)
+    targets = hooks.targets()
+    compared = {name: set(functions) - {"_verify_uses_greedy"} for name, functions in known.tables("")[0].items()}
+    assert {name: set(functions) for name, functions in targets.items()} == compared
+
+
+def test_the_entry_point_is_the_plugins():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (value,) = project["entry-points"]["sglang.srt.plugins"].values()
+    assert EntryPoint("specscope", value, "sglang.srt.plugins").load() is plugin.register
+
+
+def test_a_source_that_lacks_a_module_says_which(tmp_path):
+    lines = known.differences_in_text(Path(tmp_path), "0.5.23")
+    assert f"{known.VERIFY}.eagle_sample is gone" in lines

@@ -1,0 +1,242 @@
+"""Requests from their first token to their end, as SGLang's scheduler moves them; and what the hooks leave alone."""
+
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from specscope.sglang import known, plugin, trees
+from specscope.trace.record.records import FinishReason, Preceded
+from specscope.trace.record.rules import MATCH, STANDARD, UNSEEN
+from tests.sglang import stand
+from tests.sglang.recount import accepted
+from tests.sglang.test_plugin import CHAIN, TREE, decoded, failed, outputs, requests, steps
+
+
+def launched(engine, reqs):
+    """A step of these requests, all of whose results were taken."""
+    tokens = [[*req.origin_input_ids, *req.output_ids] for req in reqs]
+    roots = torch.tensor([each[-1] for each in tokens])
+    return engine.step(reqs, [len(each) - 1 for each in tokens], roots)
+
+
+def taken(engine, batch, result):
+    engine.processor.process_batch_result_decode(batch, result)
+
+
+def test_a_prompt_in_chunks_and_a_prefix_that_was_found(recorded):
+    def run(engine, reqs):
+        (req,) = reqs
+        for low, high in ((2, 4), (4, 6)):
+            req.inflight_middle_chunks = 1
+            batch = engine._batch(reqs, [high], None, [low])
+            engine.processor.process_batch_result_prefill(batch, SimpleNamespace(next_token_ids=torch.tensor([0])))
+        engine.prefill(reqs, prefix=6)
+        while not req.finished():
+            taken(engine, *launched(engine, reqs))
+
+    history, _ = recorded(CHAIN, [stand.Req("r", list(range(1, 10)))], run=run)
+    assert failed(history) == []
+    assert [(part.context_len, part.prefill_tokens) for part in steps(history)[:3]] == [(2, 2), (4, 2), (6, 2)]
+    assert [part.verdict is None for part in steps(history)[:4]] == [True, True, False, False]
+
+
+def test_a_request_that_loses_its_kv_comes_back(recorded):
+    def run(engine, reqs):
+        engine.prefill(reqs)
+        waiting = launched(engine, reqs)
+        reqs[0].is_retracted = True  # while its step runs: what comes is dropped
+        taken(engine, *waiting)
+        taken(engine, *launched(engine, reqs[1:]))
+        reqs[0].is_retracted = False
+        engine.prefill(reqs[:1])
+        while live := [req for req in reqs if not req.finished()]:
+            taken(engine, *launched(engine, live))
+
+    reqs = requests(2)
+    history, _ = recorded(CHAIN, reqs, run=run)
+    assert failed(history) == []
+    assert [record.preempted for record in history.steps if record.preempted] == [("r0",)]
+    after = [part for part in steps(history) if part.request == "r0" and part.preceded is Preceded.PREEMPTION]
+    assert len(after) == 1
+    assert after[0].rule == UNSEEN  # the token that its second prefill gave
+
+
+def test_a_grammar_that_ends_cuts_the_last_tokens(recorded):
+    def run(engine, reqs):
+        processor = engine.processor
+        resolve = type(processor)._resolve_spec_v2_tokens
+
+        def cut(self, result, batch):
+            return [tokens[:2] for tokens in resolve(self, result, batch)]
+
+        engine.prefill(reqs)
+        while True:
+            batch, result = launched(engine, reqs)
+            if result.accept_lens[0] > 2:
+                type(processor)._resolve_spec_v2_tokens = cut
+                reqs[0].update_finish_state = lambda new: setattr(
+                    reqs[0], "finished_reason", stand.Aborted("stop", matched=reqs[0].output_ids[-1])
+                )
+                return taken(engine, batch, result)
+            taken(engine, batch, result)
+
+    reqs = requests(1, max_new_tokens=1000)
+    history, _ = recorded(CHAIN, reqs, run=run)
+    last = steps(history)[-1]
+    assert last.emitted == 2
+    assert last.verdict.accepted >= 2
+    assert failed(history) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (stand.Aborted("abort", message="Aborted", status_code=None), (FinishReason.CANCELLED, "", "")),
+        (stand.Aborted("abort", message="no room", status_code=500), (FinishReason.ERROR, "", "no room")),
+        (stand.Aborted("stop", matched=7), (FinishReason.STOP, "", "")),
+        (stand.Aborted("stop", matched="]"), (FinishReason.STOP, "]", "")),
+        (stand.Aborted("stop", matched="[0-9]"), (FinishReason.STOP, "", "")),
+    ],
+    ids=["aborted", "failed", "stop token", "stop string", "regular expression"],
+)
+def test_the_reason_of_an_end(recorded, reason, expected):
+    def run(engine, reqs):
+        engine.prefill(reqs)
+        waiting = launched(engine, reqs)
+        reqs[0].update_finish_state = lambda new: setattr(reqs[0], "finished_reason", reason)
+        taken(engine, *waiting)
+
+    history, _ = recorded(CHAIN, requests(1, stop_strs=["]"], stop_token_ids={7}), run=run)
+    (end,) = [end for record in history.steps for end in record.finished]
+    assert (end.reason, end.stop, end.error) == expected
+
+
+@pytest.mark.parametrize("params", [{}, stand.GREEDY], ids=["sampled", "greedy"])
+def test_dflash_is_recorded_where_it_verifies_a_block(recorded, params):
+    """Its worker hands over no requests: they are those of the result."""
+
+    def run(engine, reqs):
+        worker = sys.modules[known.DFLASH].DFlashWorkerV2()
+        engine.prefill(reqs)
+        while live := [req for req in reqs if not req.finished()]:
+            tokens = [[*req.origin_input_ids, *req.output_ids] for req in live]
+            batch = engine._batch(live, [len(t) - 1 for t in tokens], torch.tensor([t[-1] for t in tokens]))
+            candidates = engine.worker.draft(batch).draft_token.view(len(live), -1)
+            lens, _, bonus, *_ = worker._accept_block(
+                candidates=candidates,
+                next_token_logits=engine.target[candidates.flatten()],
+                sampling_info=batch.sampling_info,
+                draft_input=None,
+                prefix_lens=batch.seq_lens,
+                bs=len(live),
+            )
+            ids = torch.cat([candidates[:, 1:], candidates[:, :1]], 1).scatter(1, lens[:, None].long(), bonus[:, None].long())
+            result = SimpleNamespace(
+                next_token_ids=ids.flatten(), accept_lens=lens + 1, speculative_num_draft_tokens=candidates.shape[1]
+            )
+            taken(engine, batch, result)
+
+    spec = stand.Settings(speculative_algorithm="DFLASH")
+    history, _ = recorded(spec, requests(6, **params), run=run)
+    parts = decoded(history)
+    assert failed(history) == []
+    assert {part.rule for part in parts} == {STANDARD if params else MATCH}
+    assert all(part.method.one_pass for part in parts)
+    assert history.run.drafter == "dflash"
+    if not params:
+        assert [accepted(part) for part in parts] == [part.verdict.accepted for part in parts]
+
+
+def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside(recorded, monkeypatch, caplog):
+    without = requests()
+    recorded(TREE, without, environment={"SPECSCOPE_CAPTURE": ""})
+    monkeypatch.setattr(trees, "judged", lambda _: 1 / 0)
+    reqs = requests()
+    history, _ = recorded(TREE, reqs)
+    assert outputs(reqs) == outputs(without)
+    assert decoded(history) == []
+    assert "switched off: 5 errors" in caplog.text
+
+
+def test_another_kernel_is_told_by_its_outcome(recorded, monkeypatch):
+    """Tokens and counts of a sampling that no hook sees."""
+    own = stand.install
+
+    def with_another(patch, spec, on_cpu=False, **others):
+        own(patch, spec, on_cpu, **others)
+        module = ModuleType(known.TREE)
+        module.tree_speculative_sampling_target_only = stand.kernels.target_only
+        patch.setattr(plugin, "_imported", lambda names, optional: _without_kernels(names))
+
+    def _without_kernels(names):
+        yield from ((name, sys.modules[name]) for name in names if name not in (known.TREE, known.CHAIN))
+
+    monkeypatch.setattr(stand, "install", with_another)
+    history, engine = recorded(TREE, requests())
+    assert {part.rule for part in decoded(history)} == {UNSEEN}
+    assert [part.verdict.accepted for part in decoded(history)] == engine.counts
+    assert not any(part.verdict.tells_p for part in decoded(history))
+    assert failed(history) == []
+
+
+def test_an_algorithm_that_no_hook_reaches_is_said_and_left_alone(recorded, caplog):
+    def run(engine, reqs):
+        sys.modules[known.VERIFY].eagle_sample = stand.eagle_sample  # behind the hooks' back
+        stand.Engine.run(engine, reqs)
+
+    recorded(stand.Settings(speculative_algorithm="UNO"), requests(), run=run)
+    assert "switched off: this algorithm samples where no hook reaches. `specscope watch` reads its" in caplog.text
+
+
+def test_sglang_without_speculation_is_left_alone(recorded, caplog):
+    def run(engine, reqs):
+        engine.prefill(reqs)
+        batch, result = launched(engine, reqs)
+        batch.spec_algorithm.is_none = lambda: True
+        type(engine.processor)._resolve_spec_v2_tokens = engine.processor._resolve_spec_v2_tokens.__wrapped__
+        taken(engine, batch, result)
+
+    recorded(CHAIN, requests(), run=run)
+    assert "switched off: SGLang runs without speculation" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SPECSCOPE_KEEP": "tua < 1"}, "switched off: SPECSCOPE_KEEP: there is no field tua here"),
+        ({"SPECSCOPE_AGGREGATES": "1"}, "switched off: SPECSCOPE_AGGREGATES is for vLLM"),
+        ({"SPECSCOPE_DEBUG_SOCKET": "a.sock"}, "SPECSCOPE_DEBUG_SOCKET is for vLLM"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_start(recorded, caplog, environment, expected):
+    recorded(CHAIN, requests(1), environment=environment)
+    assert expected in caplog.text
+
+
+def test_a_changed_signature_is_refused_in_one_line_and_nothing_is_wrapped(recorded, monkeypatch, caplog):
+    module = ModuleType(known.VERIFY)
+
+    def eagle_sample(verify_input, batch, logits_output, grammar_mask=None, beams=1): ...
+
+    eagle_sample.__module__ = known.VERIFY
+    module.eagle_sample = eagle_sample
+    recorded(CHAIN, requests(1), modules={"eagle_utils": module}, run=lambda *_: None)
+    (line,) = caplog.messages
+    assert line.startswith("specscope: switched off: SGLang unknown is not as it is known: ")
+    assert "eagle_sample takes (verify_input, batch, logits_output, grammar_mask, beams), not" in line
+    assert module.eagle_sample is eagle_sample
+
+
+def test_only_the_first_rank_of_the_last_stage_records(recorded, monkeypatch):
+    monkeypatch.setattr(plugin, "_records", lambda: False)
+    history, _ = recorded(CHAIN, requests())
+    assert history is None
+
+
+def test_the_start_says_what_is_watched_and_where_it_goes(recorded, caplog):
+    caplog.set_level(logging.WARNING)
+    recorded(CHAIN, requests(1))
+    assert any(line.startswith("specscope: watching SGLang unknown (process ") for line in caplog.messages)
