@@ -19,22 +19,23 @@ import torch
 from torch import Tensor
 
 from specscope.sglang import known, trees
-from specscope.sglang.verification import Outcome, Verification
-from specscope.sglang.witness import Prefilled, Witness
+from specscope.sglang.verification import Verification, VerifierResult
+from specscope.sglang.witness import Prefilled, ResultWitness
 from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.record.rules import SIMULATED, UNSEEN
 
 Function = Callable[..., Any]
+MOST_PENDING = 64  # verifications whose results have not been taken; SGLang overlaps two
 
 
 class Opens(Protocol):
     """Makes the witness when the first result is taken."""
 
-    def __call__(self, processor: Any, req: Any, /) -> Witness:
+    def __call__(self, processor: Any, req: Any, /) -> ResultWitness:
         """`processor`: SGLang's SchedulerBatchResultProcessor; `req`: the first request."""
 
 
-class Hooks:
+class ServerHooks:
     """`verify`: its module eagle_utils; `records`: whether this rank records; `simulated`: SGLANG_SIMULATE_ACC_LEN."""
 
     def __init__(
@@ -52,9 +53,10 @@ class Hooks:
         self._here: bool | None = None  # whether this rank records
         self._running: Verification | None = None  # while its sampling runs
         self._pending: deque[Verification] = deque()  # whose results have not been taken
-        self._drafted_ns, self._scores = (0, 0), None  # of the draft that was made last
+        self._drafted_ns = (0, 0)  # of the draft that was made last
+        self._scores: Tensor | None = None
         self._skipped: list[bool] | None = None  # requests whose results SGLang drops
-        self._witness: Witness | None = None
+        self._witness: ResultWitness | None = None
         self.lost = 0  # results of which nothing was seen
 
     def targets(self) -> Mapping[str, Mapping[str, Function]]:
@@ -131,7 +133,7 @@ class Hooks:
 
     def _eagle_ended(self, seen: Verification, made: Any) -> None:
         predict, lens, index = made
-        self._ended(seen, Outcome(lens - 1, index, predict))
+        self._ended(seen, VerifierResult(lens - 1, index, predict))
 
     def accept_block(self, original: Function, *args: Any, **kwargs: Any) -> Any:
         """DFlash: a chain is verified."""
@@ -155,7 +157,7 @@ class Hooks:
         index = torch.arange(batch * n, device=lens.device).view(batch, n)
         predict = torch.cat([seen.candidates[:, 1:], seen.candidates[:, :1]], dim=1)
         predict = predict.scatter(1, lens[:, None], bonus.to(torch.int64)[:, None])
-        self._ended(seen, Outcome(lens, index, predict.flatten()))
+        self._ended(seen, VerifierResult(lens, index, predict.flatten()))
 
     def _around(
         self,
@@ -177,7 +179,7 @@ class Hooks:
         self._guard.safely(ended, seen, made)
         return made
 
-    def _ended(self, seen: Verification, outcome: Outcome) -> None:
+    def _ended(self, seen: Verification, outcome: VerifierResult) -> None:
         if self.simulated > 0:
             seen.rule, seen.gathered = SIMULATED, None
         elif seen.gathered is None and seen.all_greedy and seen.logits is not None:
@@ -186,6 +188,9 @@ class Hooks:
             seen.rule = UNSEEN  # by a kernel that is not known
         seen.ended(outcome)
         self._pending.append(seen)
+        if len(self._pending) > MOST_PENDING:
+            self._pending.popleft()
+            self.lost += 1
 
     def sample_tree(self, original: Function, *args: Any, **kwargs: Any) -> Any:
         """The kernel that draws from the target alone."""
@@ -267,7 +272,7 @@ class Hooks:
         if self._records_here() and processor.is_generation:
             self._opened(processor, batch).prefilled(batch, before, began_ns)
 
-    def _opened(self, processor: Any, batch: Any) -> Witness:
+    def _opened(self, processor: Any, batch: Any) -> ResultWitness:
         if self._witness is None:
             self._witness = self._open(processor, batch.reqs[0])
             if self._witness.run.speculation.get("decoded_greedily"):

@@ -29,7 +29,7 @@ def register() -> None:
 
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.sglang import known
-    from specscope.sglang.hooks import Hooks
+    from specscope.sglang.hooks import ServerHooks
     from specscope.sglang.run_info import sglang_version
 
     if known.RESULTS not in sys.modules:
@@ -49,7 +49,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     if line := known.difference(list(modules.values()), version):
         guard.step_aside(f"SGLang {version} is not as it is known: {line}. `specscope watch` reads its counters")
         return
-    hooks = Hooks(
+    hooks: ServerHooks = ServerHooks(
         modules[known.VERIFY],
         lambda processor, req: open_witness(processor, req, settings, guard, hooks),
         guard,
@@ -88,7 +88,7 @@ def _records() -> bool:
 def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: ErrorGuard, hooks: Any) -> Any:
     """The witness of this process, with its sinks."""
     from specscope.sglang.run_info import run_info, settings_of
-    from specscope.sglang.witness import Witness
+    from specscope.sglang.witness import ResultWitness
     from specscope.trace.record.vocabulary import Vocabulary
 
     context = importlib.import_module(CONTEXT)
@@ -101,7 +101,7 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
     bus = Bus()
     closers = sinks(settings, bus, run, vocabulary, (int(getattr(context.get_parallel(), "dp_rank", None) or 0),))
     losses = Losses(bus)
-    made = Witness(run, vocabulary, losses.publish)
+    made = ResultWitness(run, vocabulary, losses.publish)
 
     def close() -> None:
         if made.bytes:

@@ -45,10 +45,11 @@ class _Shape:
     def of(numbers: SentNumbers) -> _Shape:
         n = len(numbers.candidates)
         if numbers.first_child is None or numbers.next_sibling is None:
-            return _Shape(np.arange(1, n), np.arange(-1, n - 2, dtype=np.int32))
+            return _Shape.chain(n)
         first, following = numbers.first_child.tolist(), numbers.next_sibling.tolist()
-        slots, parents, place = [], [], ROOT
-        at = 0
+        slots: list[int] = []
+        parents: list[int] = []
+        place, at = ROOT, 0
         while True:
             child = first[at]
             while child >= 0:
@@ -59,8 +60,13 @@ class _Shape:
                 child = following[child]
             place += 1
             if place >= len(slots):
-                return _Shape(np.array(slots, np.int64), np.array(parents, np.int32))
+                return _Shape(np.array(slots, np.int32), np.array(parents, np.int32))
             at = slots[place]
+
+    @staticmethod
+    def chain(n: int) -> _Shape:
+        """Of all slots, in their order."""
+        return _Shape(np.arange(1, n, dtype=np.int32), np.arange(-1, n - 2, dtype=np.int32))
 
     @property
     def is_chain(self) -> bool:
@@ -217,8 +223,7 @@ def _outcome_alone(numbers: SentNumbers, rule: str) -> Judged:
     """Tokens and outcomes, without p. A count that was asked for is told as a chain of the slots in order."""
     shape, path, tokens = _Shape.of(numbers), numbers.path, numbers.candidates.astype(np.int32)
     if rule == SIMULATED:
-        n, path = len(tokens), np.arange(1, numbers.accepted + 1)
-        shape = _Shape(np.arange(1, n), np.arange(-1, n - 2, dtype=np.int32))
+        shape, path = _Shape.chain(len(tokens)), np.arange(1, numbers.accepted + 1)
         tokens[path] = numbers.given[:-1]
     nodes = shape.path(path)
     tried, rejected = shape.walk(nodes)

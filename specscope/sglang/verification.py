@@ -22,7 +22,7 @@ from specscope.vllm.gathered import Gathered
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VerifierResult:
     """What the verifier wrote."""
 
     accepted: Tensor  # [B] drafts
@@ -31,7 +31,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Draws:
+class KernelCall:
     """What a sampling kernel was called with."""
 
     rule: str
@@ -43,14 +43,14 @@ class Draws:
     final_coins: Tensor  # [B]
 
     @staticmethod
-    def of(called: Mapping[str, Any], *, chain: bool) -> Draws:
+    def of(called: Mapping[str, Any], *, chain: bool) -> KernelCall:
         """`called`: the kernel's arguments by name; `chain`: whether it is the one that uses q."""
         rule = BLOCK if called.get("block_verification") else STANDARD
         if not chain:
             lossless = min(called.get("threshold_single", 1.0), called.get("threshold_acc", 1.0)) >= 1
             rule = MATCH if lossless else THRESHOLDS
         coins = called["uniform_samples"], called["uniform_samples_for_final_sampling"]
-        return Draws(rule, called["target_probs"], called["draft_probs"], *coins)
+        return KernelCall(rule, called["target_probs"], called["draft_probs"], *coins)
 
     @property
     def by_ratio(self) -> bool:
@@ -82,17 +82,17 @@ class Verification:
 
     def sampled(self, called: Mapping[str, Any], *, chain: bool) -> None:
         """A sampling kernel has run. What it used is gathered at once: it may not outlive the call."""
-        draws = Draws.of(called, chain=chain)
-        outcome = Outcome(called["accept_token_num"], called["accept_index"], called["predicts"])
+        draws = KernelCall.of(called, chain=chain)
+        outcome = VerifierResult(called["accept_token_num"], called["accept_index"], called["predicts"])
         self.rule, self.final_coins = draws.rule, draws.final_coins
         self.gathered = gather(_rows(self, outcome, draws), full=self.full)
 
-    def chosen(self, outcome: Outcome) -> None:
+    def chosen(self, outcome: VerifierResult) -> None:
         """All were verified greedily."""
         self.greedy = torch.ones_like(self.greedy)
         self.gathered = gather(_rows(self, outcome, None), full=self.full)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: VerifierResult) -> None:
         """All that SGLang did with it is done. Its numbers are sent to the host."""
         batch = len(self.candidates)
         links = [link for link in (self.first_child, self.next_sibling) if link is not None]
@@ -136,7 +136,7 @@ def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
     return parent.gather(1, elder)[:, :n]
 
 
-def _rows(seen: Verification, outcome: Outcome, draws: Draws | None) -> Rows:
+def _rows(seen: Verification, outcome: VerifierResult, draws: KernelCall | None) -> Rows:
     """A row for each draft: what follows its parent. Siblings have the same numbers of target and drafter."""
     batch, n = seen.candidates.shape
     device = seen.candidates.device

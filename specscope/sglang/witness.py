@@ -1,4 +1,4 @@
-"""Witness: makes a StepRecord of each result that SGLang's scheduler takes, with what it knows of the requests."""
+"""ResultWitness: makes a StepRecord of each result that the scheduler takes, with what it knows of the requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass
 
 
 @dataclass
-class Known:
+class Tracked:
     """A request while it is in the engine."""
 
     info: RequestInfo
@@ -56,13 +56,13 @@ class Prefilled:
     in_prompt: bool  # its prompt does not end in this chunk
 
 
-class Witness:
+class ResultWitness:
     """`publish` takes each finished record, and must not wait."""
 
     def __init__(self, run: RunInfo, vocabulary: Vocabulary, publish: Callable[[StepRecord], None]) -> None:
         self.run, self.steps, self.bytes = run, 0, 0
         self._vocabulary, self._publish = vocabulary, publish
-        self._requests: dict[str, Known] = {}
+        self._requests: dict[str, Tracked] = {}
         self._admitted: list[RequestInfo] = []
 
     def prefilled(self, batch: Any, before: Sequence[Prefilled], began_ns: int) -> None:
@@ -115,9 +115,9 @@ class Witness:
             method=MethodNotes(one_pass=True) if one_pass else None,
         )
 
-    def _known(self, req: Any) -> Known:
+    def _known(self, req: Any) -> Tracked:
         if req.rid not in self._requests:
-            self._requests[req.rid] = known = Known(self._info(req), req)
+            self._requests[req.rid] = known = Tracked(self._info(req), req)
             self._admitted.append(known.info)
         return self._requests[req.rid]
 
@@ -164,7 +164,7 @@ class Witness:
         self.steps += 1
         self._publish(record)
 
-    def _end(self, known: Known) -> RequestEnd:
+    def _end(self, known: Tracked) -> RequestEnd:
         req = known.req
         del self._requests[known.info.id]
         reason, stop, wrong = end_reason(req, self.run.eos_tokens)

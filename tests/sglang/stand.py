@@ -24,11 +24,11 @@ ROOTED = "sglang.srt"
 PARALLEL = SimpleNamespace(attn_tp_rank=0, pp_rank=0, pp_size=1, dp_rank=None, tp_group=SimpleNamespace(world_size=1))
 
 
-def tables(seed=0, closeness=1.0):
+def tables(seed=0):
     """(The target's logits after each token, the drafter's)."""
     made = torch.Generator().manual_seed(seed)
     target = 1.5 * torch.randn(VOCABULARY, VOCABULARY, generator=made)
-    draft = closeness * target + torch.randn(VOCABULARY, VOCABULARY, generator=made)
+    draft = target + torch.randn(VOCABULARY, VOCABULARY, generator=made)
     target[:, EOS] -= 3
     draft[:, EOS] -= 9  # no drafter drafts what never comes
     return target, draft
@@ -368,8 +368,8 @@ def _copied(cls):
 class Engine:
     """A scheduler and its worker. With `overlap` a step is launched before the result of the last one is taken."""
 
-    def __init__(self, spec, seed=0, overlap=False, closeness=1.0, penalty=None, processor=None, result=SimpleNamespace):
-        self.target, draft = tables(seed, closeness)
+    def __init__(self, spec, seed=0, overlap=False, penalty=None, processor=None, result=SimpleNamespace):
+        self.target, draft = tables(seed)
         self.spec, self.overlap, self.penalty = spec, overlap, penalty
         self.worker = sys.modules[known.DRAFT].EagleDraftWorker(draft, spec)
         self.processor = (processor or sys.modules[known.RESULTS].SchedulerBatchResultProcessor)()

@@ -28,7 +28,10 @@ def verified(function, drafts, first, sibling, coins, p, q, depth, **more):
     predict, index = torch.zeros(batch * n, dtype=torch.int32), torch.full((batch, depth), -1, dtype=torch.int32)
     count = torch.zeros(batch, dtype=torch.int32)
     candidates = torch.tensor([0, *drafts]).repeat(batch, 1)
-    links = [torch.arange(batch * n).view(batch, n), *(torch.tensor(link).repeat(batch, 1) for link in (first, sibling))]
+    links = [
+        torch.arange(batch * n).view(batch, n),
+        *(torch.tensor(link).repeat(batch, 1) for link in (first, sibling)),
+    ]
     coins = torch.tensor(coins, dtype=torch.float32)
     function(
         predicts=predict,
@@ -83,7 +86,15 @@ def test_the_first_token_of_a_chain_follows_p_over_all_coins_and_drafts(block):
     share = np.zeros(3)
     for drafts in itertools.product(range(3), repeat=2):
         out = verified(
-            kernels.chain, drafts, [1, 2, -1], [-1] * 3, grid, p, q, 3, **({"block_verification": True} if block else {})
+            kernels.chain,
+            drafts,
+            [1, 2, -1],
+            [-1] * 3,
+            grid,
+            p,
+            q,
+            3,
+            **({"block_verification": True} if block else {}),
         )
         weight = float(q[0, drafts[0]] * q[1, drafts[1]])
         share += weight * np.bincount([tokens[0] for tokens in out], minlength=3) / len(out)

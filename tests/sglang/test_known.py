@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specscope.sglang import known, plugin
-from specscope.sglang.hooks import Hooks
+from specscope.sglang.hooks import ServerHooks
 from specscope.trace.inside.hooking import ErrorGuard
 from tests.sglang.wheel import SOURCES
 
@@ -42,7 +42,7 @@ def test_a_version_is_compared_by_signatures_and_not_by_its_number():
 
 
 def test_what_is_wrapped_is_what_is_known():
-    hooks = Hooks(plugin, lambda processor, req: None, ErrorGuard(), full=True)
+    hooks = ServerHooks(plugin, lambda processor, req: None, ErrorGuard(), full=True)
     targets = hooks.targets()
     compared = {name: set(functions) - {"_verify_uses_greedy"} for name, functions in known.tables("")[0].items()}
     assert {name: set(functions) for name, functions in targets.items()} == compared

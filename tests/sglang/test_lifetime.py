@@ -133,7 +133,9 @@ def test_dflash_is_recorded_where_it_verifies_a_block(recorded, params):
                 prefix_lens=batch.seq_lens,
                 bs=len(live),
             )
-            ids = torch.cat([candidates[:, 1:], candidates[:, :1]], 1).scatter(1, lens[:, None].long(), bonus[:, None].long())
+            ids = torch.cat([candidates[:, 1:], candidates[:, :1]], 1).scatter(
+                1, lens[:, None].long(), bonus[:, None].long()
+            )
             result = SimpleNamespace(
                 next_token_ids=ids.flatten(), accept_lens=lens + 1, speculative_num_draft_tokens=candidates.shape[1]
             )
@@ -163,18 +165,11 @@ def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside(recorded, mon
 
 def test_another_kernel_is_told_by_its_outcome(recorded, monkeypatch):
     """Tokens and counts of a sampling that no hook sees."""
-    own = stand.install
 
-    def with_another(patch, spec, on_cpu=False, **others):
-        own(patch, spec, on_cpu, **others)
-        module = ModuleType(known.TREE)
-        module.tree_speculative_sampling_target_only = stand.kernels.target_only
-        patch.setattr(plugin, "_imported", lambda names, optional: _without_kernels(names))
-
-    def _without_kernels(names):
+    def without_kernels(names, optional):
         yield from ((name, sys.modules[name]) for name in names if name not in (known.TREE, known.CHAIN))
 
-    monkeypatch.setattr(stand, "install", with_another)
+    monkeypatch.setattr(plugin, "_imported", without_kernels)
     history, engine = recorded(TREE, requests())
     assert {part.rule for part in decoded(history)} == {UNSEEN}
     assert [part.verdict.accepted for part in decoded(history)] == engine.counts

@@ -185,9 +185,9 @@ def _thresholds_untold(**called):
     ids=["tree, p of another row", "chain, p of another row", "ratios, p of another row", "single", "acc"],
 )
 def test_what_is_recorded_wrongly_or_told_as_another_rule_is_convicted(recorded, monkeypatch, spec, falsify):
-    draws = verification.Draws.of
+    draws = verification.KernelCall.of
     monkeypatch.setattr(
-        verification.Draws, "of", staticmethod(lambda called, *, chain: draws(falsify(**called), chain=chain))
+        verification.KernelCall, "of", staticmethod(lambda called, *, chain: draws(falsify(**called), chain=chain))
     )
     history, _ = recorded(spec, requests(30))
     assert failed(history)

@@ -1,6 +1,7 @@
 """A verification's tensors: links of trees, and that nothing on a device is waited for."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 from specscope.sglang import trees, verification
-from specscope.sglang.verification import Outcome, Verification, parents_of
+from specscope.sglang.verification import Verification, VerifierResult, parents_of
 from specscope.vllm import gather
 from tests.sglang import kernels
 
@@ -28,7 +29,7 @@ def links(parent):
     first = [(children[slot] or [-1])[0] for slot in range(len(parent))]
     sibling = [-1] * len(parent)
     for kin in children.values():
-        for elder, younger in zip(kin, kin[1:], strict=False):
+        for elder, younger in itertools.pairwise(kin):
             sibling[elder] = younger
     return first, sibling
 
@@ -100,7 +101,7 @@ def test_nothing_waits_for_the_device_before_the_result_is_taken(monkeypatch, tr
     monkeypatch.setattr(verification, "sent", noted)
     with FakeTensorMode(), NoCopies():
         made, called = seen("cuda", tree=tree)
-        outcome = Outcome(called["accept_token_num"], called["accept_index"], called["predicts"])
+        outcome = VerifierResult(called["accept_token_num"], called["accept_index"], called["predicts"])
         if way == "greedy":
             made.chosen(outcome)
         else:
@@ -126,7 +127,7 @@ def judged_tree():
         retrive_next_sibling=made.next_sibling,
     )
     made.sampled(called, chain=False)
-    return made, Outcome(called["accept_token_num"], called["accept_index"], called["predicts"])
+    return made, VerifierResult(called["accept_token_num"], called["accept_index"], called["predicts"])
 
 
 def test_numbers_that_contradict_each_other_are_refused():

@@ -1,14 +1,15 @@
 """SGLang's own registry, eagle_sample, chain kernel (by Triton's interpreter) and host side, recorded."""
 
 import pytest
-import torch
 
 from specscope.trace.record.records import Outcome
 from tests.sglang import stand, wheel
 from tests.sglang.recount import accepted
-from tests.sglang.test_plugin import CASES, decoded, failed, outputs, requests
+from tests.sglang.test_plugin import CASES, decoded, failed, requests
 
-pytestmark = pytest.mark.skipif(not wheel.SOURCES, reason="needs SPECSCOPE_SGLANG_SOURCES: python -m tests.sglang.fetch")
+pytestmark = pytest.mark.skipif(
+    not wheel.SOURCES, reason="needs SPECSCOPE_SGLANG_SOURCES: python -m tests.sglang.fetch"
+)
 
 
 @pytest.fixture(params=wheel.SOURCES, ids=lambda source: source.name)
