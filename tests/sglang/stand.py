@@ -211,6 +211,8 @@ class EagleDraftWorker:
     def draft(self, batch, *, with_topology=False):
         """What is to be verified behind the batch's roots."""
         topk, n = self._spec.speculative_eagle_topk, self._spec.speculative_num_draft_tokens
+        if self._spec.speculative_algorithm == "NGRAM":
+            return self._padded(batch, n)
         if topk > 1:
             return self._tree(batch)
         tokens, probs = [batch.roots], []
@@ -222,6 +224,16 @@ class EagleDraftWorker:
         first = torch.tensor([*range(1, n), -1]).repeat(len(batch.roots), 1)
         none = torch.full_like(first, -1)
         return _verify_input(torch.stack(tokens, 1), first, none, 1, n, torch.stack(probs, 1) if n > 1 else None)
+
+    def _padded(self, batch, n):
+        """A text's continuation of two tokens, and token 0 below the root up to n slots, as fillResult does."""
+        first = self._draft[batch.roots].argmax(-1)
+        tokens = torch.stack([batch.roots, first, self._draft[first].argmax(-1)], dim=1)
+        tokens = torch.cat([tokens, torch.zeros(len(tokens), n - 3, dtype=torch.int64)], dim=1)
+        pads = list(range(3, n))
+        first_child = torch.tensor([1, 2, *[-1] * (n - 2)]).repeat(len(tokens), 1)
+        sibling = torch.tensor([-1, *(pads[:1] or [-1]), -1, *pads[1:], *([-1] if pads else [])])
+        return _verify_input(tokens, first_child, sibling.repeat(len(tokens), 1), -1, n, None)
 
     def _tree(self, batch):
         """Two children of the root, then two of the first and one of the second: all are among the best."""

@@ -101,6 +101,16 @@ def test_the_first_token_of_a_chain_follows_p_over_all_coins_and_drafts(block):
     np.testing.assert_allclose(share, p[0], atol=1.5 / few)
 
 
+def test_a_token_that_is_several_children_comes_out_as_often_as_there_are_of_it():
+    """SGLang's n-gram trees are filled up with token 0 below the root: with k of them it comes with k times its p."""
+    p = torch.tensor([[0.1, 0.5, 0.4]]).repeat(4, 1)
+    grid = np.full((GRID * GRID, 5), 0.5)
+    grid[:, 0], grid[:, 4] = np.array(list(itertools.product(COINS, COINS))).T
+    out = verified(kernels.target_only, [0] * 3, [1, -1, -1, -1], [-1, 2, 3, -1], grid, p, torch.zeros(4, 3), 4)
+    share = np.bincount([tokens[0] for tokens in out], minlength=3) / len(out)
+    np.testing.assert_allclose(share, [0.3, 0.7 * 5 / 9, 0.7 * 4 / 9], atol=2 / GRID)
+
+
 def test_a_draft_without_mass_is_never_accepted_not_by_a_coin_of_0_either():
     p = torch.tensor([[0.5, 0.0, 0.5]]).repeat(2, 1)
     (out,) = verified(kernels.target_only, [1], [1, -1], [-1, -1], np.zeros((1, 3)), p, torch.zeros(2, 3), 2)

@@ -34,6 +34,10 @@ CASES = {
 }
 
 
+LOOKUP = replace(CHAIN, speculative_algorithm="NGRAM", speculative_num_draft_tokens=3, speculative_draft_model_path="")
+PADDED = replace(LOOKUP, speculative_num_draft_tokens=8)
+
+
 def requests(count=4, **params):
     return [stand.Req(f"r{i}", [1, 2, 3 + i % 6], stand.params(**params)) for i in range(count)]
 
@@ -164,23 +168,23 @@ def test_a_simulated_length_is_lossy_and_its_tokens_are_those_that_came_out(reco
     assert all(part.output() == [5] * part.emitted for part in decoded(history))
 
 
-def _of_wrong_row(**called):
+def wrong_row(**called):
     called["target_probs"] = called["target_probs"].roll(1, dims=1)
     return called
 
 
-def _thresholds_untold(**called):
+def thresholds_untold(**called):
     return called | {"threshold_single": 1.0, "threshold_acc": 1.0}
 
 
 @pytest.mark.parametrize(
     ("spec", "falsify"),
     [
-        (TREE, _of_wrong_row),
-        (CHAIN, _of_wrong_row),
-        (RATIOS, _of_wrong_row),
-        (replace(CHAIN, speculative_accept_threshold_single=0.1), _thresholds_untold),
-        (replace(TREE, speculative_accept_threshold_acc=0.5), _thresholds_untold),
+        (TREE, wrong_row),
+        (CHAIN, wrong_row),
+        (RATIOS, wrong_row),
+        (replace(CHAIN, speculative_accept_threshold_single=0.1), thresholds_untold),
+        (replace(TREE, speculative_accept_threshold_acc=0.5), thresholds_untold),
     ],
     ids=["tree, p of another row", "chain, p of another row", "ratios, p of another row", "single", "acc"],
 )
@@ -201,6 +205,22 @@ def test_a_verifier_that_is_not_lossless_is_convicted(recorded, monkeypatch):
     history, _ = recorded(TREE, requests(30))
     assert {part.rule for part in decoded(history)} == {MATCH}
     assert "emitted surprisal" in failed(history) or "acceptance" in failed(history)
+
+
+def test_a_tree_of_a_text_is_recorded(recorded):
+    history, engine = recorded(LOOKUP, requests(12))
+    assert failed(history) in ([], ["placeholders"])  # of twelve tokens some are drafted often, whoever drafts
+    assert [accepted(part) for part in decoded(history)] == engine.counts
+    assert (history.run.drafter, history.run.tree) == ("ngram", "2")
+
+
+def test_the_padding_of_an_ngram_tree_is_convicted(recorded):
+    """SGLang 0.5.23 fills a tree with token 0 below the root, and its kernel counts p of that token once for each."""
+    history, _ = recorded(PADDED, requests(30))
+    assert {"siblings", "p at later trials"} <= set(failed(history))
+    parts = [part for part in decoded(history) if part.tree.token[0] != 0]
+    came = sum(part.tokens()[0] == 0 for part in parts)
+    assert came > 3 * sum(float(part.verdict.p[part.tree.token == 0][0]) for part in parts)
 
 
 def test_privacy_leaves_out_token_ids(recorded):

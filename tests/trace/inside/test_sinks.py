@@ -1,7 +1,7 @@
 import logging
 
-from specscope.trace.wire.bus import Bus
 from specscope.trace.inside.sinks import Losses
+from specscope.trace.wire.bus import Bus
 from tests.vllm.stand import Engine, params
 
 
