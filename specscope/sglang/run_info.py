@@ -7,19 +7,17 @@ import platform
 import uuid
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from specscope.errors import UserError
-from specscope.trace.model_digest import model_digest
+from specscope.trace.model_digest import digest_of_loaded
 from specscope.trace.record.limits import FORM, NO_SEED, UNREAD
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RunInfo
 
-MOST_HASHED = 2**30  # bytes of weights, about a second: a larger model gets no digest
 # Our names of drafters, by the algorithm; the algorithm itself is in RunInfo.speculation
 DRAFTERS = {"EAGLE3": "eagle", "NEXTN": "eagle", "STANDALONE": "draft_model", "FROZEN_KV_MTP": "mtp"}
 # Settings, behind `speculative_`, that say how it drafts and verifies
@@ -103,20 +101,14 @@ def run_info(
         speculation=settings,
         privacy=privacy,
         target_path=target,
-        target_digest=_digest(target),
+        target_digest=digest_of_loaded(target),
         draft_path=draft,
-        draft_digest=_digest(draft),
+        draft_digest=digest_of_loaded(draft),
     )
 
 
 def _last(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
-
-
-def _digest(path: str) -> str:
-    """Of a local folder; "" for a hub name."""
-    place = Path(path or ".")
-    return model_digest(place, MOST_HASHED) if path and place.exists() else ""
 
 
 def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[str, str]]:

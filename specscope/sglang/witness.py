@@ -83,7 +83,7 @@ class ResultWitness:
             preceded, known.preceded = known.preceded, followed_by(verdict)
             empty = DraftTree.empty()
             parts.append(RequestStep(req.rid, index, context, fed - 1, "none", empty, verdict, new, preceded=preceded))
-        self._tell(parts, (Phase("prefill", began_ns, time.time_ns()),))
+        self._tell(parts, (Phase("commit", began_ns, time.time_ns()),))
 
     def decoded(
         self, batch: Any, skipped: Sequence[bool], judged: Sequence[JudgedRequest], seen: Verification, began_ns: int

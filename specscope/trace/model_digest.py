@@ -20,6 +20,7 @@ from specscope.trace.files import read_object
 CHUNK = 2**24  # bytes that are hashed at once: hashlib lets other threads run meanwhile
 THREADS = 4
 SIZE = 16  # bytes of a digest
+MOST_AT_START = 2**30  # bytes of weights, about a second
 # Where a folder holds the weights twice, the first kind is what is loaded
 WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin", "*.bin")
 # Of a config.json: who wrote it, and what a run says itself
@@ -39,6 +40,12 @@ def model_digest(place: Path, limit: int | None = None) -> str:
         return _of_folder(place, weights) if weights and (limit is None or unknown <= limit) else ""
     except (OSError, ValueError, RecursionError, UserError):
         return ""
+
+
+def digest_of_loaded(path: str) -> str:
+    """Of a model that another engine has loaded; "" for a hub name, and where hashing would hold up its start."""
+    place = Path(path or ".")
+    return model_digest(place, MOST_AT_START) if path and place.exists() else ""
 
 
 def weight_files(folder: Path) -> list[Path]:

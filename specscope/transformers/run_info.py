@@ -6,18 +6,16 @@ import platform
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from specscope.errors import UserError
-from specscope.trace.model_digest import model_digest
+from specscope.trace.model_digest import digest_of_loaded
 from specscope.trace.record.limits import NO_SEED, UNREAD
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
 
-MOST_HASHED = 2**30  # bytes of weights, about a second: a larger model gets no digest
 # Our name of a drafter, by the class that generates candidates. The class itself is in RunInfo.speculation.
 DRAFTERS = {
     "AssistedCandidateGenerator": "draft_model",
@@ -104,11 +102,6 @@ def name_of(model: Any) -> str:
     return path_of(model).rstrip("/").rsplit("/", 1)[-1] or type(model).__name__
 
 
-def _digest(path: str) -> str:
-    place = Path(path or ".")
-    return model_digest(place, MOST_HASHED) if path and place.exists() else ""
-
-
 def run_info(model: Any, source: CandidateSource, config: Any, version: str, evidence: str) -> RunInfo:
     """`config`: the GenerationConfig of the run's first request."""
     text = model.config.get_text_config()
@@ -134,9 +127,9 @@ def run_info(model: Any, source: CandidateSource, config: Any, version: str, evi
         evidence=evidence,
         speculation=dict(source.settings),
         target_path=path_of(model),
-        target_digest=_digest(path_of(model)),
+        target_digest=digest_of_loaded(path_of(model)),
         draft_path=source.path,
-        draft_digest="" if source.model is None or source.early_exit else _digest(source.path),
+        draft_digest="" if source.model is None or source.early_exit else digest_of_loaded(source.path),
     )
 
 

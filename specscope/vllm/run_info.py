@@ -8,18 +8,16 @@ import platform
 import uuid
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from specscope.trace.model_digest import model_digest
+from specscope.trace.model_digest import digest_of_loaded
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo
 
 # vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
-MOST_HASHED = 2**30  # bytes of weights, about a second: a larger model gets no digest
 FAMILIES = {"eagle3": "eagle", "ngram_gpu": "ngram"}
 
 
@@ -49,16 +47,10 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
         speculation=settings,
         privacy=privacy,
         target_path=str(model.model),
-        target_digest=_digest(model.model),
+        target_digest=digest_of_loaded(str(model.model or "")),
         draft_path=str(settings.get("model", "")) if runner_has_model(settings) else "",
-        draft_digest=_digest(settings.get("model")) if runner_has_model(settings) else "",
+        draft_digest=digest_of_loaded(str(settings.get("model") or "")) if runner_has_model(settings) else "",
     )
-
-
-def _digest(model: Any) -> str:
-    """The digest of a model in a local folder; "" for a hub name, or where hashing would hold up the start."""
-    place = Path(str(model or "."))
-    return model_digest(place, MOST_HASHED) if model and place.exists() else ""
 
 
 def tree_string(settings: Mapping[str, Any]) -> str:

@@ -27,6 +27,10 @@ def recorded(monkeypatch, tmp_path):
         run(made, requests)
         while closers:
             closers.pop()()
-        return read_capture(path).history if path.exists() else None, made
+        if not path.exists():
+            return None, made
+        capture = read_capture(path)
+        assert [line for line in capture.warnings if not line.startswith("recorded with --no-")] == []
+        return capture.history, made
 
     return record

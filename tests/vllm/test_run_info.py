@@ -9,7 +9,6 @@ import torch
 
 from specscope.trace.model_digest import model_digest
 from specscope.trace.record.params import SamplingParams
-from specscope.vllm import run_info as told_of
 from specscope.vllm.run_info import run_info
 
 
@@ -66,7 +65,7 @@ def test_hub_names_and_large_models_have_none(models, monkeypatch):
     run = run_info(runner("org/model", "org/head"), "full")
     assert (run.target_path, run.target_digest) == ("org/model", "")
     assert (run.draft_path, run.draft_digest) == ("org/head", "")
-    monkeypatch.setattr(told_of, "MOST_HASHED", 10)
+    monkeypatch.setattr("specscope.trace.model_digest.MOST_AT_START", 10)
     assert run_info(runner(target), "full").target_digest == ""
 
 
