@@ -68,8 +68,9 @@ POLL = 0.05  # seconds between two checks for news
     "alerts",
     multiple=True,
     metavar="CONDITION",
-    help='Print a line, and exit with 1 at the end, where it holds: "tau < 1.5 for 2m", "rate < 40%", "depth 1 rate < '
-    '0.5 for 30s"; several are joined by `or`. May be given several times.',
+    help='Print a line, and exit with 1 at the end, where it holds: "tau < 1.5 for 2m", "rate drops > 20%". The '
+    "conditions are those of `compare --fail-if`: FIGURE (<|>) X[%], or FIGURE (drops|rises|differs) > X[%] from the "
+    "intervals before. FIGURE is tau, rate, depth N rate, drafts, drafted, accepted, output tokens or requests.",
 )
 @click.option(
     "--exec", "command", metavar="COMMAND", help="Run this at each alert, its line in $SPECSCOPE_ALERT; needs --alert."
@@ -249,6 +250,7 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
+        from specscope.trace.history.definitions import definitions
         from specscope.trace.history.interval import COLUMNS, by_position, cells, missing_text, notes
         from specscope.trace.history.stats import Acceptance
         from specscope.trace.record.vocabulary import printable
@@ -256,7 +258,8 @@ class IntervalRows:
         aggregate = record.aggregate
         assert aggregate is not None
         if run.name not in self._sums:
-            say(missing_text(aggregate))
+            for line in (missing_text(aggregate), *definitions(aggregate)):
+                say(line)
             self._runs[run.name], self._sums[run.name], self._units[run.name] = run, Acceptance(), "interval"
         if not self.any or self._last != run.name:
             head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from specscope.trace.record.aggregate import LENGTHS, RESTORED, Aggregate, full_chains
+from specscope.trace.record.aggregate import LENGTH, RESTORED, Aggregate, full_chains
 from specscope.watch.log import rates_of, work_out
 from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
 
@@ -195,7 +195,7 @@ class LlamaLog:
             emitted=request.emitted,
             accepted_at=at_depth,
             proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
-            averages={**averages, **({LENGTHS[0]: float(length)} if length else {})},
+            averages={**averages, **({LENGTH: float(length)} if length else {})},
             rounded=drafts is not None and not alone,
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from specscope.trace.record.aggregate import DEPTH, LENGTHS, Aggregate, full_chains
+from specscope.trace.record.aggregate import DEPTH, LENGTH, Aggregate, full_chains
 from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count, make_room
 
 SOURCE = "vLLM log"
@@ -184,7 +184,7 @@ def aggregate(line: str) -> Aggregate:
         accepted=given[0],
         accepted_at=at_depth,
         proposed_at=full_chains(drafts, given[1], len(at_depth)) if at_depth else (),
-        averages={LENGTHS[0]: float(length[1]), **averages},
+        averages={LENGTH: float(length[1]), **averages},
         rounded=drafts is not None and not alone,
     )
 

@@ -165,6 +165,7 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
         drafted=drafted,
         accepted=counts.get("accepted"),
         emitted=counts.get("emitted"),
+        requests=counts.get("requests"),
         accepted_at=at_depth,
         proposed_at=proposed[: len(at_depth)] if len(proposed) >= len(at_depth) else (),
         running=_whole(after.gauges.get("running")),

@@ -190,8 +190,8 @@ def of_sglang(detail: SglangDetail) -> Aggregate:
     if histogram and sum(histogram) != steps:
         raise UnreadableError("spec_correct_drafts_histogram does not count spec_verify_ct steps")
     averages = {
-        "sglang:spec_accept_length": detail.spec_accept_length,
-        "sglang:spec_accept_rate": detail.spec_accept_rate,
+        "spec_accept_length": detail.spec_accept_length,
+        "spec_accept_rate": detail.spec_accept_rate,
     }
     return Aggregate(
         source=SGLANG,
@@ -246,7 +246,7 @@ def _metrics(values: Sequence[Any], time_ns: int) -> list[ToldInterval]:
         reading = by_engine.setdefault(key, Reading(METRICS, *key, time_ns=time_ns))
         counter = VLLM.counters.get(f"{metric.name}_total")
         if counter is not None and metric.value is not None:
-            reading.counters[counter] = count(metric.value, metric.name)
+            reading.counters[counter] = reading.counters.get(counter, 0) + count(metric.value, metric.name)
         elif metric.name in VLLM.gauges and metric.value is not None:
             reading.gauges[VLLM.gauges[metric.name]] = metric.value
         elif metric.values:

@@ -76,7 +76,7 @@ def test_a_response_of_sglang():
     assert (one.source, one.drafts, one.drafted, one.accepted, one.emitted) == ("SGLang response", 10, 30, 13, 23)
     assert one.accepted_at == (7, 4, 2)
     assert one.proposed_at == ()  # its drafts may be trees
-    assert one.averages == {"sglang:spec_accept_length": 2.3, "sglang:spec_accept_rate": 0.4333}
+    assert one.averages == {"spec_accept_length": 2.3, "spec_accept_rate": 0.4333}
     meta = SGLANG_RESPONSE["sglext"]["spec_tokens_details"] | {"id": "f00d", "completion_tokens": 23}
     assert only({"text": "Hi", "meta_info": meta}).aggregate.accepted_at == (7, 4, 2)
     two = copy.deepcopy(SGLANG_RESPONSE)

@@ -85,10 +85,9 @@ def counts(aggregate: Aggregate) -> Acceptance:
 def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
     """A cell for each of COLUMNS; a dash where the source does not report it. `~`: derived from rounded figures."""
     mark = "~" if aggregate.rounded else ""
-    seconds = (record.end_ns - record.start_ns) / 1e9
     values = {
         "time": clock(record.end_ns),
-        "seconds": f"{seconds:.1f}" if seconds else NONE,
+        "seconds": _seconds(record.end_ns - record.start_ns),
         "drafts": _count(aggregate.drafts, mark),
         "length": NONE if aggregate.length is None else f"{aggregate.length:.2f}",
         "rate": _percent(rate(aggregate)),
@@ -99,9 +98,8 @@ def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
 
 
 def rate(aggregate: Aggregate) -> float | None:
-    """Draft acceptance rate: from the counts, else as SGLang's gauge has it."""
-    counted = counts(aggregate).rate
-    return aggregate.averages.get("sglang:spec_accept_rate") if counted is None and not aggregate.drafted else counted
+    """Draft acceptance rate: from the counts, else as SGLang reports it."""
+    return aggregate.averages.get(aggregate.rate_name) if aggregate.rate_name else counts(aggregate).rate
 
 
 def clock(ns: int) -> str:
@@ -179,6 +177,13 @@ def missing_text(aggregate: Aggregate) -> str:
 
 def _count(value: int | None, mark: str = "") -> str:
     return NONE if value is None else f"{mark}{value:,}"
+
+
+def _seconds(ns: int) -> str:
+    """A page may be of months: its column has room for 7 characters."""
+    seconds = ns / 1e9
+    digits = ".1f" if seconds < 1e5 else ".0f" if seconds < 1e7 else ".2g"
+    return f"{seconds:{digits}}" if ns else NONE
 
 
 def _percent(value: float | None) -> str:
