@@ -229,6 +229,13 @@ DIFFUSION = (
 )
 
 
+def test_denoising_among_drafts_is_named(tmp_path):
+    (tmp_path / "v.log").write_text(DIFFUSION + text("log.txt"))
+    source, told = read(tmp_path / "v.log")
+    assert len(told) == 5
+    assert "line 1: DiffusionDecoding metrics: denoising steps are no drafts" in source.faults.lines()[0]
+
+
 def test_denoising_is_no_speculation(tmp_path):
     (tmp_path / "v.log").write_text(DIFFUSION)
     with pytest.raises(UserError, match="denoising steps are no speculation"):
