@@ -1,10 +1,13 @@
-"""llama.cpp's log lines to the figures of each request.
+"""llama.cpp's log lines, and the `timings` of its answers, to the figures of each request.
 
 With LLAMA_TRACE=1 there is a line for each draft, so a request's counts by position and the lengths of its drafts are
 exact. Without, its last lines have sums alone: drafts are then worked out from the mean length, which is rounded. A
 partial acceptance that ends in a restored checkpoint is followed by a line of the same tokens, and is not counted.
 
 Lines that sum over the server (`statistics`) count nothing here. The clock of a log begins when the server does.
+
+An answer has sums. With `timings_per_token`, each chunk of a stream has the sums until then: every draft is a
+difference of two, as long as there is a chunk for each token.
 """
 
 from __future__ import annotations
@@ -15,12 +18,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from specscope.trace.record.aggregate import LENGTH, RESTORED, Aggregate, full_chains
-from specscope.watch.log import rates_of, work_out
-from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
+from msgspec import Struct
 
-SOURCE = "llama.cpp log"
-SYNTHETIC = f"{SOURCE}, synthetic acceptance"
+from specscope.trace.record.aggregate import LENGTH, RESTORED, SYNTHETIC, Aggregate, full_chains
+from specscope.watch.counts import (
+    ENGINES,
+    POSITIONS,
+    Count,
+    Drafts,
+    ToldInterval,
+    UnreadableError,
+    by_depth,
+    count,
+    rates_of,
+    sums,
+    work_out,
+)
+
+SOURCE, RESPONSE = "llama.cpp log", "llama.cpp response"
 MARKS = ("draft acceptance", "draft tokens")  # lines with figures of drafts have one of them
 
 BACK = 10**9  # nanoseconds that the clock goes back only where the server was started again
@@ -35,25 +50,6 @@ _SUMS = re.compile(
 _RATES = re.compile(r"(?:acc per pos|acceptance rate per position) = \(([0-9., ]*+)\)")
 _TOKENS = re.compile(r"^eval time =.{1,40}?/ *([0-9]{1,15}) tokens")
 _SYNTHETIC = "synthetic speculative acceptance is enabled"
-
-
-Drafts = Counter[tuple[int, int]]  # how many, by (accepted, drafted) tokens
-
-
-def sums(drafts: Drafts) -> tuple[int, int]:
-    """(accepted, drafted) tokens over these drafts."""
-    accepted, drafted = (sum(pair[side] * times for pair, times in drafts.items()) for side in (0, 1))
-    return accepted, drafted
-
-
-def by_depth(drafts: Drafts) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(`accepted_at`, `proposed_at`) of an Aggregate over these drafts."""
-    deepest = max((drafted for _, drafted in drafts), default=0)
-    accepted_at, proposed_at = (
-        tuple(sum(times for pair, times in drafts.items() if pair[side] >= depth) for depth in range(1, deepest + 1))
-        for side in (0, 1)
-    )
-    return accepted_at, proposed_at
 
 
 @dataclass
@@ -98,7 +94,7 @@ class LlamaLog:
         """The figures of the requests that this line ends. Raises UnreadableError."""
         self._now = now or self._now
         if _SYNTHETIC in line:
-            self._source = SYNTHETIC
+            self._source = f"{SOURCE}, {SYNTHETIC}"
         match = _TASK.search(line)
         if match is None or match[1].startswith("-"):
             return []
@@ -217,3 +213,49 @@ def _clock(line: str) -> int | None:
         return None
     minutes, seconds, milli, micro = map(int, match.groups())
     return ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000
+
+
+class Timings(Struct, frozen=True):
+    """Sums of a request until now. A request without drafts has neither of the last two."""
+
+    predicted_n: Count  # output tokens
+    draft_n: Count = 0
+    draft_n_accepted: Count = 0
+
+
+@dataclass
+class ChunkDrafts:
+    """The drafts of a stream, taken chunk by chunk."""
+
+    drafts: Drafts = field(default_factory=Counter)
+    exact: bool = True  # whether no chunk holds more than one step
+    _last: Timings = field(default_factory=lambda: Timings(0))
+
+    def take(self, timings: Timings) -> None:
+        """The sums of the next chunk."""
+        drafted = timings.draft_n - self._last.draft_n
+        accepted = timings.draft_n_accepted - self._last.draft_n_accepted
+        fits = 0 <= accepted <= drafted <= POSITIONS and 0 <= timings.predicted_n - self._last.predicted_n <= 1
+        self.exact &= fits
+        if fits and drafted:
+            self.drafts[accepted, drafted] += 1
+        self._last = timings
+
+
+def of_llamacpp(timings: Timings, chunks: ChunkDrafts | None = None) -> Aggregate:
+    """The counts of a request. Raises UnreadableError where they contradict each other."""
+    accepted, drafted = timings.draft_n_accepted, timings.draft_n
+    if accepted > drafted:
+        raise UnreadableError(f"timings with {accepted} of {drafted} draft tokens accepted")
+    known = chunks is not None and chunks.exact and sums(chunks.drafts) == (accepted, drafted)
+    drafts = chunks.drafts if chunks is not None and known else Counter[tuple[int, int]]()
+    accepted_at, proposed_at = by_depth(drafts)
+    return Aggregate(
+        source=RESPONSE,
+        drafts=drafts.total() if known else None,
+        drafted=drafted,
+        accepted=accepted,
+        emitted=timings.predicted_n,
+        accepted_at=accepted_at,
+        proposed_at=proposed_at,
+    )

@@ -18,8 +18,8 @@ from prometheus_client.samples import Sample
 
 from specscope.trace.checked import short
 from specscope.trace.record.aggregate import Aggregate, full_chains
+from specscope.watch.counts import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
 from specscope.watch.names import BY_PREFIX, RAY, Names, named
-from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
 
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
 COARSE = 20  # of the last digit: an interval in which a rounded count grew by less goes on

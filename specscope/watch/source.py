@@ -23,14 +23,14 @@ from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.faults import Faults
 from specscope.trace.kinds import PAGES, STREAMS, TENSORRT_STATS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
-from specscope.watch.iterations import SOURCE as ITERATIONS
-from specscope.watch.iterations import pooled
+from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.llamacpp import LlamaLog
-from specscope.watch.log import LogReader
 from specscope.watch.metrics import Intervals, difference, engines, read_metrics
 from specscope.watch.responses import Chunks, read_json
 from specscope.watch.sglang import SglangLog
-from specscope.watch.told import ToldInterval, UnreadableError
+from specscope.watch.tensorrt import SOURCE as ITERATIONS
+from specscope.watch.tensorrt import pooled
+from specscope.watch.vllm import VllmLog
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
@@ -48,7 +48,7 @@ UNKNOWN = (
 DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculation"
 
 
-LOGS = (LogReader, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
+LOGS = (VllmLog, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
 
 
 class Left(str):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from specscope.trace.history.interval import notes
 from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import RESTORED
+from specscope.watch.counts import UnreadableError
 from specscope.watch.llamacpp import LlamaLog
 from specscope.watch.metrics import Intervals, difference, read_metrics
 from specscope.watch.source import File
-from specscope.watch.told import UnreadableError
 
 PEOPLE = Path(__file__).parents[1] / "data" / "people"
 LLAMA = PEOPLE / "llamacpp"

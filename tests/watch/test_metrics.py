@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from specscope.trace.history.stats import measure
 from specscope.trace.metrics.metrics import Metrics
+from specscope.watch.counts import UnreadableError
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
-from specscope.watch.told import UnreadableError
 from tests.trace.samples import records
 from tests.waiting import ends
 from tests.watch.samples import SGLANG, changed, text, two_engines

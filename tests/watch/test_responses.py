@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.stats import measure
+from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.responses import read_json
-from specscope.watch.told import ToldInterval, UnreadableError
 from tests.watch.samples import PEOPLE, SGLANG_RESPONSE, STATS, text
 
 CHAT = json.loads(text("chat_greedy.json"))

@@ -13,8 +13,8 @@ from specscope.analyze.compare.failif import counted, judge
 from specscope.analyze.compare.result import Estimate, FailCondition
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
 from specscope.errors import UserError
-from specscope.trace.history.definitions import definitions, made_up
 from specscope.trace.history.interval import rate
+from specscope.trace.history.sources import definitions, made_up
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.thresholds import COUNTED, RATE, TAU, Threshold, depth_rate
 from specscope.trace.record.aggregate import Aggregate

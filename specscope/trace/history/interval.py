@@ -154,27 +154,6 @@ def by_position(aggregate: Aggregate) -> str:
     return ", ".join(f"{rate} at {positions}" for positions, rate in runs(rates))
 
 
-def missing(aggregate: Aggregate) -> list[str]:
-    """What the source does not report, in words."""
-    lacks = {
-        "the number of drafts": aggregate.drafts is None,
-        "accepted tokens": aggregate.accepted is None,
-        "rates by position": not aggregate.accepted_at,
-        "how long drafts were": bool(aggregate.accepted_at) and not aggregate.proposed_at,
-        "output tokens": aggregate.emitted is None,
-        "the batch": aggregate.running is None,
-        "KV usage": aggregate.kv_usage is None,
-    }
-    return ["trees, tokens, probabilities and coins", *(name for name, lacking in lacks.items() if lacking)]
-
-
-def missing_text(aggregate: Aggregate) -> str:
-    """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
-    of = "request" if aggregate.request or aggregate.source.endswith("response") else "interval"
-    what = "averages" if aggregate.drafts is None and aggregate.drafted is None else "counts"
-    return f"{aggregate.source} reports {what} per {of}. Not available: {', '.join(missing(aggregate))}"
-
-
 def _count(value: int | None, mark: str = "") -> str:
     return NONE if value is None else f"{mark}{value:,}"
 

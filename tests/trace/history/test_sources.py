@@ -2,8 +2,8 @@
 
 import pytest
 
-from specscope.trace.history.definitions import definitions, made_up
 from specscope.trace.history.interval import COLUMNS, cells, interval_record, rate
+from specscope.trace.history.sources import definitions, made_up
 from specscope.trace.record.aggregate import SYNTHETIC, Aggregate
 
 SGLANG = {"sglang:spec_accept_length": 2.5, "sglang:spec_accept_rate": 0.5}

@@ -1,4 +1,4 @@
-"""What engines mean by the figures that they report, where that is not what stats.py means: the only place with it.
+"""What a source's figures are: which it lacks, and what it means by the others where that is not as in stats.py.
 
 As read in their sources: SGLang 0.5.23 (metrics_reporter.py, tokenizer_manager.py, internal_state.py), TensorRT-LLM's
 executor, llama.cpp b11434. vLLM's definitions are those of stats.py.
@@ -46,3 +46,24 @@ def definitions(aggregate: Aggregate) -> list[str]:
 def made_up(aggregates: Iterable[Aggregate], rules: Iterable[str] = ()) -> bool:
     """Whether these say that verdicts were made up, by their source or by the rules of steps."""
     return any(SYNTHETIC in aggregate.source for aggregate in aggregates) or any(rule in MADE_UP for rule in rules)
+
+
+def missing(aggregate: Aggregate) -> list[str]:
+    """What the source does not report, in words."""
+    lacks = {
+        "the number of drafts": aggregate.drafts is None,
+        "accepted tokens": aggregate.accepted is None,
+        "rates by position": not aggregate.accepted_at,
+        "how long drafts were": bool(aggregate.accepted_at) and not aggregate.proposed_at,
+        "output tokens": aggregate.emitted is None,
+        "the batch": aggregate.running is None,
+        "KV usage": aggregate.kv_usage is None,
+    }
+    return ["trees, tokens, probabilities and coins", *(name for name, lacking in lacks.items() if lacking)]
+
+
+def missing_text(aggregate: Aggregate) -> str:
+    """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
+    of = "request" if aggregate.request or aggregate.source.endswith("response") else "interval"
+    what = "averages" if aggregate.drafts is None and aggregate.drafted is None else "counts"
+    return f"{aggregate.source} reports {what} per {of}. Not available: {', '.join(missing(aggregate))}"
