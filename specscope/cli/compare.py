@@ -153,7 +153,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
         raise UserError("these captures hold counts only: their figures are compared; leave out --html, --tui")
     code = int(any(condition.hit for condition in counts.conditions))
     if as_json:
-        _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.remarks)
+        _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.warnings)
         return code
     from specscope.analyze.compare.tables import conditions
     from specscope.analyze.text import table_block
@@ -161,10 +161,12 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     console = text_console()
     for name, side in (("A", counts.a), ("B", counts.b)):
         console.print(f"{name}  {', '.join(side.sources)}", highlight=False, markup=False)
+        for line in counts.defined(name):
+            console.print(f"   {line}", highlight=False, markup=False)
     console.print(table_block(counts.table()))
     if counts.conditions:
         console.print(table_block(conditions(counts.conditions, INTERVALS)))
-    for warning in (*counts.remarks, *counts.a.warnings, *counts.b.warnings):
+    for warning in (*counts.warnings, *counts.a.warnings, *counts.b.warnings):
         warn(warning)
     return code
 

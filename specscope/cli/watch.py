@@ -28,6 +28,7 @@ from specscope.trace.wire.spans import SpanLevel
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specscope.trace.history.interval import IntervalMeans
     from specscope.trace.history.stats import Acceptance
     from specscope.trace.record.records import RunInfo, StepRecord
     from specscope.trace.wire.bus import Bus
@@ -232,6 +233,7 @@ class IntervalRows:
     def __init__(self) -> None:
         self.any = False
         self._sums: dict[str, Acceptance] = {}
+        self._means: dict[str, IntervalMeans] = {}
         self._units: dict[str, str] = {}
         self._runs: dict[str, EngineRun] = {}
         self._last = ""
@@ -250,7 +252,7 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.history.interval import COLUMNS, by_position, cells, notes
+        from specscope.trace.history.interval import COLUMNS, IntervalMeans, by_position, cells, notes
         from specscope.trace.history.sources import definitions, missing_text
         from specscope.trace.history.stats import Acceptance
         from specscope.trace.record.vocabulary import printable
@@ -260,7 +262,8 @@ class IntervalRows:
         if run.name not in self._sums:
             for line in (missing_text(aggregate), *definitions(aggregate)):
                 say(line)
-            self._runs[run.name], self._sums[run.name], self._units[run.name] = run, Acceptance(), "interval"
+            self._runs[run.name], self._sums[run.name], self._means[run.name] = run, Acceptance(), IntervalMeans()
+            self._units[run.name] = "request" if aggregate.is_request else "interval"
         if not self.any or self._last != run.name:
             head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
             model = f", {run.info.target}" if run.info.target else ""
@@ -268,8 +271,7 @@ class IntervalRows:
             console.print(Text(f"{head}  by position, of the drafts", style="bold"), soft_wrap=True)
         self.any, self._last = True, run.name
         self._sums[run.name].add(aggregate)
-        if aggregate.request:
-            self._units[run.name] = "request"
+        self._means[run.name].add(aggregate)
         texts = cells(record, aggregate)
         line = "".join(texts[name].rjust(width + 1) for name, width in COLUMNS.items())
         parts = (line, by_position(aggregate), *notes(aggregate), printable(aggregate.request))
@@ -287,7 +289,8 @@ class IntervalRows:
 
         for name, sums in self._sums.items():
             rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
-            rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
+            rows.append(("mean acceptance length τ", number(self._means[name].length(sums))))
+            rows.append(("draft acceptance rate", percent(self._means[name].rate(sums))))
             if few := few_drafted(*(sums.told(key) for key in ("drafts", "accepted", "emitted"))):
                 rows.append(("output tokens of steps with a draft", few))
             depths = runs(sums.per_position)

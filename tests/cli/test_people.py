@@ -323,7 +323,9 @@ def test_a_mixed_pair_says_what_each_side_means(folder):
     assert code == 0, err
     (row,) = [line.split() for line in out.splitlines() if line.startswith("mean acceptance length")]
     assert row[-3:] == ["3.53", "2.47", "-1.06"]
-    assert "warning: B: the length is SGLang's average since its server started, not of this bench alone" in err
+    assert (
+        "B  sglang.jsonl\n   the length is SGLang's average since its server started, not of this bench alone\n" in out
+    )
     code, _, err = run_here(["compare", "vllm.json", "sglang.jsonl", "--fail-if", "tau drops > 2%"])
     assert (code, "a side reports no counts by position, from which an interval follows" in err) == (2, True)
     code, out, _ = run_here(["report", "sglang.jsonl"])

@@ -13,7 +13,7 @@ from specscope.analyze.compare.failif import counted, judge
 from specscope.analyze.compare.result import Estimate, FailCondition
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
 from specscope.errors import UserError
-from specscope.trace.history.interval import rate
+from specscope.trace.history.interval import means
 from specscope.trace.history.sources import definitions, made_up
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.thresholds import COUNTED, RATE, TAU, Threshold, depth_rate
@@ -84,18 +84,16 @@ class CountsComparison:
         return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
 
     @property
-    def remarks(self) -> list[str]:
-        """What must be known of a side to compare it with the other."""
-        lines = [
-            f"{name}: {line}"
-            for name, side, other in (("A", self.a, self.b), ("B", self.b, self.a))
-            for line in side.definitions
-            if line not in other.definitions
-        ]
-        if self.a.made_up != self.b.made_up:
-            name, other = ("A", "B") if self.a.made_up else ("B", "A")
-            lines.append(f"{name} has made-up verdicts and {other} does not say so: their figures cannot be compared")
-        return lines
+    def warnings(self) -> list[str]:
+        """What must be known before one side is compared with the other."""
+        name, other = ("A", "B") if self.a.made_up else ("B", "A")
+        made_up = f"{name} has made-up verdicts and {other} does not say so: their figures cannot be compared"
+        return [made_up] if self.a.made_up != self.b.made_up else []
+
+    def defined(self, name: str) -> list[str]:
+        """How a side, "A" or "B", defines its figures where the other does not."""
+        side, other = (self.a, self.b) if name == "A" else (self.b, self.a)
+        return [line for line in side.definitions if line not in other.definitions]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -202,8 +200,8 @@ def _side(paths: Sequence[str]) -> CountsSide:
         tuple(warnings),
         counts_only,
         averages if total.tau is None else {},
-        length=_mean([each.length for each in intervals]) if total.tau is None else total.tau,
-        rate=_mean([rate(each) for each in intervals]) if total.rate is None else total.rate,
+        length=means(intervals).length(total),
+        rate=means(intervals).rate(total),
         requests=sum(known) if len(known) == len(requests) else None,
         definitions=tuple(dict.fromkeys(line for each in intervals for line in definitions(each))),
         made_up=made_up(intervals, rules),
@@ -211,12 +209,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
 
 
 def _requests(aggregate: Aggregate) -> int | None:
-    return 1 if aggregate.request else aggregate.requests
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return 1 if aggregate.is_request else aggregate.requests
 
 
 def _signed(a: float | None, b: float | None, *, share: bool = False) -> str:

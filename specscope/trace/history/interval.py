@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from typing import TypeVar
@@ -100,6 +101,43 @@ def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
 def rate(aggregate: Aggregate) -> float | None:
     """Draft acceptance rate: from the counts, else as SGLang reports it."""
     return aggregate.averages.get(aggregate.rate_name) if aggregate.rate_name else counts(aggregate).rate
+
+
+@dataclass
+class IntervalMeans:
+    """Means over intervals, each counting alike: for what has averages and no counts."""
+
+    _lengths: tuple[float, int] = (0.0, 0)  # sum, how many
+    _rates: tuple[float, int] = (0.0, 0)
+
+    def add(self, aggregate: Aggregate) -> None:
+        """One more interval."""
+        self._lengths = _more(self._lengths, aggregate.length)
+        self._rates = _more(self._rates, rate(aggregate))
+
+    def length(self, sums: Acceptance) -> float | None:
+        """Mean acceptance length, from the counts where there are any."""
+        return sums.tau if sums.tau is not None else _mean(self._lengths)
+
+    def rate(self, sums: Acceptance) -> float | None:
+        """Draft acceptance rate, likewise."""
+        return sums.rate if sums.rate is not None else _mean(self._rates)
+
+
+def _more(sums: tuple[float, int], value: float | None) -> tuple[float, int]:
+    return sums if value is None else (sums[0] + value, sums[1] + 1)
+
+
+def _mean(sums: tuple[float, int]) -> float | None:
+    return sums[0] / sums[1] if sums[1] else None
+
+
+def means(aggregates: Iterable[Aggregate]) -> IntervalMeans:
+    """Over all of these."""
+    over = IntervalMeans()
+    for aggregate in aggregates:
+        over.add(aggregate)
+    return over
 
 
 def clock(ns: int) -> str:

@@ -64,6 +64,6 @@ def missing(aggregate: Aggregate) -> list[str]:
 
 def missing_text(aggregate: Aggregate) -> str:
     """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
-    of = "request" if aggregate.request or aggregate.source.endswith("response") else "interval"
+    of = "request" if aggregate.is_request else "interval"
     what = "averages" if aggregate.drafts is None and aggregate.drafted is None else "counts"
     return f"{aggregate.source} reports {what} per {of}. Not available: {', '.join(missing(aggregate))}"

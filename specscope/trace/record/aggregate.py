@@ -71,6 +71,11 @@ class Aggregate:
     rounded: Annotated[bool, Wire("specscope.aggregate.rounded")] = False
 
     @property
+    def is_request(self) -> bool:
+        """Whether it is about one request, and not about an interval."""
+        return bool(self.request) or self.source.endswith("response")
+
+    @property
     def length(self) -> float | None:
         """Mean acceptance length: from the counts, else as the source tells it."""
         if self.drafts and self.accepted is not None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from specscope.trace.history.interval import COLUMNS, cells, interval_record, rate
+from specscope.trace.history.interval import COLUMNS, cells, interval_record, means, rate
 from specscope.trace.history.sources import definitions, made_up
+from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import SYNTHETIC, Aggregate
 
 SGLANG = {"sglang:spec_accept_length": 2.5, "sglang:spec_accept_rate": 0.5}
@@ -59,3 +60,11 @@ def test_a_page_of_months_fits_its_column(seconds):
     cell = cells(record, record.aggregate)["seconds"]
     assert len(cell) <= COLUMNS["seconds"]
     assert float(cell) == pytest.approx(seconds, rel=0.05, abs=0.05)
+
+
+def test_averages_alone_are_averaged_over_intervals_and_counts_are_not():
+    averages = [Aggregate("SGLang log", averages={"sglang:spec_accept_length": length}) for length in (2.0, 3.0)]
+    assert means(averages).length(measure(averages)) == 2.5
+    counted = [Aggregate("x", drafts=drafts, drafted=4 * drafts, accepted=drafts * 2) for drafts in (1, 9)]
+    assert means(counted).length(measure(counted)) == 3
+    assert means([]).rate(measure([])) is None
