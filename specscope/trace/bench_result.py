@@ -37,6 +37,7 @@ class _Result(Struct):
     total_output_tokens: Sum | None = None
     spec_decode_acceptance_length: Length | None = None
     accept_length: Length | None = None  # SGLang's
+    spec_decode_source: Short = ""  # ours alone
     spec_decode_num_drafts: Sum | None = None
     spec_decode_draft_tokens: Sum | None = None
     spec_decode_accepted_tokens: Sum | None = None
@@ -88,7 +89,9 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
     at_depth = tuple(round((rate or 0) * (drafts or 0)) for rate in rates)
     if drafts is None or any(after > before for before, after in pairwise((drafts, *at_depth))):
         at_depth = ()
-    lengths = {LENGTH: result.spec_decode_acceptance_length, "avg_spec_accept_length": result.accept_length}
+    # Ours over SGLang has the mean of its gauge where others have counts
+    name = "sglang:spec_accept_length" if result.spec_decode_source.startswith("SGLang") else LENGTH
+    lengths = {name: result.spec_decode_acceptance_length, "avg_spec_accept_length": result.accept_length}
     end = _end(result.date)
     aggregate = Aggregate(
         source=SOURCE,

@@ -36,19 +36,18 @@ from specscope.watch.counts import (
 )
 
 SOURCE, RESPONSE = "llama.cpp log", "llama.cpp response"
-MARKS = ("draft acceptance", "draft tokens")  # lines with figures of drafts have one of them
 
 BACK = 10**9  # nanoseconds that the clock goes back only where the server was started again
 
 _TASK = re.compile(r"\btask (-?[0-9]{1,12})\s*\|\s*(.*)")
-_CLOCK = re.compile(r"^\s*([0-9]{1,9})\.([0-9]{2})\.([0-9]{3})\.([0-9]{3}) [A-Z] ")
+_CLOCK = re.compile(r"(?:^|\|)\s*([0-9]{1,9})\.([0-9]{2})\.([0-9]{3})\.([0-9]{3}) [A-Z] ")
 _DRAFT = re.compile(r"accepted\s+([0-9]{1,9})/\s*([0-9]{1,9}) draft tokens(.*restore checkpoint)?")
 _SUMS = re.compile(
     r"draft acceptance(?: rate)? = *[0-9.]{1,20} *\( *([0-9]{1,15}) accepted */ *([0-9]{1,15}) generated\)"
     r"(?:.{0,40}mean (?:acceptance )?len(?:gth)? = *([0-9]{1,9}\.[0-9]{1,9}))?"
 )
 _RATES = re.compile(r"(?:acc per pos|acceptance rate per position) = \(([0-9., ]*+)\)")
-_TOKENS = re.compile(r"^eval time =.{1,40}?/ *([0-9]{1,15}) tokens")
+_TOKENS = re.compile(r"(?<!prompt )\beval time =.{1,40}?/ *([0-9]{1,15}) tokens")
 _SYNTHETIC = "synthetic speculative acceptance is enabled"
 
 
@@ -82,6 +81,7 @@ class LlamaLog:
         self._requests: dict[str, _Request] = {}
         self._undrafted: list[ToldInterval] = []  # requests before any draft: they count if there is one
         self._source = SOURCE
+        self._block = ""  # the request that lines without one are about: servers until May 2026 ended it with a block
         self.any = False  # whether there was a line with drafts
 
     def ends_with(self, lines: Iterable[str]) -> None:
@@ -96,9 +96,16 @@ class LlamaLog:
         if _SYNTHETIC in line:
             self._source = f"{SOURCE}, {SYNTHETIC}"
         match = _TASK.search(line)
-        if match is None or match[1].startswith("-"):
+        if match is None:
+            if self._block:
+                self._line(self._block, line, line)
+            return []
+        self._block = ""
+        if match[1].startswith("-"):
             return []
         name, text = match[1], match[2]
+        if not text.strip():
+            self._block = name
         if text.startswith("processing task"):
             begun = self._ended(name)
             self._request(name, line)
@@ -144,7 +151,7 @@ class LlamaLog:
         elif rates := _RATES.match(text):
             if name in self._requests:
                 self._requests[name].rates = rates_of(rates[1], "acc per pos")
-        elif tokens := _TOKENS.match(text):
+        elif tokens := _TOKENS.search(text):
             self._request(name, line).emitted = int(tokens[1])
 
     def _ended(self, name: str) -> list[ToldInterval]:
@@ -208,7 +215,7 @@ class LlamaLog:
 
 def _clock(line: str) -> int | None:
     """The server's clock in a line, nanoseconds."""
-    match = _CLOCK.match(line)
+    match = _CLOCK.search(line)
     if match is None:
         return None
     minutes, seconds, milli, micro = map(int, match.groups())

@@ -46,6 +46,11 @@ UNKNOWN = (
     "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics() or responses as JSON, or a page of /metrics"
 )
 DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculation"
+# Lines of engines that have no drafts in them, and what to do
+WITHOUT_DRAFTS = {
+    "DiffusionDecoding metrics:": DIFFUSION,
+    "currank_total_requests = ": ". TensorRT-LLM's log has no acceptance: watch its /metrics",
+}
 
 
 LOGS = (VllmLog, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
@@ -160,7 +165,7 @@ class File:
         self.recognised = ""
         self.faults = Faults()
         self._path, self._follow = path, follow
-        self._diffuses = False
+        self._hint = ""  # why a log has no figures
         try:
             status = os.fstat(0) if path == "-" else os.stat(path)
         except OSError as error:
@@ -192,7 +197,7 @@ class File:
             if number > 0:
                 os.close(number)
         if not self.recognised and not stop.is_set():
-            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}{DIFFUSION if self._diffuses else ''}")
+            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}{self._hint}")
 
     def _content(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         kind = kind_of(first.encode())
@@ -294,9 +299,9 @@ class File:
                 yield from (interval for reader in readers for interval in reader.rest())
                 continue
             number += 1
-            if "DiffusionDecoding metrics:" in line:
-                self._diffuses = True
-                self.faults.add(f"line {number}", "DiffusionDecoding metrics: denoising steps are no drafts")
+            if mark := next((mark for mark in WITHOUT_DRAFTS if mark in line), None):
+                self._hint = WITHOUT_DRAFTS[mark]
+                self.faults.add(f"line {number}", f"`{mark}` lines have no drafts")
             now = None if self._time and not self._follow else datetime.now()
             for reader in readers:
                 intervals: list[ToldInterval] = []

@@ -233,7 +233,35 @@ def test_denoising_among_drafts_is_named(tmp_path):
     (tmp_path / "v.log").write_text(DIFFUSION + text("log.txt"))
     source, told = read(tmp_path / "v.log")
     assert len(told) == 5
-    assert "line 1: DiffusionDecoding metrics: denoising steps are no drafts" in source.faults.lines()[0]
+    assert "line 1: `DiffusionDecoding metrics:` lines have no drafts" in source.faults.lines()[0]
+
+
+def test_tensorrts_log_has_no_acceptance(tmp_path):
+    line = (
+        "iter = 5, global_rank = 0, rank = 0, num_scheduled_requests = 3, kv_cache_util = 0.100, "
+        "currank_total_requests = 1/1, host_step_time = 5.0ms, states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
+    )
+    (tmp_path / "t.log").write_text(line * 3)
+    with pytest.raises(UserError, match="TensorRT-LLM's log has no acceptance: watch its /metrics"):
+        read(tmp_path / "t.log")
+
+
+def test_a_line_of_sglang_with_all_its_parts(tmp_path):
+    """As SGLang 0.5.23 formats it for DSpark."""
+    (tmp_path / "s.log").write_text(
+        "[2026-11-25 10:11:12 TP0] Decode batch, #running-req: 4, #token: 1830, token usage: 0.03, accept len: 2.31, "
+        "accept rate: 0.44, cap len: 4.10, block accept len: 2.52, cuda graph: True, gen throughput (token/s): 812.50, "
+        "#queue-req: 2\n"
+    )
+    (one,) = read(tmp_path / "s.log")[1]
+    assert (one.length, one.running, one.waiting, one.kv_usage) == (2.31, 4, 2, 0.03)
+    assert one.averages == {
+        "sglang:spec_accept_length": 2.31,
+        "sglang:spec_accept_rate": 0.44,
+        "sglang:spec_cap_length": 4.1,
+        "sglang:spec_block_accept_length": 2.52,
+        "sglang:gen_throughput": 812.5,
+    }
 
 
 def test_denoising_is_no_speculation(tmp_path):
