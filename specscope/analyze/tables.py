@@ -170,11 +170,15 @@ def summed(report: Report) -> Table:
     """The figures of an engine that reports counts only, over all of its intervals."""
     sums, load = report.pooled.acceptance, report.engine
     known = [interval.told for interval in report.intervals]
-    over = means(Aggregate(**values) for values in known)
+    intervals = [Aggregate(**values) for values in known]
+    ended = [1 if interval.is_request else interval.requests for interval in intervals]
+    requests = None if None in ended else sum(filter(None, ended))
+    over = means(intervals)
     rows = [
         ("mean acceptance length τ", number(over.length(sums))),
         ("draft acceptance rate (accepted / drafted)", percent(over.rate(sums))),
         *((name, told(sums.told(key))) for name, key in SUMS.items()),
+        *([] if requests is None else [("requests", count(requests))]),
         ("intervals", count(len(known))),
         ("seconds", number(load.wall_s, 1)),
         ("output tokens/s", number(load.tokens_per_s if sums.knows("emitted") else None, 1)),

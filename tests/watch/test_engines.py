@@ -239,7 +239,8 @@ def test_denoising_among_drafts_is_named(tmp_path):
 def test_tensorrts_log_has_no_acceptance(tmp_path):
     line = (
         "iter = 5, global_rank = 0, rank = 0, num_scheduled_requests = 3, kv_cache_util = 0.100, "
-        "currank_total_requests = 1/1, host_step_time = 5.0ms, states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
+        "currank_total_requests = 1/1, host_step_time = 5.0ms, "
+        "states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
     )
     (tmp_path / "t.log").write_text(line * 3)
     with pytest.raises(UserError, match="TensorRT-LLM's log has no acceptance: watch its /metrics"):
