@@ -22,6 +22,7 @@ from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.wire.codec import plain_error
 
 SOURCE = "serving bench"
+AVERAGE = "an average in the server's /metrics"  # where ours has the length of: SGLang's, of an interval of its own
 Length = Annotated[float, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0, lt=2**31)]
 
@@ -89,8 +90,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
     at_depth = tuple(round((rate or 0) * (drafts or 0)) for rate in rates)
     if drafts is None or any(after > before for before, after in pairwise((drafts, *at_depth))):
         at_depth = ()
-    # Ours over SGLang has the mean of its gauge where others have counts
-    name = "sglang:spec_accept_length" if result.spec_decode_source.startswith("SGLang") else LENGTH
+    name = "sglang:spec_accept_length" if result.spec_decode_source == AVERAGE else LENGTH
     lengths = {name: result.spec_decode_acceptance_length, "avg_spec_accept_length": result.accept_length}
     end = _end(result.date)
     aggregate = Aggregate(

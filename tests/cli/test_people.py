@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specscope.trace.bench_result import AVERAGE
 from specscope.trace.wire.reading import read_capture
 from tests.support.commands import run_here
 
@@ -328,6 +329,10 @@ def test_a_mixed_pair_says_what_each_side_means(folder):
     )
     code, _, err = run_here(["compare", "vllm.json", "sglang.jsonl", "--fail-if", "tau drops > 2%"])
     assert (code, "a side reports no counts by position, from which an interval follows" in err) == (2, True)
+    nothing = dict.fromkeys(name for name in _bench("ours.json") if name.startswith("spec_decode_"))
+    _bench("ours.json", **nothing | {"spec_decode_acceptance_length": 2.8, "spec_decode_source": AVERAGE})
+    code, out, _ = run_here(["report", "ours.json"])
+    assert (code, "SGLang's average over its own interval" in " ".join(out.split())) == (0, True)
     code, out, _ = run_here(["report", "sglang.jsonl"])
     assert (code, "since its server started" in " ".join(out.split())) == (0, True)
 
