@@ -5,6 +5,7 @@ their sources: no running engine made them.
 """
 
 import json
+import re
 import threading
 import time
 from datetime import datetime
@@ -299,3 +300,63 @@ def test_a_llamacpp_log_is_followed_through_its_rotation(tmp_path):
         if len(told) == 3 or time.monotonic() > deadline:
             stop.set()
     assert [(one.drafts, one.drafted, one.accepted) for one in told] == [(24, 95, 95), (35, 136, 64), (12, 47, 47)]
+
+
+PAGES = {
+    "vLLM": text("metrics_after.txt"),
+    "Ray": text("metrics_after.txt").replace("vllm:", "ray_vllm_"),
+    "SGLang": (PEOPLE / "prom_sglang.txt").read_text(),
+    "llama.cpp": (PEOPLE / "llamacpp" / "metrics_after.txt").read_text(),
+    "TensorRT-LLM": TENSORRT_PAGE,
+}
+
+
+def times(page, factor):
+    """A page whose counters are that many times as large."""
+    counter = re.compile(r"(?m)^(\w[\w:]*_total(?:\{[^\n]*\})?) ([0-9][0-9.e+]*)$")
+    return counter.sub(lambda match: f"{match[1]} {float(match[2]) * factor:.1f}", page)
+
+
+def counts(one):
+    return one.drafts, one.drafted, one.accepted, one.emitted, one.accepted_at
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_the_page_of_each_engine_grows_and_starts_again(engine):
+    page, intervals = PAGES[engine], Intervals()
+    since_it_began = only(page)
+    told = [
+        one.aggregate
+        for time_ns, factor in enumerate((1, 2, 5, 5, 1))
+        for one in intervals.take(read_metrics(times(page, factor), time_ns))
+    ]
+    grown, more, idle, again = told
+    assert since_it_began.drafts
+    assert counts(grown) == counts(since_it_began)
+    assert more.drafts == 3 * since_it_began.drafts
+    assert (idle.drafts, idle.reset) == (0, False)
+    assert (counts(again), again.reset) == (counts(since_it_began), True)
+
+
+@pytest.mark.parametrize("engine", [name for name in PAGES if name != "llama.cpp"])  # it serves one model
+def test_two_models_on_a_page_are_two_engines(engine):
+    page = PAGES[engine]
+    other = re.sub(r'model_name="([^"]*)"', r'model_name="other-\1"', page)
+    both = page + "".join(line for line in other.splitlines(keepends=True) if not line.startswith("#"))
+    readings = read_metrics(both, 1)
+    assert len({reading.model for reading in readings}) == len(readings) == 2
+    assert {counts(difference(None, reading).aggregate) for reading in readings} == {counts(only(page))}
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_a_page_without_speculation_is_of_no_engine(engine):
+    without = "".join(line for line in PAGES[engine].splitlines(keepends=True) if "spec_" not in line)
+    assert read_metrics(without, 1) == []
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_a_gauge_that_is_no_number_is_left_out(engine):
+    gauge = re.compile(r"(?m)^(\w[\w:]*(?<!_total)(?<!_created)(?:\{[^\n]*\})?) [0-9][0-9.e+-]*$")
+    one = only(gauge.sub(r"\1 NaN", PAGES[engine]))
+    assert (one.running, one.waiting, one.kv_usage, one.averages) == (None, None, None, {})
+    assert one.drafts == only(PAGES[engine]).drafts
