@@ -210,11 +210,17 @@ def _restarted(before: Reading, after: Reading) -> bool:
 
 
 def _lost_in_rounding(before: Reading, after: Reading) -> bool:
-    """Whether something happened between them, and less than a page of six digits shows."""
-    if not after.six_digits or (before.totals, before.accepted_at) == (after.totals, after.accepted_at):
+    """Whether something was drafted between them, and less than a page of six digits shows."""
+    if not after.six_digits:
         return False
-    grown = [(value, value - before.totals.get(name, 0)) for name, value in after.totals.items()]
-    return any(0 <= growth < COARSE * 10 ** (len(str(value)) - 6) for value, growth in grown if value >= ROUNDED_FROM)
+    then, now = before.totals, after.totals
+    grown = {name: now[name] - then.get(name, 0) for name in ("drafts", "drafted") if name in now}
+    if before.accepted_at == after.accepted_at and not any(grown.values()):
+        return False
+    return any(
+        now[name] >= ROUNDED_FROM and 0 <= growth < COARSE * 10 ** (len(str(now[name])) - 6)
+        for name, growth in grown.items()
+    )
 
 
 def _whole(value: float | None) -> int | None:

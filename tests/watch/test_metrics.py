@@ -193,17 +193,19 @@ def llamacpp(drafts, accepted_at, emitted):
 def test_an_interval_of_rounded_counts_goes_on_until_it_shows():
     """Beyond a million the last of six digits is a ten: what 4 drafts add to it is no count of these."""
     intervals, told = Intervals(), []
-    readings = [(0, 0), (4, 3), (0, 0), (500, 400), (0, 0)]  # drafts and accepted tokens since the one before
-    drafts, accepted = 2_000_000, 1_000_000
-    for time_ns, (more, taken) in enumerate(readings):
-        drafts, accepted = drafts + more, accepted + taken
-        page = llamacpp(drafts, (accepted, accepted // 2), 4_000_000 + (drafts - 2_000_000) * 2)
+    # Since the one before: drafts, accepted tokens, output tokens
+    readings = [(0, 0, 0), (4, 3, 8), (0, 0, 0), (500, 400, 1000), (0, 0, 0), (0, 0, 200)]
+    drafts, accepted, emitted = 2_000_000, 1_000_000, 4_000_000
+    for time_ns, (more, taken, tokens) in enumerate(readings):
+        drafts, accepted, emitted = drafts + more, accepted + taken, emitted + tokens
+        page = llamacpp(drafts, (accepted, accepted // 2), emitted)
         told += intervals.take(read_metrics(page, time_ns))
-    first, idle = (one.aggregate for one in told)
+    first, idle, plain = (one.aggregate for one in told)
     assert (told[0].start_ns, told[0].end_ns) == (0, 3)
     assert first.drafts == pytest.approx(504, abs=10)
     assert (first.accepted_at, first.rounded) == ((403, 201), True)
     assert (idle.drafts, idle.accepted, idle.emitted) == (0, 0, 0)
+    assert (plain.drafts, plain.emitted) == (0, 200)
 
 
 def test_what_is_not_of_an_engine_costs_no_parsing_and_no_engine():
