@@ -236,7 +236,7 @@ class ServerHooks:
         seen = self._take(tuple(req.rid for req in batch.reqs))
         if seen is None:
             return
-        judged = trees.judged(seen)
+        judged = trees.judged(seen)[: len(batch.reqs)]  # a batch may be padded behind its requests
         counts, theirs = [each.judged.verdict.accepted + 1 for each in judged], result.accept_lens.tolist()
         if counts != theirs[: len(counts)]:
             raise trees.VerificationError(f"{counts} tokens were accepted, SGLang counts {theirs}")

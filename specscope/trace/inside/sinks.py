@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from specscope.trace.files import Existing
 from specscope.trace.inside.hooking import log
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus, Subscription
-from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.sampling_sink import SamplingSink
-from specscope.trace.wire.sending.export import SpanSink, make_sender
+
+if TYPE_CHECKING:
+    from specscope.trace.wire.capture import CaptureWriter
+    from specscope.trace.wire.sending.export import SpanSink
 
 QUEUED = 4096  # records that may wait to be written; more are lost, and counted
 
@@ -58,6 +59,11 @@ def sinks(
     settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
 ) -> list[Callable[[], None]]:
     """What closes them. `ranks`: this worker's; a capture of any but the first has them in its name."""
+    # Imported here: an engine's processes import this at their start, and most record nothing
+    from specscope.trace.files import Existing
+    from specscope.trace.wire.capture import CaptureWriter
+    from specscope.trace.wire.sending.export import SpanSink, make_sender
+
     closers: list[Callable[[], None]] = []
     sampling = settings.sampling()
     sampled_run = dataclasses.replace(run, sampling=sampling.text)
@@ -84,6 +90,8 @@ def _warn(*lines: str) -> None:
 
 def _subscribed(bus: Bus, sink: CaptureWriter | SpanSink, run: RunInfo, sampling: TraceSampling) -> Callable[[], None]:
     """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept."""
+    from specscope.trace.wire.sampling_sink import SamplingSink
+
     stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
     bus.subscribe(stage, limit=QUEUED)
 
