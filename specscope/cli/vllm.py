@@ -30,8 +30,8 @@ from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.remote.debug_server import check_socket
 from specscope.trace.files import CAPTURE, Existing, check_output
+from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
-from specscope.vllm import settings
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's default is 300
 GRACE_SECONDS = 20  # for vLLM to end its own processes

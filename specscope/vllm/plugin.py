@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
-from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.on_import import on_import
+from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.wire.bus import Bus, Subscription
-from specscope.vllm.hooks import log, on_import
 from specscope.vllm.scheduling import SchedulerHooks
-from specscope.vllm.settings import PluginSettings
 
 if TYPE_CHECKING:
     from specscope.vllm.v1.debugger import Debugger

@@ -7,14 +7,13 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.vllm.aggregates import Sums, run_of_sums
-from specscope.vllm.hooks import log
 from specscope.vllm.plugin import sinks
 from specscope.vllm.run_info import speculation, vllm_version
-from specscope.vllm.settings import PluginSettings
 
 
 class StatLogger(StatLoggerBase):  # type: ignore[misc]

@@ -3,8 +3,8 @@
 import pytest
 
 from specscope.cli.vllm import VllmRun, environment
+from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
-from specscope.vllm.settings import PluginSettings
 from tests.support.commands import run_here
 
 LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"

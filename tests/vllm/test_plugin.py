@@ -9,12 +9,12 @@ from specscope.remote.debug_server import context
 from specscope.remote.held import HeldCommands
 from specscope.remote.receiver import Receiver
 from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm import plugin
 from specscope.vllm.scheduling import SchedulerHooks
-from specscope.vllm.settings import PluginSettings
 from specscope.vllm.v1.debugger import Debugger
 from tests.searching import of_file, rows, tells
 from tests.vllm import test_run_info

@@ -3,11 +3,11 @@ from contextlib import nullcontext
 import pytest
 
 from specscope.errors import UserError
+from specscope.trace.inside.settings import ALL, PluginSettings
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.wire.spans import SpanLevel
 from specscope.vllm import plugin
-from specscope.vllm.settings import ALL, PluginSettings
 
 
 def test_nothing_happens_unless_a_variable_asks_for_it(monkeypatch):

@@ -1,15 +1,13 @@
-"""How the hooks get into vLLM: its modules are imported after us."""
+"""How hooks get into an engine whose modules are imported after us."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-log = logging.getLogger("specscope.vllm")
 Hook = Callable[[ModuleType], None]
 
 

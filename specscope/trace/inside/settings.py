@@ -1,4 +1,4 @@
-"""What the plugin is asked to do, from the environment: vLLM's processes inherit it."""
+"""What is to be recorded inside another engine, from the environment: its processes inherit it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from specscope.vllm.hooks import on_import
+from specscope.trace.inside.on_import import on_import
 
 
 @pytest.fixture
