@@ -74,13 +74,13 @@ class _Run:
 
     def __init__(self, outputs: Outputs, bus: Bus, vocabulary: Vocabulary) -> None:
         self.outputs, self.vocabulary = outputs, vocabulary
-        self._bus, self._steps, self._lock = bus, 0, threading.Lock()
+        self.bus, self._steps, self._lock = bus, 0, threading.Lock()
 
     def publish(self, step: StepRecord) -> None:
         """Number a record, and pass it on. Called on any thread."""
         with self._lock:
             number, self._steps = self._steps, self._steps + 1
-            self._bus.publish(dataclasses.replace(step, step=number))
+            self.bus.publish(dataclasses.replace(step, step=number))
 
 
 class Recording:
@@ -137,6 +137,11 @@ class Recording:
         for line in self.losses:
             log.warning("specscope: %s", line)
 
+    def flush(self) -> None:
+        """Wait until everything recorded so far is written, and what is to be sent has been handed on."""
+        for run in list(self._runs.values()):
+            run.bus.flush()
+
     def forget(self) -> None:
         """Record nothing more, and close nothing."""
         self._guard.is_off = self._is_forgotten = True
@@ -145,9 +150,10 @@ class Recording:
 
     def _begin(self, arguments: Arguments, source: CandidateSource, generator: Any) -> RequestWitness:
         with self._lock:
-            key = (id(arguments.model), source.drafter, id(source.model), source.early_exit)
+            assistant = getattr(generator, "assistant_model", None)  # MTP layers are loaded anew for each request
+            key = (id(arguments.model), source.drafter, id(assistant), source.early_exit)
             if key not in self._runs:
-                self._models += [arguments.model, source.model]
+                self._models += [arguments.model, assistant]
                 self._runs[key] = self._open(arguments, source)
             run, number = self._runs[key], self._requests
             self._requests += 1

@@ -22,7 +22,7 @@ class Case:
 
     arguments: dict = field(default_factory=dict)
     assistant: bool = True
-    models: str = "like"  # or mtp, dflash, universal, universal falling, gemma4
+    models: str = "like"  # or mtp, dflash, universal, universal greedy, universal falling, gemma4
 
 
 CASES = {
@@ -39,7 +39,7 @@ CASES = {
     "MTP, sampled": Case(SAMPLED | {"use_mtp": True}, False, "mtp"),
     "DFlash, greedy": Case(GREEDY | {"speculation_type": "dflash"}, True, "dflash"),
     "DFlash, sampled": Case(SAMPLED | {"speculation_type": "dflash"}, True, "dflash"),
-    "other tokenizer, greedy": Case(GREEDY, True, "universal"),
+    "other tokenizer, greedy": Case(GREEDY, True, "universal greedy"),  # sampling prunes its assistant's head for good
     "other tokenizer, sampled": Case(SAMPLED, True, "universal"),
 }
 # Transformers 5.24 alone can build this one; sampled, it is not lossless (test_gemma4.py)
