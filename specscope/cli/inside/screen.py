@@ -1,4 +1,4 @@
-"""The screen over a program that was started for it: what it sends, what it prints, and how it ends."""
+"""The screen over a program that is started for it, and ends with it."""
 
 from __future__ import annotations
 
@@ -9,68 +9,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from specscope.cli.streams import need_terminal
+from specscope.cli.streams import need_terminal, show
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
-from specscope.remote.attached import Attached
+from specscope.remote.launched import Launched, last_lines
 
 GRACE_SECONDS = 20  # for a program to end its own processes
-TAIL_BYTES = 4096  # of what it printed, where its last line is looked for
-OURS = "specscope: "  # how the lines begin that are ours
-
-
-class Started(Attached):
-    """Receives from one program. `name`: as people know it; `log`: the file that it prints to."""
-
-    def __init__(self, name: str, log: Path) -> None:
-        super().__init__("127.0.0.1", 0, 0)
-        self.name, self.log = name, log
-        self.child: subprocess.Popen[bytes] | None = None
-        self._code: int | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """Where the program sends its spans."""
-        return f"http://127.0.0.1:{self.listening.grpc_port}"
-
-    @property
-    def status(self) -> str:
-        """`ended` when the program has."""
-        self._look()
-        return "ended" if self._code is not None else super().status
-
-    @property
-    def progress(self) -> tuple[str, float | None, float | None]:
-        """The last line that it printed, until it sends something."""
-        return last_line(self.log) or f"{self.name} has not printed anything yet", None, None
-
-    def _look(self) -> None:
-        """Whether the program has ended, and what is to be said of it."""
-        if self._code is not None or self.child is None or self.child.poll() is None:
-            return
-        self._code = self.child.returncode
-        how = how_ended(self._code) if self._code else "nothing sent" if not self.runs else ""
-        if how:
-            line = last_line(self.log, ours=not self._code)
-            self.error = f"{self.name}, {how}" + (f": {line}" if line else "")
-
-
-def how_ended(code: int) -> str:
-    """An exit code as subprocess has it, in words."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def last_line(log: Path, *, ours: bool = False) -> str:
-    """What a program printed last; `ours`: what specscope printed there. "" where there is nothing."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = next((line for line in reversed(lines) if line.startswith(OURS) is ours), "")
-    return line.removeprefix(OURS)
+PRINTED = 12  # lines of its output, where it failed
 
 
 def run_with_screen(
@@ -92,26 +37,30 @@ def run_with_screen(
     with tempfile.NamedTemporaryFile(prefix="specscope-", suffix=".log", delete=False) as log, ends_at_once():
         from specscope.tui.app import run_app
 
-        attached = Started(name, Path(log.name))
-        viewer = Viewer(control=attached)
-        attached.viewer = viewer
-        process = attached.child = subprocess.Popen(
+        launched = Launched(name)
+        viewer = Viewer(control=launched)
+        launched.viewer = viewer
+        process = subprocess.Popen(
             command,
-            env=environment(attached.endpoint),
+            env=environment(f"http://127.0.0.1:{launched.listening.grpc_port}"),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+    launched.follow(process, Path(log.name))
     lifetime.leave = lambda: end(process)
     try:
-        run_app(viewer, lifetime, title=f"{name} · its output: {attached.log}")
+        run_app(viewer, lifetime, title=f"{name} · its output: {log.name}")
     finally:
+        by_itself = process.poll() is not None
         end(process)
-        attached.close()
-    print(f"the output of {name} is in {attached.log}")
-    code = process.returncode
-    return 0 if code in (0, -signal.SIGINT, 128 + signal.SIGINT) else code if code > 0 else 128 - code
+        launched.close()
+    code = 0 if process.returncode in (0, -signal.SIGINT, 128 + signal.SIGINT) else process.returncode
+    if code and by_itself:
+        show("\n".join(last_lines(Path(log.name), PRINTED)), error=True)
+    print(f"the output of {name} is in {log.name}")
+    return code if code >= 0 else 128 - code
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

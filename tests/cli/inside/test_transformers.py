@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from specscope.cli.inside.screen import last_line
 from specscope.cli.inside.transformers import environment, name_of
 from specscope.trace.wire.reading import read_capture
 from tests.processes import Terminal
@@ -43,9 +42,9 @@ def test_it_is_as_python_runs_it_and_recorded(folder, installation, how):
 @pytest.mark.parametrize(
     ("words", "seen"),
     [
-        (["dies.py"], ["dies.py, exit code 1: OSError: my/model does not appear to have a file"]),
-        (["plain.py"], ["plain.py, nothing sent: nothing was recorded"]),
-        (["script.py", "raises"], ["generate-0", "script.py, exit code 1: RuntimeError: enough"]),
+        (["dies.py"], ["exit code 1: OSError: my/model does not appear to have a file"]),
+        (["plain.py"], ["it ended", "nothing was recorded: no generate() with an assistant ran"]),
+        (["script.py", "raises"], ["generate-0", "exit code 1: RuntimeError: enough"]),
     ],
 )
 @pytest.mark.slow
@@ -92,10 +91,3 @@ def test_an_environment_without_the_entry_point_is_told(tmp_path, monkeypatch):
     code, _, err = run_here(["transformers", "--python", str(tmp_path / "bare" / "bin" / "python"), "a.py"])
     assert (code, err.count("\n")) == (2, 1)
     assert "transformers is not installed for" in err
-
-
-def test_the_last_line_is_the_programs_own(tmp_path):
-    log = tmp_path / "a.log"
-    assert last_line(log) == ""
-    log.write_text("x" * 9000 + "\nTraceback:\nValueError: no\n\nspecscope: captured to a.jsonl\n")
-    assert (last_line(log), last_line(log, ours=True)) == ("ValueError: no", "captured to a.jsonl")
