@@ -42,7 +42,7 @@ CASES = {
     "other tokenizer, greedy": Case(GREEDY, True, "universal greedy"),  # sampling prunes its assistant's head for good
     "other tokenizer, sampled": Case(SAMPLED, True, "universal"),
 }
-# Transformers 5.24 alone can build this one; sampled, it is not lossless (test_gemma4.py)
+# Transformers 5.23 cannot build this one; sampled, it is not lossless (test_gemma4.py)
 GEMMA4 = {
     "Gemma 4, greedy": Case(GREEDY, True, "gemma4"),
     "Gemma 4, sampled": Case(SAMPLED, True, "gemma4"),
