@@ -48,6 +48,8 @@ def _begin(_: ModuleType) -> None:
         log.warning("specscope: nothing is recorded: %s", error)
         return
     atexit.register(_end, recording)
+    places = ", ".join(filter(None, [settings.capture, settings.endpoint]))
+    log.warning("specscope: watching transformers: assisted generation is recorded to %s", places)
 
 
 def recording_of(settings: PluginSettings) -> Recording:

@@ -12,7 +12,7 @@ from pathlib import Path
 from specscope.cli.streams import need_terminal, show
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
-from specscope.remote.launched import Launched, last_lines
+from specscope.remote.launched import LaunchedEngine, last_lines
 
 GRACE_SECONDS = 20  # for a program to end its own processes
 PRINTED = 12  # lines of its output, where it failed
@@ -37,7 +37,7 @@ def run_with_screen(
     with tempfile.NamedTemporaryFile(prefix="specscope-", suffix=".log", delete=False) as log, ends_at_once():
         from specscope.tui.app import run_app
 
-        launched = Launched(name)
+        launched = LaunchedEngine(name)
         viewer = Viewer(control=launched)
         launched.viewer = viewer
         process = subprocess.Popen(

@@ -48,11 +48,11 @@ def transformers(
     """Run a script of your own, and record assisted generation in transformers.
 
     \b
-      specscope transformers script.py --its-own-flag
-      specscope transformers --screen -m package.module
+      specscope transformers script.py
+      specscope transformers --screen script.py
 
-    It runs as by `python script.py`, with variables set such as SPECSCOPE_CAPTURE=run.jsonl, which do the same without
-    this command. However the script ends, it leaves a valid capture.
+    The script's own flags stand behind it. It runs as by `python script.py`, with variables set such as
+    SPECSCOPE_CAPTURE=run.jsonl, which do the same without this command. However it ends, it leaves a valid capture.
     """
     if capture is None and not screen and otlp_endpoint is None:
         capture = DEFAULT
