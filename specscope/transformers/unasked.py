@@ -6,7 +6,6 @@ without torch is not touched, and in one with torch nothing is imported unless a
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from pathlib import Path
@@ -36,6 +35,7 @@ def _begin(_: ModuleType) -> None:
     """Record from now on to the end of the process."""
     from specscope.errors import UserError
     from specscope.trace.inside.hooking import log
+    from specscope.trace.inside.on_import import at_exit
     from specscope.trace.inside.settings import PluginSettings
 
     settings = PluginSettings.read()
@@ -47,7 +47,7 @@ def _begin(_: ModuleType) -> None:
     except UserError as error:
         log.warning("specscope: nothing is recorded: %s", error)
         return
-    atexit.register(_end, recording)
+    at_exit(lambda: _end(recording))
     places = ", ".join(filter(None, [settings.capture, settings.endpoint]))
     log.warning("specscope: watching transformers: assisted generation is recorded to %s", places)
 
