@@ -29,7 +29,6 @@ SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 0}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt lookup, greedy": (COPYING[0], {"do_sample": False, "prompt_lookup_num_tokens": LOOKUP}),
     "prompt lookup, sampled": (COPYING[0], SAMPLED | {"prompt_lookup_num_tokens": LOOKUP}),
-    "early exit, greedy": (PLAIN[0], {"do_sample": False, "assistant_early_exit": EXIT_LAYERS}),
     "early exit, sampled": (PLAIN[0], SAMPLED | {"assistant_early_exit": EXIT_LAYERS}),
 }
 
