@@ -6,6 +6,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ def run_inside(config: EngineConfig, rounds: int, json_file: str | None) -> None
         for name, (prompt, arguments) in WAYS.items():
             work = _Work(peer, prompt, arguments)
             sides: dict[str, Side] = {
-                "recorded": lambda work=work: work("recorded", wrapped, recording.flush),
-                "off": lambda work=work: work("off", plain, lambda: None),
+                "recorded": partial(work, "recorded", wrapped, recording.flush),
+                "off": partial(work, "off", plain, lambda: None),
             }
             rates = measure_paired(sides, rounds, console, name)
             rows.append(PairedSides(name, "recorded", "off", GOAL, rates, work.per_token(rounds + 1)))
