@@ -49,7 +49,7 @@ def _begin(_: ModuleType) -> None:
         return
     at_exit(lambda: _end(recording))
     places = ", ".join(filter(None, [settings.capture, settings.endpoint]))
-    log.warning("specscope: watching transformers: assisted generation is recorded to %s", places)
+    log.warning("specscope: assisted generation in transformers is recorded to %s", places)
 
 
 def recording_of(settings: PluginSettings) -> Recording:
