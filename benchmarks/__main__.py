@@ -200,6 +200,22 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
     run_observe(config, rounds, json_file, screen=screen)
 
 
+@bench.command("inside")
+@paired
+def bench_inside(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Measure the cost of recording inside transformers' generate().
+
+    \b
+      python -m benchmarks inside --rounds 40
+
+    Tokens/s recorded over tokens/s without, at batch 1, for each way to draft that the target has by itself.
+    """
+    config = checked(flags)
+    from benchmarks.inside import run_inside
+
+    run_inside(config, rounds, json_file)
+
+
 @bench.command("traces")
 @click.option(
     "--step-ms",

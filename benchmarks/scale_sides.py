@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specscope.analyze.audit.model.causal import cached
 from specscope.engine.engine import Engine
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
@@ -66,9 +67,7 @@ class PaddedDecoding:
         return self.steps * len(self.lengths) / seconds
 
     def _next(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:  # noqa: ANN401
-        out = self.model(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        )
+        out = self.model(input_ids=tokens, attention_mask=mask, position_ids=positions, **cached(self.model, cache))
         chosen: Tensor = out.logits[:, -1].argmax(-1, keepdim=True)
         chosen.tolist()  # generate() looks at it too
         return chosen

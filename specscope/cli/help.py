@@ -16,10 +16,10 @@ GROUPS = {
     "Look": ("run", "capture", "replay", "report", "why", "export", "extract", "watch", "tui"),
     "Judge": ("verify", "diagnose", "audit", "compare"),
     "Change": ("debug", "tune", "tree", "train"),
-    "Serve": ("serve", "vllm"),
+    "Serve": ("serve", "vllm", "transformers"),
     "Develop": ("doctor", "bench", "help"),
 }
-NAME = 10  # columns of a verb's name
+NAME = 14  # columns of a verb's name
 
 
 def examples(command: click.Command) -> list[str]:

@@ -29,6 +29,7 @@ from specscope.cli.doctor import doctor
 from specscope.cli.export import export
 from specscope.cli.extract import extract
 from specscope.cli.help import GroupedVerbs, help_verb
+from specscope.cli.inside.transformers import transformers
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -485,6 +486,7 @@ cli.add_command(extract)
 cli.add_command(help_verb)
 cli.add_command(serve)
 cli.add_command(train)
+cli.add_command(transformers)
 cli.add_command(tune)
 cli.add_command(verify)
 cli.add_command(vllm)

@@ -16,14 +16,8 @@ from typing import Any
 
 import click
 
-from specscope.cli.options import (
-    asked_privacy,
-    privacy_options,
-    service_option,
-    trace_level_option,
-    trace_sampling,
-    trace_sampling_options,
-)
+from specscope.cli.inside.flags import privacy_variables, recorded_options, sampling_variables, with_variables
+from specscope.cli.options import asked_privacy
 from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
@@ -57,26 +51,8 @@ class VllmRun:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--capture",
-    metavar="FILE",
-    help="Write a capture of the run. Each data-parallel rank gets its own. If it exists, the capture gets another "
-    "name: run.2.jsonl for run.jsonl.",
-)
-@click.option("--screen", is_flag=True, help="Show the run live in this terminal. vLLM's own output goes to a file.")
-@click.option("--otlp-endpoint", metavar="URL", help="Send spans to this URL.")
-@service_option
-@trace_level_option
+@recorded_options("vLLM", capture="Each data-parallel rank gets its own. ", evidence=["full", "lean", "counts"])
 @click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
-@click.option("--python", metavar="PATH", help="The Python of vLLM's environment.  [default: this one]")
-@click.option(
-    "--evidence",
-    type=click.Choice(["full", "lean", "counts"]),
-    default="full",
-    help="lean: no likeliest tokens, ranks or entropies. counts: only a server's own counters, once per second.",
-)
-@privacy_options
-@trace_sampling_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
 def vllm(
     capture: str | None,
@@ -96,15 +72,7 @@ def vllm(
 
     specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
     """
-    given = {
-        "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of vLLM's own spans, too
-        settings.LEVEL: flags.pop("trace_level"),
-        settings.SAMPLE: flags["sample"],
-        settings.KEEP: flags["keep"],
-        settings.KEEP_BUFFER: flags["keep_buffer"],
-        settings.SAMPLE_CAPTURE: "1" if flags["sample_capture"] else None,
-    }
-    trace_sampling(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None)
+    given = sampling_variables(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None)
     run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, asked_privacy(flags), given)
     with watched() as lifetime:
         sys.exit(run_vllm(run, lifetime))
@@ -158,12 +126,10 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
         settings.DEBUG: None if run.debug is None else str(Path(run.debug).resolve()),
         settings.EVIDENCE: run.evidence,
         settings.AGGREGATES: "1" if run.evidence == "counts" else None,
-        settings.NO_TEXT: "1" if run.privacy >= Privacy.NO_TEXT else None,
-        settings.NO_TOKENS: "1" if run.privacy >= Privacy.NO_TOKENS else None,
+        **privacy_variables(run.privacy),
         **run.sampling,
     }
-    variables = {name: value for name, value in os.environ.items() if name not in settings.ALL}
-    variables |= {name: value for name, value in given.items() if value is not None}
+    variables = with_variables(given)
     if run.debug is not None:
         variables.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(STEP_SECONDS))
     ray = [

@@ -204,13 +204,13 @@ def specscope_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     batch: Batch,
-    cache: KVCache,
+    pages: KVCache,
     variants: dict[int, Variant] | None = None,
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer. query [1, H, N, D], key and value [1, Hkv, N, D].
 
-    Writes the new keys and values into the cache, then attends. Returns [1, N, H, E]. Where `variants` is given, the
+    Writes the new keys and values into `pages`, then attends. Returns [1, N, H, E]. Where `variants` is given, the
     layer's is put into it, for those who go on without transformers.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -218,8 +218,8 @@ def specscope_attention(
     variant = Variant(scale, sliding_window, softcap, s_aux)
     if variants is not None:
         variants[layer] = variant
-    cache.write(layer, batch.slots, key[0], value[0])
-    return paged_attention(query[0].transpose(0, 1), layer, cache, batch, variant)[None], None
+    pages.write(layer, batch.slots, key[0], value[0])
+    return paged_attention(query[0].transpose(0, 1), layer, pages, batch, variant)[None], None
 
 
 def register() -> None:

@@ -208,7 +208,7 @@ def _agrees(model: Any, recorder: _ShapeRecorder) -> bool:  # noqa: ANN401
     model.set_attn_implementation("eager")
     theirs = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
     model.set_attn_implementation(attention.BACKEND)
-    ours = model(input_ids=tokens, position_ids=batch.positions, use_cache=False, batch=batch, cache=recorder)
+    ours = model(input_ids=tokens, position_ids=batch.positions, use_cache=False, batch=batch, pages=recorder)
     return bool((theirs - ours.logits[0, -1].float()).norm() <= 0.05 * theirs.norm())
 
 

@@ -93,6 +93,6 @@ class ModelRunner:
             use_cache=False,
             logits_to_keep=batch.wanted,
             batch=batch,
-            cache=self.cache,
+            pages=self.cache,  # not `cache`: since 5.24 that is transformers' own
         ).logits[0]
         return (logits,) if self._aux is None else (logits, batch.as_given(self._aux.take()))

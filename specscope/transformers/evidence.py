@@ -121,9 +121,10 @@ def _outcome(round_: Round, how: Judging, scores: Tensor, committed: list[int]) 
         coins = draws.coins[0].double().reshape(-1).cpu().numpy()
         return _Outcome(accepted, tokens[-1], draws.probs[1][0], draws.probs[0][0], coins)
     if not how.do_sample:
-        choices = _choices(round_, how, scores)
+        likeliest = scores[0].argmax(-1)
+        choices = _choices(round_, how, scores, likeliest)
         accepted = _matches(round_.chain, choices)
-        return _Outcome(accepted, int(choices[accepted]), None, None, np.zeros(k), scores[0].argmax(-1).cpu().numpy())
+        return _Outcome(accepted, int(choices[accepted]), None, None, np.zeros(k), likeliest.cpu().numpy())
     drawn = None if draws is None else next((made for made in draws.drawn if made.shape == (k + 1, 1)), None)
     if drawn is None:
         raise RoundError("the target's draws were not seen")
@@ -138,9 +139,9 @@ def _matches(chain: list[int], choices: Ints) -> int:
     return next((place for place, (token, choice) in pairs if token != choice), len(chain))
 
 
-def _choices(round_: Round, how: Judging, scores: Tensor) -> Ints:
-    """[k + 1] the tokens that a greedy chain is compared with."""
-    chosen = scores[0].argmax(-1)
+def _choices(round_: Round, how: Judging, scores: Tensor, likeliest: Tensor) -> Ints:
+    """[k + 1] the tokens that a greedy chain is compared with. `likeliest` [k + 1]: the target's own."""
+    chosen = likeliest.clone()
     if how.weight is not None and round_.given is not None:
         p, q = scores[0, : round_.k].softmax(-1), round_.given[0].softmax(-1)
         chosen[: round_.k] = (how.weight * p + (1.0 - how.weight) * q).argmax(-1)

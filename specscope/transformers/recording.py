@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,15 @@ _LOCK = threading.Lock()  # one recording at a time: the hooks are the process's
 _ACTIVE: list[Recording] = []
 
 
+def _forget() -> None:
+    """In a child that was forked: the threads that write are its parent's, and so are the files."""
+    for recording in _ACTIVE:
+        recording.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def record(
     capture: str | Path | None,
     *,
@@ -46,7 +56,17 @@ def record(
     """
     if evidence not in ("full", "lean"):
         raise UserError(f"evidence is {evidence!r}: use full or lean")
-    return Recording(capture, endpoint, tokenizer, evidence, Privacy.of(no_text=no_text, no_tokens=no_tokens))
+    options = OutputOptions(
+        capture=None if capture is None else str(capture),
+        otlp_endpoint=endpoint,
+        otlp_protocol=None,
+        level=SpanLevel.TREES,
+        metrics_port=None,
+        privacy=Privacy.of(no_text=no_text, no_tokens=no_tokens),
+        drops=True,
+        sends_metrics=False,
+    )
+    return Recording(options, evidence, tokenizer)
 
 
 class _Run:
@@ -54,31 +74,30 @@ class _Run:
 
     def __init__(self, outputs: Outputs, bus: Bus, vocabulary: Vocabulary) -> None:
         self.outputs, self.vocabulary = outputs, vocabulary
-        self._bus, self._steps, self._lock = bus, 0, threading.Lock()
+        self.bus, self._steps, self._lock = bus, 0, threading.Lock()
 
     def publish(self, step: StepRecord) -> None:
         """Number a record, and pass it on. Called on any thread."""
         with self._lock:
             number, self._steps = self._steps, self._steps + 1
-            self._bus.publish(dataclasses.replace(step, step=number))
+            self.bus.publish(dataclasses.replace(step, step=number))
 
 
 class Recording:
     """A context manager; see `record`."""
 
-    def __init__(
-        self, capture: str | Path | None, endpoint: str | None, tokenizer: Any, evidence: str, privacy: Privacy
-    ) -> None:
+    def __init__(self, options: OutputOptions, evidence: str, tokenizer: Any = None) -> None:
+        """`options`: where the first run goes; a further one gets a file of its own."""
         self.captures: list[str] = []  # the files, as they are opened
         self.losses: list[str] = []  # what they lack, after the end
-        self._capture, self._endpoint, self._tokenizer = capture, endpoint, tokenizer
-        self._evidence, self._privacy = evidence, privacy
+        self._options, self._evidence, self._tokenizer = options, evidence, tokenizer
         self._guard = ErrorGuard()
         self._runs: dict[tuple[Any, ...], _Run] = {}
         self._models: list[Any] = []  # kept, so that no other gets the id of one
         self._requests, self._lock = 0, threading.Lock()
         self._hooks: Hooks | None = None
         self._version = ""
+        self._is_forgotten = False
 
     def __enter__(self) -> Recording:
         """Wrap transformers' functions."""
@@ -87,7 +106,10 @@ class Recording:
         utils = importlib.import_module(known.UTILS)
         with _LOCK:
             if _ACTIVE:
-                raise UserError("transformers is being recorded already: end that `with specscope.record(...)` first")
+                raise UserError(
+                    "transformers is being recorded already: end that `with specscope.record(...)` first, or run the "
+                    "script without SPECSCOPE_CAPTURE and `specscope transformers`"
+                )
             known.check_signatures(utils, self._version)
             self._hooks = Hooks(utils, self._begin, self._guard)
             self._hooks.install()
@@ -110,16 +132,28 @@ class Recording:
                 self.losses.append(str(failed))
         if errors:
             self.losses.append(f"{errors} rounds or requests were not recorded: the log says why")
-        if not self._runs and self._capture is not None:
+        if not self._runs and not self._is_forgotten:
             log.warning("specscope: nothing was recorded: no generate() with an assistant ran")
         for line in self.losses:
             log.warning("specscope: %s", line)
 
+    def flush(self) -> None:
+        """Wait until everything recorded so far is written, and what is to be sent has been handed on."""
+        for run in list(self._runs.values()):
+            run.bus.flush()
+
+    def forget(self) -> None:
+        """Record nothing more, and close nothing."""
+        self._guard.is_off = self._is_forgotten = True
+        self._runs.clear()
+        self.captures.clear()
+
     def _begin(self, arguments: Arguments, source: CandidateSource, generator: Any) -> RequestWitness:
         with self._lock:
-            key = (id(arguments.model), source.drafter, id(source.model), source.early_exit)
+            assistant = getattr(generator, "assistant_model", None)  # MTP layers are loaded anew for each request
+            key = (id(arguments.model), source.drafter, id(assistant), source.early_exit)
             if key not in self._runs:
-                self._models += [arguments.model, source.model]
+                self._models += [arguments.model, assistant]
                 self._runs[key] = self._open(arguments, source)
             run, number = self._runs[key], self._requests
             self._requests += 1
@@ -129,21 +163,14 @@ class Recording:
 
     def _open(self, arguments: Arguments, source: CandidateSource) -> _Run:
         info = run_info(arguments.model, source, arguments.config, self._version, self._evidence)
-        vocabulary = Vocabulary() if self._privacy else _vocabulary(arguments.model, self._tokenizer)
-        options = OutputOptions(
-            capture=None if self._capture is None else str(self._capture),
-            otlp_endpoint=self._endpoint,
-            otlp_protocol=None,
-            level=SpanLevel.TREES,
-            metrics_port=None,
-            privacy=self._privacy,
-            existing=Existing.NEW_NAME if self._runs else Existing.REPLACE,
-            drops=True,
-        )
+        options = dataclasses.replace(self._options, existing=Existing.NEW_NAME) if self._runs else self._options
+        vocabulary = Vocabulary() if options.privacy else _vocabulary(arguments.model, self._tokenizer)
         bus = Bus()
         outputs = Outputs(options, bus, info, vocabulary, None, tell=_warn)
         if outputs.captured:
             self.captures.append(outputs.captured)
+        if outputs.renamed:
+            _warn(outputs.renamed)
         log.info("specscope: recording %s with %s", info.target, source.generator)
         return _Run(outputs, bus, vocabulary)
 

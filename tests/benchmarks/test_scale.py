@@ -117,11 +117,13 @@ def test_both_sides_decode_what_they_say(model):
     class Model:
         device, dtype, config = torch.device("cpu"), torch.float32, engine.runner.loaded.model.config
 
-        def __call__(self, input_ids, attention_mask, position_ids, past_key_values, use_cache):
+        def forward(self, input_ids, attention_mask, position_ids, past_key_values, use_cache):
             calls.append((input_ids.shape, attention_mask.sum(1).tolist(), position_ids[:, 0].tolist()))
             shape = type("Out", (), {})
             shape.logits = torch.zeros(len(input_ids), 1, 5)
             return shape
+
+        __call__ = forward
 
     assert PaddedDecoding(Model(), engine.runner.cache.layers, [20, 60], 3)() > 0
     assert calls == [((2, 1), [21 + i, 61 + i], [20 + i, 60 + i]) for i in range(4)]

@@ -86,7 +86,7 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, fe
             softcap=softcap,
             s_aux=sinks,
             batch=batch,
-            cache=cache,
+            pages=cache,
         )
     out = batch.as_given(out[0])[None]
     at = 0
@@ -223,7 +223,7 @@ def test_many_gathered_contexts_in_bfloat16(rows, monkeypatch):
     batch = Batch.build(segments, torch.device("cpu"))
     assert [(group.size, group.start) for group in batch.groups] == [(8, None)]
     query, key, value = rand(1, HEADS, 8 * rows, SIZE), *(rand(1, KV_HEADS, 8 * rows, SIZE) for _ in range(2))
-    variant = {"scaling": 0.4, "batch": batch, "cache": cache}
+    variant = {"scaling": 0.4, "batch": batch, "pages": cache}
     out, _ = specscope_attention(SimpleNamespace(layer_idx=0), query, key, value, None, **variant)
     for i, (segment, length) in enumerate(zip(segments, lengths, strict=True)):
         slots = torch.from_numpy(segment.table.slots(0, length))

@@ -125,7 +125,7 @@ def logits(model, layers, segments):
     batch = Batch.build(segments, torch.device("cpu"))
     with torch.inference_mode():
         out = model(
-            input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, batch=batch, cache=cache
+            input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, batch=batch, pages=cache
         ).logits
     return out, cache
 

@@ -177,15 +177,15 @@ class FusedLayer:
         *,
         position_embeddings: tuple[Tensor, Tensor],
         batch: Batch,
-        cache: KVCache,
+        pages: KVCache,
         **kwargs: Any,  # noqa: ANN401
     ) -> Tensor:
         """The layer's forward. hidden_states [1, N, width]; returns the same shape."""
         if self.stack is not None:
-            made = self.stack(self, hidden_states, position_embeddings, batch, cache)
+            made = self.stack(self, hidden_states, position_embeddings, batch, pages)
             if made is not None:
                 return made
-        return self.run(hidden_states[0], None, position_embeddings, batch, cache)[None]
+        return self.run(hidden_states[0], None, position_embeddings, batch, pages)[None]
 
     def is_compiled_for(self, x: Tensor, batch: Batch, cache: KVCache) -> bool:
         """Whether these rows [N, width] go through one kernel."""

@@ -133,7 +133,7 @@ def _stack(run: list[_Call]) -> None:
     alone: Tensor = run[0].given[0]
     together: Tensor | None = alone
     for layer, call in zip(layers, run, strict=True):
-        rotation, batch, cache = (call.named[name] for name in ("position_embeddings", "batch", "cache"))
+        rotation, batch, cache = (call.named[name] for name in ("position_embeddings", "batch", "pages"))
         alone = layer.run(alone[0], None, rotation, batch, cache)[None]
         together = None if together is None else stack.after(layer, together, rotation, batch, cache)
         if together is None or not torch.equal(alone, together):
@@ -172,7 +172,7 @@ def _trial(model: Any, layers: list[LayerShape], variants: dict[int, Variant]) -
     weight = next(model.parameters())
     batch = Batch.build([segment], weight.device)
     cache = KVCache(layers, 1, weight.dtype, weight.device)
-    named = {"batch": batch, "cache": cache, "variants": variants}
+    named = {"batch": batch, "pages": cache, "variants": variants}
     model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, **named)
     for hook in hooks:
         hook.remove()

@@ -1,11 +1,14 @@
-"""How hooks get into an engine whose modules are imported after us."""
+"""How hooks get into the processes of an engine whose modules are imported after us, and out of them."""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from multiprocessing.util import Finalize
 from types import ModuleType
 
 Hook = Callable[[ModuleType], None]
@@ -49,6 +52,14 @@ class _Finder(MetaPathFinder):
 
 
 _FINDER = _Finder()
+
+
+def at_exit(close: Callable[[], object]) -> None:
+    """Call it once when this process ends, but for one that is killed. A forked worker never runs what atexit has."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(close)
+    else:
+        Finalize(None, close, exitpriority=0)
 
 
 def on_import(name: str, hook: Hook) -> None:

@@ -52,6 +52,7 @@ class OutputOptions:
     existing: Existing = Existing.REPLACE  # what becomes of an older capture
     drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
     service: str = ""  # the service's name in spans; "" leaves it to the OTEL_* variables
+    sends_metrics: bool = True  # to the endpoint, beside spans
 
 
 def check_metrics_port(port: int) -> None:
@@ -150,7 +151,8 @@ class Outputs:
     def _open_metrics(
         self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None, engine: str
     ) -> None:
-        if options.metrics_port is None and options.otlp_endpoint is None and log is None:
+        sent = options.sends_metrics and options.otlp_endpoint is not None
+        if options.metrics_port is None and not sent and log is None:
             return
         from specscope.trace.metrics.metrics import Metrics
         from specscope.trace.wire.sending.export import pick_protocol

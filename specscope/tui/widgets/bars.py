@@ -56,7 +56,7 @@ class StatusBar(Panel, can_focus=False):
             parts.append((4, batch))
             if look.aggregate is not None:
                 parts.append((5, [("KV ", "dim"), (percent(look.aggregate.kv_usage), "strong")]))
-            elif record.is_timed:
+            elif record.is_timed and record.blocks_used + record.blocks_free:  # engines without blocks tell none
                 parts.append((5, _kv(record.blocks_used, record.blocks_used + record.blocks_free, width)))
             if not record.speculation:
                 parts.append((1, [(cut(f"speculation off: {clean(record.speculation_off)}", 40), "warn")]))

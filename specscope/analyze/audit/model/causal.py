@@ -7,6 +7,7 @@ itself; the cache is cropped after each piece. `alone` runs a context by itself,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,12 @@ from specscope.errors import not_loaded
 PIECE = 256  # rows of a pass
 
 Rows = tuple[list[int], Tensor]  # row numbers, and the logits there, float32 [rows, V]
+
+
+def cached(model: Any, cache: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The arguments that give a transformers model a cache: since 5.24 by another name."""
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    return {name: cache, "use_cache": True}
 
 
 class Causal:
@@ -78,10 +85,11 @@ class Causal:
         text = contexts.text[: max((r for r in asked if r < len(contexts.text)), default=-1) + 1]
         text = contexts.text if contexts.token else text
         cache = DynamicCache()
+        kept = cached(self.model, cache)
         for start in range(0, len(text), PIECE):
             end = min(start + PIECE, len(text))
             here = [row for row in asked if start <= row < end]
-            out = self._pass(text[start:end], [r - start for r in here], layers, past_key_values=cache, use_cache=True)
+            out = self._pass(text[start:end], [r - start for r in here], layers, **kept)
             yield (here, out[0]), out[1]
         for rows in contexts.branches(PIECE):
             here = [row for row in asked if row in rows]
@@ -90,8 +98,7 @@ class Causal:
                 tokens,
                 [row - rows.start for row in here],
                 (),
-                past_key_values=cache,
-                use_cache=True,
+                **kept,
                 **self._branch_mask(contexts, rows),
             )
             cache.crop(-len(rows))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.audit.model.causal import Causal, cached
 from specscope.analyze.diagnose.case import Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.trace.record.tree import Bools, DraftTree
@@ -168,9 +168,8 @@ def decoded(
             input_ids=torch.tensor([[*pending, *tree.token.tolist()]], device=model.device),
             position_ids=torch.tensor([places], device=model.device),
             attention_mask=added[None, None].to(model.device),
-            past_key_values=cache,
-            use_cache=True,
             output_hidden_states=states,
+            **cached(model.model, cache),
         )
         rows = torch.stack([x[0] for x in out.hidden_states[:-1]], dim=1) if states else out.logits[0]
         yield step, rows[c - 1 :].float().cpu()

@@ -1,0 +1,1 @@
+"""Programs of other people, run with specscope inside them."""

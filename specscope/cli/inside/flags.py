@@ -1,0 +1,90 @@
+"""The flags of the verbs that run somebody else's program, and the variables that tell it what to record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from specscope.cli.options import (
+    privacy_options,
+    service_option,
+    trace_level_option,
+    trace_sampling,
+    trace_sampling_options,
+)
+from specscope.trace.inside import settings
+from specscope.trace.record.privacy import Privacy
+
+F = TypeVar("F", bound=Callable[..., Any])
+EVIDENCE = {
+    "full": "",
+    "lean": "lean: no likeliest tokens, ranks or entropies.",
+    "counts": "counts: only a server's own counters, once per second.",
+}
+
+
+def recorded_options(program: str, *, capture: str, evidence: Sequence[str]) -> Callable[[F], F]:
+    """Flags that say what is recorded and where it goes. `capture`: more on its flag, as help."""
+    options = [
+        click.option(
+            "--capture",
+            metavar="FILE",
+            help=f"Write a capture of the run. {capture}If it exists, the capture gets another name: run.2.jsonl for "
+            "run.jsonl.",
+        ),
+        click.option(
+            "--screen",
+            is_flag=True,
+            help=f"Show the run live in this terminal. The output of {program} goes to a file.",
+        ),
+        click.option("--otlp-endpoint", metavar="URL", help="Send spans to this URL."),
+        service_option,
+        trace_level_option,
+        click.option("--python", metavar="PATH", help=f"The Python to run {program} with.  [default: this one]"),
+        click.option(
+            "--evidence",
+            type=click.Choice(evidence),
+            default="full",
+            help=" ".join(filter(None, map(EVIDENCE.__getitem__, evidence))),
+        ),
+        privacy_options,
+        trace_sampling_options,
+    ]
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def sampling_variables(flags: dict[str, Any], *, capture: bool, sent: bool) -> dict[str, str | None]:
+    """Take service, level and trace sampling out of `flags`. `sent`: whether spans are. Raises UserError."""
+    given = {
+        "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of the program's own spans, too
+        settings.LEVEL: flags.pop("trace_level"),
+        settings.SAMPLE: flags["sample"],
+        settings.KEEP: flags["keep"],
+        settings.KEEP_BUFFER: flags["keep_buffer"],
+        settings.SAMPLE_CAPTURE: "1" if flags["sample_capture"] else None,
+    }
+    trace_sampling(flags, capture=capture, sent=sent)
+    return given
+
+
+def privacy_variables(privacy: Privacy) -> dict[str, str | None]:
+    """What is left out, as variables."""
+    return {
+        settings.NO_TEXT: "1" if privacy >= Privacy.NO_TEXT else None,
+        settings.NO_TOKENS: "1" if privacy >= Privacy.NO_TOKENS else None,
+    }
+
+
+def with_variables(given: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment with the variables given; of ours no others: flags alone decide."""
+    variables = {name: value for name, value in os.environ.items() if name not in settings.ALL}
+    return variables | {name: value for name, value in given.items() if value is not None}

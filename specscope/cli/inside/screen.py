@@ -1,0 +1,75 @@
+"""The screen over a program that is started for it, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from specscope.cli.streams import need_terminal, show
+from specscope.interrupt import ends_at_once
+from specscope.lifetime import Lifetime
+from specscope.remote.launched import LaunchedEngine, last_lines
+
+GRACE_SECONDS = 20  # for a program to end its own processes
+PRINTED = 12  # lines of its output, where it failed
+
+
+def run_with_screen(
+    command: Sequence[str],
+    environment: Callable[[str], Mapping[str, str]],
+    lifetime: Lifetime,
+    *,
+    name: str,
+    instead: str,
+) -> int:
+    """Run a program with its output in a file, and the screen until the user leaves; its exit code.
+
+    0 where it was ended from here: it ends with the screen. `environment`: its variables, of the endpoint that it is
+    to send to. `instead`: what works without a terminal. Raises UserError.
+    """
+    from specscope.debug.viewer import Viewer
+
+    need_terminal(instead)
+    with tempfile.NamedTemporaryFile(prefix="specscope-", suffix=".log", delete=False) as log, ends_at_once():
+        from specscope.tui.app import run_app
+
+        launched = LaunchedEngine(name)
+        viewer = Viewer(control=launched)
+        launched.viewer = viewer
+        process = subprocess.Popen(
+            command,
+            env=environment(f"http://127.0.0.1:{launched.listening.grpc_port}"),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    launched.follow(process, Path(log.name))
+    lifetime.leave = lambda: end(process)
+    try:
+        run_app(viewer, lifetime, title=f"{name} · its output: {log.name}")
+    finally:
+        by_itself = process.poll() is not None
+        end(process)
+        launched.close()
+    code = 0 if process.returncode in (0, -signal.SIGINT, 128 + signal.SIGINT) else process.returncode
+    if code and by_itself:
+        show("\n".join(last_lines(Path(log.name), PRINTED)), error=True)
+    print(f"the output of {name} is in {log.name}")
+    return code if code >= 0 else 128 - code
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a program, which leads a session, as Ctrl-C does, and kill it where that does not help."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

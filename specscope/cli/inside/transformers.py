@@ -1,0 +1,116 @@
+"""`specscope transformers`: a script of the user's own, recorded, and the screen beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specscope.cli.inside.flags import privacy_variables, recorded_options, sampling_variables, with_variables
+from specscope.cli.options import asked_privacy, checked_endpoint
+from specscope.errors import UserError
+from specscope.lifetime import Lifetime
+from specscope.trace.files import CAPTURE, Existing, check_output
+from specscope.trace.inside import settings
+
+DEFAULT = "run.jsonl"  # the capture, where nothing says where records go
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+CHECK = """
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+there = any(point.value.startswith("specscope.") for point in entry_points(group="torch.backends"))
+raise SystemExit(1 if not find_spec("transformers") else 0 if there else 2)
+"""
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@recorded_options("the script", capture=f"{DEFAULT} where no flag says where records go. ", evidence=["full", "lean"])
+@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+@click.pass_obj
+def transformers(
+    lifetime: Lifetime,
+    /,
+    capture: str | None,
+    otlp_endpoint: str | None,
+    python: str | None,
+    evidence: str,
+    arguments: tuple[str, ...],
+    *,
+    screen: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Run a script of your own, and record assisted generation in transformers.
+
+    \b
+      specscope transformers script.py
+      specscope transformers --screen script.py
+
+    The script's own flags stand behind it. It runs as by `python script.py`, with variables set such as
+    SPECSCOPE_CAPTURE=run.jsonl, which do the same without this command. However it ends, it leaves a valid capture.
+    """
+    if capture is None and not screen and otlp_endpoint is None:
+        capture = DEFAULT
+    if screen and otlp_endpoint is not None:
+        raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
+    if capture is not None:
+        check_output(capture, "--capture", arguments[:1], CAPTURE, Existing.NEW_NAME)
+    if otlp_endpoint is not None:
+        otlp_endpoint = checked_endpoint(otlp_endpoint, "--otlp-endpoint")
+    given = {
+        settings.CAPTURE: None if capture is None else str(Path(capture).resolve()),
+        settings.ENDPOINT: otlp_endpoint,
+        settings.EVIDENCE: evidence,
+        **sampling_variables(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None),
+        **privacy_variables(asked_privacy(flags)),
+    }
+    command = [interpreter(python), *arguments]
+    if screen:
+        from specscope.cli.inside.screen import run_with_screen
+
+        def told(endpoint: str) -> dict[str, str]:
+            return environment(given | {settings.ENDPOINT: endpoint, "PYTHONUNBUFFERED": "1"})
+
+        instead = "specscope transformers --capture FILE SCRIPT"
+        sys.exit(run_with_screen(command, told, lifetime, name=name_of(arguments), instead=instead))
+    sys.stdout.flush()
+    os.execve(command[0], command, environment(given))  # this process: signals and the exit code are the script's own
+
+
+def interpreter(python: str | None) -> str:
+    """The Python that has transformers and us. Raises UserError that says how to install what is missing."""
+    path = shutil.which(python or sys.executable)
+    if path is None:
+        raise UserError(f"--python {python}: no such program")
+    try:
+        missing = subprocess.run([path, "-P", "-c", CHECK], capture_output=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--python {path}: it cannot be run ({error})") from None
+    if missing == 1:
+        raise UserError(f"transformers is not installed for {path}: {path} -m pip install transformers torch")
+    if missing == 2:
+        raise UserError(f"specscope is not installed for {path}, or is an older one: {path} -m pip install specscope")
+    if missing:
+        raise UserError(f"--python {path}: it is not Python, or is broken")
+    if os.environ.get(AUTOLOAD, "1") != "1":
+        raise UserError(f"{AUTOLOAD} is {os.environ[AUTOLOAD]}: torch would not call specscope; unset it")
+    return path
+
+
+def environment(given: Mapping[str, str | None]) -> dict[str, str]:
+    """The script's."""
+    variables = with_variables(given)
+    if not sys.flags.safe_path:
+        variables.pop("PYTHONSAFEPATH", None)  # __main__.py sets it; a script finds the modules beside it
+    return variables
+
+
+def name_of(arguments: Sequence[str]) -> str:
+    """What is run, as people know it."""
+    words = [word for word in arguments if not word.startswith("-")]
+    return Path(words[0]).name if words else "python"
