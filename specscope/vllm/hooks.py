@@ -1,12 +1,15 @@
-"""How the hooks get into vLLM: its modules are imported after us."""
+"""How the hooks get into vLLM's processes, where its modules are imported after us, and out of them."""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from multiprocessing.util import Finalize
 from types import ModuleType
 
 log = logging.getLogger("specscope.vllm")
@@ -51,6 +54,14 @@ class _Finder(MetaPathFinder):
 
 
 _FINDER = _Finder()
+
+
+def at_exit(close: Callable[[], object]) -> None:
+    """Call it once when this process ends, but for one that is killed. A forked worker never runs what atexit has."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(close)
+    else:
+        Finalize(None, close, exitpriority=0)
 
 
 def on_import(name: str, hook: Hook) -> None:

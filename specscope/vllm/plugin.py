@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.wire.bus import Bus, Subscription
-from specscope.vllm.hooks import log, on_import
+from specscope.vllm.hooks import at_exit, log, on_import
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import PluginSettings
 
@@ -151,7 +150,7 @@ def witness(
         if lost:
             log.warning("specscope: %d steps or spans were lost", lost)
 
-    atexit.register(close)
+    at_exit(close)
     log.warning("specscope: watching vLLM %s (process %d)", run.versions["vllm"], os.getpid())
     return made
 
@@ -207,7 +206,7 @@ def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: 
         writer = CaptureWriter(path, capture_run, vocabulary, existing=Existing.NEW_NAME, on_full=_warn)
         if writer.renamed:
             _warn(writer.renamed)
-        closers += [_subscribed(bus, writer, run, asked), lambda: _warn(*writer.losses())]
+        closers += [_subscribed(bus, writer, run, asked, prompt=True), lambda: _warn(*writer.losses())]
     if settings.endpoint is not None:
         sender = make_sender(settings.endpoint, settings.protocol)
         spans = SpanSink(sender, sampled_run, vocabulary, settings.level())
@@ -220,12 +219,17 @@ def _warn(*lines: str) -> None:
         log.warning("specscope: %s", line)
 
 
-def _subscribed(bus: Bus, sink: Any, run: Any, sampling: TraceSampling) -> Callable[[], None]:
-    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept."""
+def _subscribed(
+    bus: Bus, sink: Any, run: Any, sampling: TraceSampling, *, prompt: bool = False
+) -> Callable[[], None]:
+    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept.
+
+    `prompt`: as the bus has it. vLLM's server kills its workers as soon as it is told to end.
+    """
     from specscope.trace.wire.sampling_sink import SamplingSink
 
     stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
-    bus.subscribe(stage, limit=QUEUED)
+    bus.subscribe(stage, limit=QUEUED, prompt=prompt)
 
     def close() -> None:
         stage.close()
@@ -267,7 +271,7 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
     server = DebugServer(path, debugger, lambda: greeting, commands=partial(HeldCommands, debugger))
-    atexit.register(lambda: guard.safely(server.close))
+    at_exit(lambda: guard.safely(server.close))
     log.warning("specscope: specscope debug --attach %s stops this vLLM at a decision", path)
 
 

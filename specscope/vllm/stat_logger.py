@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -11,7 +10,7 @@ from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.vllm.aggregates import Sums, run_of_sums
-from specscope.vllm.hooks import log
+from specscope.vllm.hooks import at_exit, log
 from specscope.vllm.plugin import sinks
 from specscope.vllm.run_info import speculation, vllm_version
 from specscope.vllm.settings import PluginSettings
@@ -32,7 +31,7 @@ class StatLogger(StatLoggerBase):  # type: ignore[misc]
         front_end = getattr(getattr(config, "parallel_config", None), "_api_process_rank", 0)
         closers = sinks(PluginSettings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
         self._sums = Sums(str(engine), bus.publish, int(settings.get("num_speculative_tokens") or 0))
-        atexit.register(lambda: [self._guard.safely(close) for close in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
+        at_exit(lambda: [self._guard.safely(close) for close in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
         log.warning("specscope: aggregates of engine %d of vLLM %s", engine, run.versions["vllm"])
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:

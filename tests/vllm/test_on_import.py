@@ -1,8 +1,13 @@
+"""How the hooks get into vLLM's processes, and what they do when one ends."""
+
+import multiprocessing
+import subprocess
 import sys
 
 import pytest
 
-from specscope.vllm.hooks import on_import
+from specscope.vllm.hooks import at_exit, on_import
+from tests.waiting import HANG_SECONDS
 
 
 @pytest.fixture
@@ -39,3 +44,24 @@ def test_other_modules_are_found_as_ever(module, tmp_path):
 
     assert another_late.value == 2
     del sys.modules["another_late"]
+
+
+def leave(path):
+    """What a process does that is to write a line when it ends."""
+    with path.open("a") as file:
+        file.write("runs\n")
+    at_exit(lambda: path.write_text(path.read_text() + "ends\n"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_of_vllms_runs_it_once_when_it_ends(method, tmp_path):
+    process = multiprocessing.get_context(method).Process(target=leave, args=(tmp_path / "log",))
+    process.start()
+    process.join(HANG_SECONDS)
+    assert (tmp_path / "log").read_text() == "runs\nends\n"
+
+
+def test_so_does_a_process_of_its_own(tmp_path):
+    code = "import pathlib, sys; from tests.vllm.test_on_import import leave; leave(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=True, timeout=HANG_SECONDS)
+    assert (tmp_path / "log").read_text() == "runs\nends\n"

@@ -29,7 +29,7 @@ def recorded(monkeypatch, variables):
     debugger, ends = Debugger(), []
     monkeypatch.setattr(plugin, "_rank", lambda: 0)
     monkeypatch.setattr(plugin, "_vocabulary", lambda _: Vocabulary(PIECES))
-    monkeypatch.setattr(plugin.atexit, "register", ends.append)
+    monkeypatch.setattr(plugin, "at_exit", ends.append)
     runner, guard = test_run_info.runner("org/model"), ErrorGuard()
     runner.vllm_config.parallel_config = test_run_info.SimpleNamespace(data_parallel_rank=0)
     engine = Engine()
