@@ -11,6 +11,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from multiprocessing.util import Finalize
 from types import ModuleType
+from typing import Any
+
+from specscope.trace.inside.hooking import wrap
 
 log = logging.getLogger("specscope.vllm")
 Hook = Callable[[ModuleType], None]
@@ -72,3 +75,21 @@ def on_import(name: str, hook: Hook) -> None:
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     _FINDER.hooks[name] = hook
+
+
+def wrap_loaded(runner: type, tell: Callable[[Any], object]) -> None:
+    """Call `tell` with each of a class's model runners when it has its model and KV cache, before any request.
+
+    A vLLM that has no such method tells with its first step.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def initialize_kv_cache(runner: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+            original(runner, config, *args, **kwargs)
+            if not kwargs.get("is_profiling", args[0] if args else False):
+                tell(runner)
+
+        return initialize_kv_cache
+
+    if hasattr(runner, "initialize_kv_cache"):
+        wrap(runner, "initialize_kv_cache", make)

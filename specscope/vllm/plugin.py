@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
@@ -12,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard
-from specscope.trace.record.records import StepRecord
-from specscope.trace.record.trace_sampling import TraceSampling
-from specscope.trace.wire.bus import Bus, Subscription
+from specscope.trace.wire.bus import Bus
 from specscope.vllm.hooks import at_exit, log, on_import
+from specscope.vllm.outputs import Losses, left_out, of_ranks, sinks, start_line, warn
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import PluginSettings
 
 if TYPE_CHECKING:
     from specscope.vllm.v1.debugger import Debugger
-
-QUEUED = 4096  # records that may wait to be written; more are lost, and counted
 
 
 def register() -> None:
@@ -69,9 +65,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         return witness(runner, settings, guard, scheduler, debugger)
 
     def make_v2(runner: Any) -> Any:
-        if debugger is not None:
-            log.warning("specscope: the V2 model runner cannot be debugged: set VLLM_USE_V2_MODEL_RUNNER=0")
-        return make(runner)
+        return witness(runner, settings, guard, scheduler, debugger, is_v2=True)
 
     runner, second = RunnerHooks(v1, sampler, make, *debugging), V2Hooks(v2, make_v2)
     for name, install, guards in (
@@ -115,8 +109,10 @@ def witness(
     guard: ErrorGuard,
     scheduler: SchedulerHooks,
     debugger: Debugger | None = None,
+    *,
+    is_v2: bool = False,
 ) -> Any:
-    """The witness of this worker, with its sinks; None on a rank that records nothing."""
+    """The witness of this worker, with its sinks; None on a rank that records nothing. Says so in one line."""
     from specscope.trace.record.vocabulary import Vocabulary
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
@@ -126,12 +122,19 @@ def witness(
     if rank is None or (rank and not shares_rows):
         return None
     run = run_info(runner, "full" if settings.full else "lean", settings.privacy)
-    if settings.privacy.remark:
-        log.warning("specscope: %s", settings.privacy.remark)
-    vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner)  # what has no words can tell none
+    lacking = left_out(run)
+    vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner, lacking)  # what has no words can tell none
     bus = Bus()
-    ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
-    closers = sinks(settings, bus, run, vocabulary, ranks)
+    opened = sinks(settings, bus, run, vocabulary, (_engine(runner), rank))
+    lacking += opened.lacking
+    if settings.debug is not None:
+        socket = _socket(settings.debug, runner)
+        if is_v2:
+            lacking.append("the debugger (it needs the V1 runner: set VLLM_USE_V2_MODEL_RUNNER=0)")
+        elif socket.is_socket():
+            opened.places.append(f"specscope debug --attach {socket} stops it at a decision")
+        else:
+            lacking.append(f"the debugger ({socket} could not be opened)")
     losses = Losses(bus)
     publish = losses.publish if debugger is None else _told(losses.publish, run, vocabulary, guard, debugger)
     made = Witness(run, vocabulary, publish, full=settings.full)
@@ -145,103 +148,14 @@ def witness(
             log.warning("specscope: %d bytes copied per step", made.bytes // max(made.steps, 1))
         lost = losses.count
         guard.safely(bus.close)
-        for closer in closers:
+        for closer in opened.closers:
             guard.safely(closer)
         if lost:
             log.warning("specscope: %d steps or spans were lost", lost)
 
     at_exit(close)
-    log.warning("specscope: watching vLLM %s (process %d)", run.versions["vllm"], os.getpid())
+    warn(start_line(run, f"{'V2' if is_v2 else 'V1'} runner", opened, lacking))
     return made
-
-
-class Losses:
-    """Publishes records to a bus, and logs losses: the first, and whenever they have doubled.
-
-    As they happen: vLLM may end a worker before it can say anything.
-    """
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._told = 0
-        self._told_undecided = 0
-        self._broken: list[Subscription] = []
-
-    @property
-    def count(self) -> int:
-        """Steps that were lost, and spans that were refused."""
-        return self._bus.lost + sum(getattr(subscription.sink, "failed", 0) for subscription in self._bus.subscriptions)
-
-    def publish(self, record: StepRecord) -> None:
-        """Never waits, and never raises for a sink."""
-        self._bus.publish(record)
-        lost = self.count
-        if lost and lost >= 2 * self._told:
-            self._told = lost
-            log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
-        undecided = sum(getattr(subscription.sink, "left_out_undecided", 0) for subscription in self._bus.subscriptions)
-        if undecided and undecided >= 2 * self._told_undecided:
-            self._told_undecided = undecided
-            log.warning("specscope: %d requests left out before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
-        for subscription in self._bus.subscriptions:
-            if subscription.error is not None and subscription not in self._broken:
-                self._broken.append(subscription)
-                log.warning("specscope: nothing more is recorded there: %s", subscription.error)
-
-
-def sinks(settings: PluginSettings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
-    """`ranks`: this worker's; a capture of any but the first has them in its name."""
-    from specscope.trace.files import Existing
-    from specscope.trace.wire.capture import CaptureWriter
-    from specscope.trace.wire.sending.export import SpanSink, make_sender
-
-    closers: list[Any] = []
-    sampling = settings.sampling()
-    sampled_run = dataclasses.replace(run, sampling=sampling.text)
-    if sampling.is_on and settings.endpoint is None and not settings.sample_capture:
-        log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
-    if settings.capture is not None:
-        capture_run, asked = (sampled_run, sampling) if settings.sample_capture else (run, TraceSampling())
-        path = _of_ranks(settings.capture, ranks)
-        writer = CaptureWriter(path, capture_run, vocabulary, existing=Existing.NEW_NAME, on_full=_warn)
-        if writer.renamed:
-            _warn(writer.renamed)
-        closers += [_subscribed(bus, writer, run, asked, prompt=True), lambda: _warn(*writer.losses())]
-    if settings.endpoint is not None:
-        sender = make_sender(settings.endpoint, settings.protocol)
-        spans = SpanSink(sender, sampled_run, vocabulary, settings.level())
-        closers += [_subscribed(bus, spans, run, sampling), lambda: _warn(*spans.losses())]
-    return closers
-
-
-def _warn(*lines: str) -> None:
-    for line in lines:
-        log.warning("specscope: %s", line)
-
-
-def _subscribed(
-    bus: Bus, sink: Any, run: Any, sampling: TraceSampling, *, prompt: bool = False
-) -> Callable[[], None]:
-    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept.
-
-    `prompt`: as the bus has it. vLLM's server kills its workers as soon as it is told to end.
-    """
-    from specscope.trace.wire.sampling_sink import SamplingSink
-
-    stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
-    bus.subscribe(stage, limit=QUEUED, prompt=prompt)
-
-    def close() -> None:
-        stage.close()
-        if sampling.is_on:
-            log.warning("specscope: %s", stage.decisions.text())
-
-    return close
-
-
-def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
-    """A file of any rank but the first has its numbers in its name."""
-    return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))
 
 
 def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: Debugger) -> Any:
@@ -266,16 +180,26 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
 
     if settings.debug is None or _rank() != 0:
         return
-    path = _of_ranks(settings.debug, (runner.vllm_config.parallel_config.data_parallel_rank,))
+    path = _socket(settings.debug, runner)
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
     server = DebugServer(path, debugger, lambda: greeting, commands=partial(HeldCommands, debugger))
     at_exit(lambda: guard.safely(server.close))
-    log.warning("specscope: specscope debug --attach %s stops this vLLM at a decision", path)
 
 
-def _vocabulary(runner: Any) -> Any:
+def _engine(runner: Any) -> int:
+    """The number of this worker's engine. Every engine of a dense model has the data-parallel rank 0."""
+    config = runner.vllm_config.parallel_config
+    return int(getattr(config, "data_parallel_index", config.data_parallel_rank))
+
+
+def _socket(path: str, runner: Any) -> Path:
+    return of_ranks(path, (_engine(runner),))
+
+
+def _vocabulary(runner: Any, lacking: list[str]) -> Any:
+    """The tokens' texts; `lacking` gets why there are none."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
     from specscope.trace.record.tokens import read_vocabulary
@@ -284,5 +208,5 @@ def _vocabulary(runner: Any) -> Any:
     try:
         return read_vocabulary(cached_tokenizer_from_config(runner.model_config))
     except Exception as error:  # tokens are then shown by number
-        log.warning("specscope: cannot read the tokenizer: %r", error)
+        lacking.append(f"tokens' texts (cannot read the tokenizer: {error!r})")
         return Vocabulary()

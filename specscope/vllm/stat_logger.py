@@ -10,8 +10,8 @@ from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.vllm.aggregates import Sums, run_of_sums
-from specscope.vllm.hooks import at_exit, log
-from specscope.vllm.plugin import sinks
+from specscope.vllm.hooks import at_exit
+from specscope.vllm.outputs import left_out, sinks, start_line, warn
 from specscope.vllm.run_info import speculation, vllm_version
 from specscope.vllm.settings import PluginSettings
 
@@ -29,10 +29,11 @@ class StatLogger(StatLoggerBase):  # type: ignore[misc]
         run = run_of_sums(config, vllm_version(), settings)
         bus = Bus()
         front_end = getattr(getattr(config, "parallel_config", None), "_api_process_rank", 0)
-        closers = sinks(PluginSettings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
+        opened = sinks(PluginSettings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
         self._sums = Sums(str(engine), bus.publish, int(settings.get("num_speculative_tokens") or 0))
-        at_exit(lambda: [self._guard.safely(close) for close in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
-        log.warning("specscope: aggregates of engine %d of vLLM %s", engine, run.versions["vllm"])
+        closers = (self._sums.end, bus.close, *opened.closers)
+        at_exit(lambda: [self._guard.safely(close) for close in closers])
+        warn(start_line(run, f"engine {engine}", opened, [*left_out(run), *opened.lacking]))
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """A step's statistics."""

@@ -28,7 +28,7 @@ def recorded(monkeypatch, variables):
     """Run a request under the plugin's own witness; the debugger that it told."""
     debugger, ends = Debugger(), []
     monkeypatch.setattr(plugin, "_rank", lambda: 0)
-    monkeypatch.setattr(plugin, "_vocabulary", lambda _: Vocabulary(PIECES))
+    monkeypatch.setattr(plugin, "_vocabulary", lambda *_: Vocabulary(PIECES))
     monkeypatch.setattr(plugin, "at_exit", ends.append)
     runner, guard = test_run_info.runner("org/model"), ErrorGuard()
     runner.vllm_config.parallel_config = test_run_info.SimpleNamespace(data_parallel_rank=0)

@@ -1,0 +1,162 @@
+"""Where the plugin's records go, what becomes of those that do not arrive, and the line that tells of it at the start."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specscope.errors import UserError
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import COUNTS, RunInfo, StepRecord
+from specscope.trace.record.trace_sampling import TraceSampling
+from specscope.trace.wire.bus import Bus, Subscription
+from specscope.vllm.hooks import log
+from specscope.vllm.settings import PluginSettings
+
+QUEUED = 4096  # records that may wait to be written; more are lost, and counted
+
+
+@dataclass
+class Sinks:
+    """The sinks of a bus."""
+
+    places: list[str] = field(default_factory=list)  # in words
+    lacking: list[str] = field(default_factory=list)  # what could not be opened, and why
+    closers: list[Callable[[], object]] = field(default_factory=list)  # to be called when the bus is closed
+
+
+def sinks(settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Any, ranks: tuple[int, ...]) -> Sinks:
+    """Open what is asked for. `ranks`: this worker's; a capture of any but the first has them in its name."""
+    opened, sampling = Sinks(), settings.sampling()
+    for what, asked, open_sink in (
+        ("the capture", settings.capture, _capture),
+        ("spans", settings.endpoint, _spans),
+    ):
+        if asked is None:
+            continue
+        try:
+            open_sink(opened, settings, bus, run, vocabulary, ranks)
+        except UserError as error:
+            opened.lacking.append(f"{what} ({error})")
+    if sampling.is_on and settings.endpoint is None and not settings.sample_capture:
+        log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
+    return opened
+
+
+def _capture(
+    opened: Sinks, settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Any, ranks: tuple[int, ...]
+) -> None:
+    from specscope.trace.files import Existing
+    from specscope.trace.wire.capture import CaptureWriter
+
+    sampling = settings.sampling() if settings.sample_capture else TraceSampling()
+    asked = of_ranks(str(settings.capture), ranks)
+    sampled = dataclasses.replace(run, sampling=sampling.text)
+    writer = CaptureWriter(asked, sampled, vocabulary, existing=Existing.NEW_NAME, on_full=warn)
+    opened.places.append(f"writing to {writer.path}" + (f" ({asked} exists)" if writer.path != asked else ""))
+    opened.closers += [_subscribed(bus, writer, run, sampling, prompt=True), lambda: warn(*writer.losses())]
+
+
+def _spans(
+    opened: Sinks, settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Any, ranks: tuple[int, ...]
+) -> None:
+    from specscope.trace.wire.sending.export import SpanSink, make_sender
+
+    sampling = settings.sampling()
+    sender = make_sender(settings.endpoint, settings.protocol)
+    spans = SpanSink(sender, dataclasses.replace(run, sampling=sampling.text), vocabulary, settings.level())
+    whose = f"spans of some requests ({sampling.text})" if sampling.is_on else "spans"
+    opened.places.append(f"sending {whose} to {settings.endpoint}")
+    opened.closers += [_subscribed(bus, spans, run, sampling), lambda: warn(*spans.losses())]
+
+
+def _subscribed(
+    bus: Bus, sink: Any, run: RunInfo, sampling: TraceSampling, *, prompt: bool = False
+) -> Callable[[], None]:
+    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept.
+
+    `prompt`: as the bus has it. vLLM's server kills its workers as soon as it is told to end.
+    """
+    from specscope.trace.wire.sampling_sink import SamplingSink
+
+    stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
+    bus.subscribe(stage, limit=QUEUED, prompt=prompt)
+
+    def close() -> None:
+        stage.close()
+        if sampling.is_on:
+            log.warning("specscope: %s", stage.decisions.text())
+
+    return close
+
+
+def of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
+    """A file of any rank but the first has its numbers in its name."""
+    return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))
+
+
+def start_line(run: RunInfo, part: str, opened: Sinks, lacking: Sequence[str]) -> str:
+    """What is watched, where it goes, and what of it cannot be had: one line for the log. `part`: of vLLM."""
+    about = filter(None, [f"process {os.getpid()}", part, run.speculation.get("method"), f"evidence {run.evidence}"])
+    where = ", ".join(opened.places) or "writing nowhere"
+    return f"watching vLLM {run.versions['vllm']} ({', '.join(about)}); {where}; lacking {', '.join(lacking) or 'nothing'}"
+
+
+def left_out(run: RunInfo) -> list[str]:
+    """What a run lacks because it was asked to, or has no speculation."""
+    lacking = []
+    if not run.speculation and run.evidence != COUNTS:
+        lacking.append("drafts (vLLM runs without a speculative config)")
+    if run.evidence == "lean":
+        lacking.append("likeliest tokens, ranks and entropies (lean evidence)")
+    if run.evidence == COUNTS:
+        lacking.append("steps and requests (it has sums over all)")
+    if run.privacy is Privacy.NO_TEXT:
+        lacking.append(f"texts ({run.privacy.remark})")
+    if run.privacy is Privacy.NO_TOKENS:
+        lacking.append(f"texts and token ids ({run.privacy.flag})")
+    return lacking
+
+
+def warn(*lines: str) -> None:
+    """Each on a line of vLLM's log."""
+    for line in lines:
+        log.warning("specscope: %s", line)
+
+
+class Losses:
+    """Publishes records to a bus, and logs losses: the first, and whenever they have doubled.
+
+    As they happen: vLLM may end a worker before it can say anything.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._told = 0
+        self._told_undecided = 0
+        self._broken: list[Subscription] = []
+
+    @property
+    def count(self) -> int:
+        """Steps that were lost, and spans that were refused."""
+        return self._bus.lost + sum(getattr(subscription.sink, "failed", 0) for subscription in self._bus.subscriptions)
+
+    def publish(self, record: StepRecord) -> None:
+        """Never waits, and never raises for a sink."""
+        self._bus.publish(record)
+        lost = self.count
+        if lost and lost >= 2 * self._told:
+            self._told = lost
+            log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
+        undecided = sum(getattr(subscription.sink, "left_out_undecided", 0) for subscription in self._bus.subscriptions)
+        if undecided and undecided >= 2 * self._told_undecided:
+            self._told_undecided = undecided
+            log.warning("specscope: %d requests left out before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
+        for subscription in self._bus.subscriptions:
+            if subscription.error is not None and subscription not in self._broken:
+                self._broken.append(subscription)
+                log.warning("specscope: nothing more is recorded there: %s", subscription.error)
