@@ -76,6 +76,10 @@ class Control(Protocol):
         """Why it failed; empty where it did not."""
 
     @property
+    def log(self) -> Sequence[str]:
+        """The last lines of its log, where it was started for this screen; else none."""
+
+    @property
     def news(self) -> deque[News]:
         """Answers, refusals, stops and notices, the oldest first; the viewer takes them out."""
 
@@ -292,6 +296,7 @@ class Passive:
         self.forked: Forked | None = None
         self.node_view: NodeView | None = None
         self.error = ""
+        self.log: Sequence[str] = ()
 
     def _refuse(self) -> None:
         self.news.append(Notice("this engine runs elsewhere: it can be watched, but not controlled"))

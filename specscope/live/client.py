@@ -7,7 +7,7 @@ import multiprocessing
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -135,6 +135,7 @@ class Worker:
         self.points: tuple[BreakpointInfo, ...] = ()  # its breakpoints
         self.forked: Forked | None = None  # the last fork that it ran
         self.node_view: NodeView | None = None  # the last answer to `look`
+        self.log: Sequence[str] = ()  # it has none: what it prints is passed on
         self._params = params
         self._how: Mapping[str, Any] = {"raw": raw, "template": template}  # how prompts become text
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus

@@ -182,7 +182,7 @@ class ScopeApp(Shell):
         """Whether anything on the screen could have changed since the last look."""
         viewer, history = self.viewer, self.viewer.history
         control = viewer.control
-        engine = (control.status, control.progress, control.error) if control is not None else None
+        engine = (control.status, control.progress, control.error, control.log) if control is not None else None
         stamp = (
             *(
                 len(history.steps),
@@ -219,6 +219,7 @@ class ScopeApp(Shell):
         self._panels[0].screen.set_class(bool(look.error), "failed")
         counts_only = self.viewer.history.counts_only or getattr(self.viewer.control, "counts_only", False)
         self._lay_out(counts_only)
+        self._give_room(look)
         for panel in self._panels:
             panel.show(look)
         for screen in self.screen_stack:
@@ -231,6 +232,14 @@ class ScopeApp(Shell):
         if counts_only != screen.has_class("-counts"):
             screen.set_class(counts_only, "-counts")
             screen.query_one(IntervalsPanel if counts_only else RequestsPanel).focus()
+
+    def _give_room(self, look: Look) -> None:
+        """To the log of an engine that has done nothing so far: the tree's panel shows it."""
+        screen = self._panels[0].screen
+        logs = bool(look.log) and not look.steps
+        if logs != screen.has_class("-log"):
+            screen.set_class(logs, "-log")
+            screen.query_one(TreePanel if logs else RequestsPanel).focus()
 
     def _look(self) -> Look:
         standing = self.standing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -136,6 +136,11 @@ class Look:
         if control.status == "ended" and self.playing:
             return "playing"
         return control.status
+
+    @property
+    def log(self) -> Sequence[str]:
+        """The last lines of the log of an engine that was started for this screen."""
+        return () if self.viewer.control is None else self.viewer.control.log
 
     @property
     def error(self) -> str:

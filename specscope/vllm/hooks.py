@@ -16,6 +16,8 @@ from typing import Any
 from specscope.trace.inside.hooking import wrap
 
 log = logging.getLogger("specscope.vllm")
+ENDS = "vllm.v1.engine.utils"  # where its server ends its engines
+GRACE_SECONDS = 5.0  # as vLLM gives where it has a reason
 Hook = Callable[[ModuleType], None]
 
 
@@ -93,3 +95,22 @@ def wrap_loaded(runner: type, tell: Callable[[Any], object]) -> None:
 
     if hasattr(runner, "initialize_kv_cache"):
         wrap(runner, "initialize_kv_cache", make)
+
+
+def give_grace(module: ModuleType) -> None:
+    """vLLM's server kills its engines in the moment in which it tells them to end: give them time to write the rest.
+
+    They end by themselves within a second, and it waits no longer. Where requests have a time to end in, that time is
+    enough. `module`: vllm.v1.engine.utils.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_engine_process_shutdown_timeout(*args: Any, **kwargs: Any) -> float | None:
+            seconds: float | None = original(*args, **kwargs)
+            for_requests = args[0] if args else kwargs.get("request_timeout")
+            return GRACE_SECONDS if for_requests == 0 and seconds == 0 else seconds
+
+        return get_engine_process_shutdown_timeout
+
+    if hasattr(module, "get_engine_process_shutdown_timeout"):
+        wrap(module, "get_engine_process_shutdown_timeout", make)

@@ -1,4 +1,4 @@
-"""Where the plugin's records go, what becomes of those that do not arrive, and the line that tells of it at the start."""
+"""Where the plugin's records go, what becomes of those that are lost, and the line that says so at vLLM's start."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def start_line(run: RunInfo, part: str, opened: Sinks, lacking: Sequence[str]) -
     """What is watched, where it goes, and what of it cannot be had: one line for the log. `part`: of vLLM."""
     about = filter(None, [f"process {os.getpid()}", part, run.speculation.get("method"), f"evidence {run.evidence}"])
     where = ", ".join(opened.places) or "writing nowhere"
-    return f"watching vLLM {run.versions['vllm']} ({', '.join(about)}); {where}; lacking {', '.join(lacking) or 'nothing'}"
+    return (
+        f"watching vLLM {run.versions['vllm']} ({', '.join(about)}); {where}; lacking {', '.join(lacking) or 'nothing'}"
+    )
 
 
 def left_out(run: RunInfo) -> list[str]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.wire.bus import Bus
-from specscope.vllm.hooks import at_exit, log, on_import
-from specscope.vllm.outputs import Losses, left_out, of_ranks, sinks, start_line, warn
+from specscope.trace.wire.open_requests import OpenRequests
+from specscope.vllm.hooks import ENDS, at_exit, give_grace, log, on_import
+from specscope.vllm.outputs import QUEUED, Losses, left_out, of_ranks, sinks, start_line, warn
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import PluginSettings
 
@@ -50,6 +51,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
             offer()
         guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
         return
+    on_import(ENDS, partial(guard.safely, give_grace))
     v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
 
@@ -124,7 +126,8 @@ def witness(
     run = run_info(runner, "full" if settings.full else "lean", settings.privacy)
     lacking = left_out(run)
     vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner, lacking)  # what has no words can tell none
-    bus = Bus()
+    bus, running = Bus(), OpenRequests()
+    bus.subscribe(running, limit=QUEUED)
     opened = sinks(settings, bus, run, vocabulary, (_engine(runner), rank))
     lacking += opened.lacking
     if settings.debug is not None:
@@ -147,7 +150,7 @@ def witness(
         if made.bytes:
             log.warning("specscope: %d bytes copied per step", made.bytes // max(made.steps, 1))
         lost = losses.count
-        guard.safely(bus.close)
+        guard.safely(bus.close, running.ends)  # what vLLM had not ended it ends with itself
         for closer in opened.closers:
             guard.safely(closer)
         if lost:

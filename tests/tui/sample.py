@@ -320,6 +320,7 @@ class FakeEngine:
         self.made, self.state, self.pending = made, status, ready
         self.stage: tuple[str, float | None, float | None] = ("", None, None)
         self.failure = ""
+        self.log: tuple[str, ...] = ()
         self.obeys = True
         self.news: deque[News] = deque()
         self.points: tuple = ()

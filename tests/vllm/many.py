@@ -48,6 +48,7 @@ def main():
         jobs = json.load(file)
     mend()
     import faults
+
     import specscope.vllm.v1.runner as runner
 
     faults.plant()

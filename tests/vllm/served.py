@@ -90,4 +90,3 @@ class Server:
     def ended(self):
         """Its exit code."""
         return self.process.wait(LOAD_SECONDS)
-

@@ -3,10 +3,11 @@
 import multiprocessing
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from specscope.vllm.hooks import at_exit, on_import
+from specscope.vllm.hooks import GRACE_SECONDS, at_exit, give_grace, on_import
 from tests.waiting import HANG_SECONDS
 
 
@@ -65,3 +66,17 @@ def test_so_does_a_process_of_its_own(tmp_path):
     code = "import pathlib, sys; from tests.vllm.test_on_import import leave; leave(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=True, timeout=HANG_SECONDS)
     assert (tmp_path / "log").read_text() == "runs\nends\n"
+
+
+@pytest.mark.parametrize(
+    ("requests", "process", "given"), [(0, 0, GRACE_SECONDS), (0, 9, 9), (30, 0, 0), (30, 12, 12), (None, None, None)]
+)
+def test_engines_get_time_to_end_where_vllm_gives_them_none(requests, process, given):
+    def get_engine_process_shutdown_timeout(request_timeout, process_timeout):
+        return process_timeout
+
+    module = SimpleNamespace(get_engine_process_shutdown_timeout=get_engine_process_shutdown_timeout)
+    give_grace(module)
+    asked = module.get_engine_process_shutdown_timeout
+    assert asked(requests, process) == asked(request_timeout=requests, process_timeout=process) == given
+    give_grace(SimpleNamespace())  # of a vLLM that has no such function

@@ -152,7 +152,7 @@ def test_one_line_says_what_is_watched_where_it_goes_and_what_it_lacks():
     )
     bare = dataclasses.replace(VLLM_RUN, speculation={}, evidence="lean", privacy=Privacy.NO_TOKENS)
     assert start_line(bare, "V2 runner", Sinks(), left_out(bare)) == (
-        f"watching vLLM 0.32.0 (process {os.getpid()}, V2 runner, evidence lean); writing nowhere; lacking drafts (vLLM "
-        "runs without a speculative config), likeliest tokens, ranks and entropies (lean evidence), texts and token ids "
-        "(--no-tokens)"
+        f"watching vLLM 0.32.0 (process {os.getpid()}, V2 runner, evidence lean); writing nowhere; lacking drafts "
+        "(vLLM runs without a speculative config), likeliest tokens, ranks and entropies (lean evidence), texts and "
+        "token ids (--no-tokens)"
     )

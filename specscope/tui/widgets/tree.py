@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 
+from specscope.debug.viewer import Control
 from specscope.trace.history.at_parent import above as place_of
 from specscope.trace.history.decided import ended_by
 from specscope.trace.history.why import brief
@@ -17,7 +19,7 @@ from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.trace.words import how_drawn
 from specscope.tui.keys import shown_key
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, paragraph, show_token
+from specscope.tui.text import Ink, Line, clean, cut, fit, folded, line_width, paragraph, show_token
 from specscope.tui.widgets.bars import progress_line
 from specscope.tui.widgets.decision import likeliest_lines, why_lines
 from specscope.tui.widgets.lines import Panel, Sheet
@@ -37,15 +39,16 @@ class TreePanel(Panel):
     def key(self, look: Look) -> Hashable:
         """The step shown, whether it is the position's own, and while loading how far that is."""
         control = look.viewer.control
-        progress = control.progress if control is not None and look.status == "loading" else None
+        progress = (control.progress, look.log, look.error) if control is not None and not look.steps else None
         status = look.status if not look.steps else "ended" if look.status == "ended" else ""
         return look.current, look.at, look.at == look.position, progress, status, look.steps == 0
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree, or why there is none."""
         self._order = ()
-        if look.status == "loading" and not look.steps:
-            return self._loading(look, width)
+        control = look.viewer.control
+        if control is not None and not look.steps and (look.status == "loading" or look.log):
+            return _loading(look, control, width, height)
         if look.part is None:
             return Sheet(_waiting(look, width), [("Draft tree", "strong")])
         step, record = look.part[1], look.history.steps[look.at]
@@ -78,13 +81,28 @@ class TreePanel(Panel):
         if self.look is not None and 0 <= row < len(self._order):
             self.run_worker(self.app.run_action(f"step_at({self.look.at}, {self._order[row]})"))
 
-    def _loading(self, look: Look, width: int) -> Sheet:
-        control = look.viewer.control
-        stage, share, left = control.progress if control is not None else ("", None, None)
-        lines: list[Line] = [[], [("  " + cut(clean(stage or "starting the engine"), width - 2), "strong")]]
-        if share is not None:
-            lines.append([("  ", "text"), *progress_line(share, left, max(8, min(48, width - 24)))])
-        return Sheet(lines, [("Loading", "strong")])
+
+def _loading(look: Look, control: Control, width: int, height: int) -> Sheet:
+    """How far it is, or how it ended before its first step, and the end of its log."""
+    stage, share, left = control.progress
+    ended = look.status == "ended"
+    said = f"it ended: {look.error}" if look.error else "it ended" if ended else stage or "starting the engine"
+    lines: list[Line] = [[], *_indented(said, width, "rejected" if look.error else "strong")]
+    if share is not None:
+        lines.append([("  ", "text"), *progress_line(share, left, max(8, min(48, width - 24)))])
+    room, logged = height - len(lines) - 1, deque[Line]()
+    for line in reversed(look.log):
+        rows = _indented(line, width, "text")
+        if len(logged) + len(rows) > room:
+            logged.extendleft(reversed(rows[len(rows) - room :] if not logged and room > 0 else []))
+            break
+        logged.extendleft(reversed(rows))
+    return Sheet([*lines, *([[], *logged] if logged else [])], [("Ended" if ended else "Loading", "strong")])
+
+
+def _indented(text: str, width: int, ink: Ink) -> list[Line]:
+    """A paragraph behind two blanks."""
+    return [[("  " + row, ink)] for row in folded(text, width - 2)]
 
 
 def _waiting(look: Look, width: int) -> list[Line]:
