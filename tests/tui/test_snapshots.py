@@ -134,7 +134,9 @@ def test_the_log_of_an_engine_that_was_started_for_the_screen(snap_compare, stat
     engine.stage = ("watching vLLM 0.32.0 (process 7, V1 runner, eagle3, evidence full); lacking nothing", None, None)
     engine.log = tuple(f"INFO 11-26 21:06:{second} [model.py:733] Loaded block {second} of 59" for second in range(60))
     if state == "ended":
-        engine.log += ("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",)
+        engine.log += (
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        )
         engine.failure = "exit code 1: safetensors.SafetensorError: Error while deserializing header: header too small"
     assert snap_compare(ScopeApp(viewer, title="vLLM · its output: /tmp/vllm.log"), terminal_size=(80, 24))
 

@@ -24,6 +24,15 @@ def clean_environment(**variables):
     return kept | OFFLINE | variables
 
 
+def ask(url, prompt, tokens, **more):
+    """A server's answer, as it comes: the caller reads and closes it."""
+    asked = {"model": "it", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True} | more
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    return urllib.request.urlopen(request, timeout=LOAD_SECONDS)
+
+
 class Server:
     """`with Server(...) as server`: one that answers. It has a process group of its own, as a shell's job has."""
 
@@ -70,12 +79,8 @@ class Server:
             return answer.read().decode()
 
     def ask(self, prompt, tokens, **more):
-        """The answer, as it comes: the caller reads and closes it."""
-        asked = {"model": "it", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True} | more
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
-        )
-        return urllib.request.urlopen(request, timeout=LOAD_SECONDS)
+        """The answer, as it comes."""
+        return ask(self.url, prompt, tokens, **more)
 
     def counted(self, prompt, tokens, **more):
         """(drafts, drafted, accepted) of a request, as vLLM's answer has them."""

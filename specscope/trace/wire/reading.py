@@ -303,7 +303,7 @@ class CaptureReader:
         if self.history.run is None or self.history.run.backend != "vllm" or not took:
             return ""
         steps = 1 + math.ceil(PROMPT_SECONDS * 1e9 / max(statistics.median(took), 1.0))
-        return f": vLLM ended while they ran, or runs on, and up to about {steps:,} steps before that are not here"
+        return f": vLLM was killed, or runs on, and up to about {steps:,} steps are not here"
 
 
 def _whole(line: bytes) -> bool:
