@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -130,14 +129,11 @@ def witness(
     bus.subscribe(running, limit=QUEUED)
     opened = sinks(settings, bus, run, vocabulary, (_engine(runner), rank))
     lacking += opened.lacking
-    if settings.debug is not None:
-        socket = _socket(settings.debug, runner)
-        if is_v2:
-            lacking.append("the debugger (it needs the V1 runner: set VLLM_USE_V2_MODEL_RUNNER=0)")
-        elif socket.is_socket():
-            opened.places.append(f"specscope debug --attach {socket} stops it at a decision")
-        else:
-            lacking.append(f"the debugger ({socket} could not be opened)")
+    if debugger is not None and debugger.socket is not None:
+        opened.places.append(f"specscope debug --attach {debugger.socket} stops it at a decision")
+    elif settings.debug is not None:
+        why = "it needs the V1 runner: set VLLM_USE_V2_MODEL_RUNNER=0" if is_v2 else "its socket could not be opened"
+        lacking.append(f"the debugger ({why})")
     losses = Losses(bus)
     publish = losses.publish if debugger is None else _told(losses.publish, run, vocabulary, guard, debugger)
     made = Witness(run, vocabulary, publish, full=settings.full)
@@ -183,11 +179,12 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
 
     if settings.debug is None or _rank() != 0:
         return
-    path = _socket(settings.debug, runner)
+    path = of_ranks(settings.debug, (_engine(runner),))
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
     server = DebugServer(path, debugger, lambda: greeting, commands=partial(HeldCommands, debugger))
+    debugger.socket = path
     at_exit(lambda: guard.safely(server.close))
 
 
@@ -195,10 +192,6 @@ def _engine(runner: Any) -> int:
     """The number of this worker's engine. Every engine of a dense model has the data-parallel rank 0."""
     config = runner.vllm_config.parallel_config
     return int(getattr(config, "data_parallel_index", config.data_parallel_rank))
-
-
-def _socket(path: str, runner: Any) -> Path:
-    return of_ranks(path, (_engine(runner),))
 
 
 def _vocabulary(runner: Any, lacking: list[str]) -> Any:
