@@ -17,7 +17,7 @@ from specscope.trace.inside.hooking import wrap
 
 log = logging.getLogger("specscope.vllm")
 ENDS = "vllm.v1.engine.utils"  # where its server ends its engines
-GRACE_SECONDS = 5.0  # as vLLM gives where it has a reason
+GRACE_SECONDS = 1.0  # for what a worker writes within 50 ms, on a busy machine
 Hook = Callable[[ModuleType], None]
 
 
@@ -98,19 +98,16 @@ def wrap_loaded(runner: type, tell: Callable[[Any], object]) -> None:
 
 
 def give_grace(module: ModuleType) -> None:
-    """vLLM's server kills its engines in the moment in which it tells them to end: give them time to write the rest.
+    """vLLM's server kills its engines in the moment in which it tells them to end: let it wait a moment for them.
 
-    They end by themselves within a second, and it waits no longer. Where requests have a time to end in, that time is
-    enough. `module`: vllm.v1.engine.utils.
+    Their workers write the rest meanwhile, whether they end by themselves or not. `module`: vllm.v1.engine.utils.
     """
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def get_engine_process_shutdown_timeout(*args: Any, **kwargs: Any) -> float | None:
-            seconds: float | None = original(*args, **kwargs)
-            for_requests = args[0] if args else kwargs.get("request_timeout")
-            return GRACE_SECONDS if for_requests == 0 and seconds == 0 else seconds
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def shutdown(processes: Any, timeout: float | None = None, **kwargs: Any) -> None:
+            original(processes, GRACE_SECONDS if timeout == 0 else timeout, **kwargs)
 
-        return get_engine_process_shutdown_timeout
+        return shutdown
 
-    if hasattr(module, "get_engine_process_shutdown_timeout"):
-        wrap(module, "get_engine_process_shutdown_timeout", make)
+    if hasattr(module, "shutdown"):
+        wrap(module, "shutdown", make)

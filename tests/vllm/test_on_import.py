@@ -68,15 +68,16 @@ def test_so_does_a_process_of_its_own(tmp_path):
     assert (tmp_path / "log").read_text() == "runs\nends\n"
 
 
-@pytest.mark.parametrize(
-    ("requests", "process", "given"), [(0, 0, GRACE_SECONDS), (0, 9, 9), (30, 0, 0), (30, 12, 12), (None, None, None)]
-)
-def test_engines_get_time_to_end_where_vllm_gives_them_none(requests, process, given):
-    def get_engine_process_shutdown_timeout(request_timeout, process_timeout):
-        return process_timeout
+@pytest.mark.parametrize(("asked", "given"), [(0, GRACE_SECONDS), (9, 9), (None, None)])
+def test_engines_get_time_to_write_where_vllm_gives_them_none(asked, given):
+    calls = []
 
-    module = SimpleNamespace(get_engine_process_shutdown_timeout=get_engine_process_shutdown_timeout)
+    def shutdown(procs, timeout=None):
+        calls.append((procs, timeout))
+
+    module = SimpleNamespace(shutdown=shutdown)
     give_grace(module)
-    asked = module.get_engine_process_shutdown_timeout
-    assert asked(requests, process) == asked(request_timeout=requests, process_timeout=process) == given
+    module.shutdown(["engine"], timeout=asked)
+    module.shutdown(["engine"], asked)
+    assert calls == [(["engine"], given)] * 2
     give_grace(SimpleNamespace())  # of a vLLM that has no such function
