@@ -189,13 +189,13 @@ def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> in
     """The screen in this terminal; vLLM ends with it."""
     from specscope.debug.viewer import Viewer
     from specscope.interrupt import ends_at_once
-    from specscope.remote.launched import Launched, last_lines
+    from specscope.remote.launched import LaunchedEngine, last_lines
 
     need_terminal("specscope vllm --capture FILE -- ...")
     with ends_at_once():
         from specscope.tui.app import run_app
 
-        launched = Launched("vLLM")
+        launched = LaunchedEngine("vLLM")
     viewer = Viewer(control=launched)
     launched.viewer = viewer
     with tempfile.NamedTemporaryFile(prefix="specscope-vllm-", suffix=".log", delete=False) as log:

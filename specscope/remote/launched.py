@@ -63,7 +63,7 @@ def _text(line: bytes) -> str:
     return PROCESS.sub("", COLOURS.sub("", text))[:LONGEST]
 
 
-class Launched(Attached):
+class LaunchedEngine(Attached):
     """An engine that runs beside the screen and sends to it; its output goes to a file."""
 
     def __init__(self, name: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from specscope.debug.viewer import Viewer
-from specscope.remote.launched import KEPT_LINES, EngineLog, Launched, end_of, last_lines
+from specscope.remote.launched import KEPT_LINES, EngineLog, LaunchedEngine, end_of, last_lines
 from specscope.tui.app import ScopeApp
 from tests.trace.samples import records
 from tests.tui.sample import until as shown
@@ -26,7 +26,7 @@ RuntimeError: Engine core initialization failed. See root cause above.
 @contextmanager
 def launched(folder, code):
     """(The control, its viewer) of a Python process that runs this code."""
-    control = Launched("vLLM")
+    control = LaunchedEngine("vLLM")
     viewer = control.viewer = Viewer(control=control)
     output = folder / "log"
     with output.open("w") as log:
