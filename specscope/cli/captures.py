@@ -50,7 +50,11 @@ class CaptureName(FileName):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """As click calls it."""
-        if isinstance(value, StoreAddress) or not StoreAddress.is_one(value):
+        if isinstance(value, StoreAddress):
+            return value
+        if not StoreAddress.is_one(value):
+            if StoreAddress.lacks_scheme(value) and not os.path.exists(value):
+                raise UserError(f"there is no file {printable(value)}; the address of a trace begins with http://")
             return value
         address = StoreAddress.read(value)
         if address.place and not self._takes_place:

@@ -39,6 +39,12 @@ class StoreAddress(str):
         """Whether text is a URL and no file."""
         return re.match(r"https?://", text, re.IGNORECASE) is not None
 
+    @staticmethod
+    def lacks_scheme(text: str) -> bool:
+        """Whether text, which is no file, looks like an address of a trace without its http://."""
+        host = re.match(r"(\[[0-9a-fA-F:]+\]|[\w.-]+)(:[0-9]+)?(?=/)", text)
+        return host is not None and _TRACE.fullmatch(re.split("[?#]", text[host.end() :])[0]) is not None
+
     @classmethod
     def read(cls, text: str) -> Self:
         """Read a URL. Raises UserError, without a password, where it leads to no trace."""

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from specscope.trace.stored import StoreAddress
 from tests.processes import SPECSCOPE, Terminal, ended
 from tests.remote.store import PLANTED, Answer, Store, jaeger, traces_of
 from tests.support.commands import specscope
@@ -154,3 +155,15 @@ def test_of_a_trace_that_several_engines_took_part_in_the_first_is_read():
     (capture,) = json.loads(done.stdout)["captures"]
     assert [request["id"] for request in capture["requests"]] == ["r0"]
     assert "requests of 1 other run" in done.stdout
+
+
+@pytest.mark.parametrize("host", ["localhost:16686", "jaeger.example.com", "[::1]:16686"])
+@pytest.mark.parametrize("api", ["trace", "api/traces", "api/v3/traces"])
+def test_an_address_without_its_scheme_is_told_what_it_lacks(host, api):
+    address = f"{host}/{api}/45daff46812af6761e35bf7f76fb6dbb"
+    result = specscope("report", address)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"specscope: error: there is no file {address}; the address of a trace begins with http://\n"
+    )
+    assert not any(map(StoreAddress.lacks_scheme, ("run.jsonl", "traces/ngram.jsonl", "run.jsonl#r0@3", "/trace/ab")))

@@ -86,6 +86,7 @@ class _Pending:
     admitted: dict[str, RequestInfo] = field(default_factory=dict)
     finished: dict[str, tuple[int, int, schema.Root]] = field(default_factory=dict)  # start, end; decoded at the end
     waited: set[str] = field(default_factory=set)  # requests that were not admitted: their queue span is of this step
+    infos: list[tuple[RequestInfo, int]] = field(default_factory=list)  # of both, with its bytes
     notes: str = ""  # what a request's step said of the engine
     times: tuple[int, int] = (0, 0)  # when a request's step began and ended, or when a request came or went
     branch: int = 0
@@ -270,7 +271,6 @@ class Decoder:
             part = read(span, RequestStep, {}, given=UNDRAFTED)
         elif isinstance(span, schema.Queue):
             info = _info(start_ns, end_ns, span)
-            self._remember(info, span.weight())
         self.has_steps |= not isinstance(span, schema.Root)
         pending = self._pending.setdefault(span.step, _Pending())
         pending.weight += span.weight()
@@ -279,6 +279,7 @@ class Decoder:
             pending.parts[span.request_id] = part
             pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
         elif isinstance(span, schema.Queue):
+            pending.infos.append((info, span.weight()))
             if span.admitted:
                 pending.admitted[span.request_id] = info
             else:
@@ -342,6 +343,8 @@ class Decoder:
     def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord | None:
         """The step's record; None where all that there is turns out to be damaged. `steps`: that are not here."""
         span = pending.engine
+        for known in pending.infos:  # not before: a request of a branch that was left ends as it was admitted there
+            self._remember(*known)
         finished = []
         for name in dict.fromkeys((*(() if span is None else span.finished), *pending.finished)):
             try:

@@ -79,6 +79,24 @@ def test_a_request_that_ended_while_it_waited_was_not_admitted():
         assert back.admitted == (ran,)
 
 
+def test_a_request_ends_as_it_was_admitted_on_that_branch():
+    first, again = (
+        made.info("r0", "abc", [1, 2], arrived=5, admitted=7),
+        made.info("r0", "abc", [1, 2], arrived=5, admitted=20),
+    )
+    records = [
+        made.record(0, [], during=made.phases(5), admitted=(first,)),
+        made.record(1, [], during=made.phases(9), finished=(made.end(first, [3], finished=12),)),
+        made.record(2, [], during=made.phases(19), admitted=(again,), branch=1, after=-1, rewound=True),
+        made.record(3, [], during=made.phases(22), finished=(made.end(again, [4], finished=30),), branch=1),
+    ]
+    encoder = Encoder(RUN, Vocabulary())
+    spans = [span for record in records for span in encoder.encode(record)]
+    for seed in range(20):
+        random.Random(seed).shuffle(spans)
+        assert decode(spans)[1] == records
+
+
 def test_the_resource_tells_the_run():
     assert run_info(resource_attributes(RUN)) == RUN
     sampled = replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
