@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +30,21 @@ def register() -> None:
     if not settings.is_on:
         return
     guard = ErrorGuard()
-    guard.safely(_install, settings, guard)
+    with _first_process_tells():
+        guard.safely(_install, settings, guard)
+
+
+@contextmanager
+def _first_process_tells() -> Iterator[None]:
+    """Every process of a vLLM finds the same while the plugin is installed: the first one says so."""
+    logger = logging.getLogger("specscope")
+    before = logger.level
+    if multiprocessing.parent_process() is not None:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
