@@ -18,6 +18,7 @@ PIECE = 2**18  # bytes of a log that are read at once
 LONGEST = 2000  # characters of a line that are kept
 NOTICED = 4  # lines that a notice has room for
 OURS = "specscope: "  # how the plugin's own lines begin
+WATCHING = "watching "  # and that which says that vLLM has loaded
 PROCESS = re.compile(r"^\(\w+ pid=\d+\) ")  # vLLM begins its lines with their process
 ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w+(?:Error|Exception): .+)")  # the end of a traceback, however it was logged
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -99,8 +100,11 @@ class LaunchedEngine(Attached):
 
     @property
     def status(self) -> str:
-        """`loading` until the engine has sent something, `attached`, and `ended` when it has."""
-        return "ended" if self._ended else super().status
+        """`loading`; `idle` from when the plugin watches it, `attached` from its first step on; `ended`."""
+        if self._ended:
+            return "ended"
+        watched = self._log is not None and self._log.ours.startswith(WATCHING)
+        return "idle" if watched and not self.runs else super().status
 
     @property
     def progress(self) -> tuple[str, float | None, float | None]:

@@ -106,17 +106,19 @@ def test_where_there_are_steps_a_notice_has_its_last_lines(tmp_path):
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_the_screen_shows_the_log_while_it_loads_and_how_it_ended(tmp_path, size):
-    code = f"print('specscope: watching it'); print('loading weights'); input(); print({DIES!r}); raise SystemExit(3)"
+    ends = f"print({DIES!r}); raise SystemExit(3)"
+    code = f"print('loading weights'); input(); print('specscope: watching it'); input(); {ends}"
 
     with launched(tmp_path, code) as (control, viewer):
         app = ScopeApp(viewer, title="vLLM")
         async with app.run_test(size=size) as pilot:
             await shown(pilot, lambda: "loading weights" in said(app))
             assert "◌ loading" in said(app, "#status")
-            assert "watching it" in said(app)
             assert not app.query_one("#requests").display
-            control._engine.stdin.write(b"\n")
-            control._engine.stdin.flush()
+            press_enter(control)
+            await shown(pilot, lambda: "watching it loading weights" in said(app))
+            assert "○ idle" in said(app, "#status")
+            press_enter(control)
             await shown(pilot, lambda: "■ failed" in said(app, "#status"))
             assert "it ended: exit code 3: safetensors.SafetensorError: header too small" in said(app)
             assert "RuntimeError: Engine core initialization failed" in said(app)
@@ -124,3 +126,8 @@ async def test_the_screen_shows_the_log_while_it_loads_and_how_it_ended(tmp_path
 
 def said(app, panel="#tree"):
     return " ".join(text.strip() for line in app.query_one(panel).sheet.lines for text, _ in line)
+
+
+def press_enter(control):
+    control._engine.stdin.write(b"\n")
+    control._engine.stdin.flush()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specscope.remote.launched import WATCHING
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
@@ -150,6 +151,7 @@ def test_one_line_says_what_is_watched_where_it_goes_and_what_it_lacks():
         f"watching vLLM 0.32.0 (process {os.getpid()}, V1 runner, eagle3, evidence full); writing to /x/a.jsonl, "
         "sending spans to http://y:4317; lacking nothing"
     )
+    assert start_line(VLLM_RUN, "", opened, ()).startswith(WATCHING)  # by which the screen knows that it has loaded
     bare = dataclasses.replace(VLLM_RUN, speculation={}, evidence="lean", privacy=Privacy.NO_TOKENS)
     assert start_line(bare, "V2 runner", Sinks(), left_out(bare)) == (
         f"watching vLLM 0.32.0 (process {os.getpid()}, V2 runner, evidence lean); writing nowhere; lacking drafts "

@@ -26,6 +26,7 @@ from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.tree_lines import tree_lines
 
 DECISION = 5  # lines of the decisions that ended a path, beside each other
+STATES = {"loading": "Loading", "ended": "Ended"}  # before the first step
 LOW = 8  # lines below which a panel has room for the tree alone
 
 
@@ -97,7 +98,7 @@ def _loading(look: Look, control: Control, width: int, height: int) -> Sheet:
             logged.extendleft(reversed(rows[len(rows) - room :] if not logged and room > 0 else []))
             break
         logged.extendleft(reversed(rows))
-    return Sheet([*lines, *([[], *logged] if logged else [])], [("Ended" if ended else "Loading", "strong")])
+    return Sheet([*lines, *([[], *logged] if logged else [])], [(STATES.get(look.status, "No steps yet"), "strong")])
 
 
 def _indented(text: str, width: int, ink: Ink) -> list[Line]:
