@@ -25,10 +25,10 @@ from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder
+from specscope.watch.counts import UnreadableError
 from specscope.watch.metrics import Intervals, read_metrics
 from specscope.watch.responses import read_json
 from specscope.watch.source import LOGS
-from specscope.watch.told import UnreadableError
 from tests.trace.damage import small
 from tests.trace.wrappings import WRAPPINGS
 from tests.watch.samples import PEOPLE, SGLANG, STATS, TENSORRT_PAGE, text

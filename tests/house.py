@@ -58,7 +58,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/train/attend.py": 1,
     "specscope/vllm/launch.py": 1,
     "specscope/vllm/stat_logger.py": 1,
-    "specscope/watch/told.py": 1,
 }
 
 SLEEPS: dict[str, int] = {

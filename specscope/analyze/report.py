@@ -18,8 +18,9 @@ import numpy as np
 from specscope.analyze.figures import Figures, Means
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.interval import cells, counts, missing_text, notes
+from specscope.trace.history.interval import cells, counts, notes
 from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, find_loops, together
+from specscope.trace.history.sources import definitions, missing_text
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.undrafted import Undrafted, shares
 from specscope.trace.history.wording import plural
@@ -117,6 +118,7 @@ def _form_notes(parts: Sequence[RequestStep]) -> list[str]:
 def _aggregate_notes(aggregates: Sequence[Aggregate]) -> list[str]:
     """Notes on what an engine does not report, and on what was worked out."""
     notes = list(dict.fromkeys(missing_text(aggregate) for aggregate in aggregates))
+    notes += dict.fromkeys(line for aggregate in aggregates for line in definitions(aggregate))
     rounded, resets = (
         sum(aggregate.rounded for aggregate in aggregates),
         sum(aggregate.reset for aggregate in aggregates),

@@ -12,9 +12,11 @@ from specscope.analyze.questions.grids import grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
 from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
+from specscope.trace.history.interval import means
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.undrafted import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
+from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.vocabulary import printable
@@ -168,10 +170,15 @@ def summed(report: Report) -> Table:
     """The figures of an engine that reports counts only, over all of its intervals."""
     sums, load = report.pooled.acceptance, report.engine
     known = [interval.told for interval in report.intervals]
+    intervals = [Aggregate(**values) for values in known]
+    ended = [1 if interval.is_request else interval.requests for interval in intervals]
+    requests = None if None in ended else sum(filter(None, ended))
+    over = means(intervals)
     rows = [
-        ("mean acceptance length τ", number(sums.tau)),
-        ("draft acceptance rate (accepted / drafted)", percent(sums.rate)),
+        ("mean acceptance length τ", number(over.length(sums))),
+        ("draft acceptance rate (accepted / drafted)", percent(over.rate(sums))),
         *((name, told(sums.told(key))) for name, key in SUMS.items()),
+        *([] if requests is None else [("requests", count(requests))]),
         ("intervals", count(len(known))),
         ("seconds", number(load.wall_s, 1)),
         ("output tokens/s", number(load.tokens_per_s if sums.knows("emitted") else None, 1)),

@@ -14,13 +14,13 @@ import numpy as np
 from specscope.bench.datasets import Load, LoadRequest, arrivals
 from specscope.bench.endpoint import Endpoint, grown
 from specscope.bench.stream import StreamedAnswer
+from specscope.trace.bench_result import AVERAGE
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.record.aggregate import Aggregate
 
 TICK = 0.01  # seconds between two measurements of how late the event loop is
 LATE = 0.01  # seconds of lag beyond which the figures are doubtful
 METRICS, RESPONSES = "the server's /metrics", "the responses"
-AVERAGE = "an average in the server's /metrics"  # SGLang's: of an interval of its own, without counts
 
 
 @dataclass

@@ -19,8 +19,8 @@ from specscope.bench.stream import StreamedAnswer, ask
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import checked_url, decoded, short, without_login
 from specscope.trace.record.aggregate import Aggregate
+from specscope.watch.counts import UnreadableError
 from specscope.watch.metrics import Reading, difference, read_metrics
-from specscope.watch.told import UnreadableError
 
 TOKENS = 128  # of output, where neither flags nor dataset say
 PATIENCE = 10.0  # seconds for the pages that are read in addition to the load

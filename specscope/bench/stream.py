@@ -18,8 +18,8 @@ from specscope.errors import first_line
 from specscope.trace.checked import decoded
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.vocabulary import printable
+from specscope.watch.counts import UnreadableError
 from specscope.watch.responses import read_json
-from specscope.watch.told import UnreadableError
 
 LONGEST_REFUSAL = 2**16  # bytes of a refusal that are read
 BROKEN = ("abort", "error")  # finish reasons of vLLM that are failures

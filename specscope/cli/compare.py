@@ -29,8 +29,8 @@ from specscope.trace.record.vocabulary import shell_word
 if TYPE_CHECKING:
     from specscope.analyze.compare.columns import Side
     from specscope.analyze.compare.counts import CountsSide
-    from specscope.analyze.compare.failif import FailLimit
     from specscope.analyze.compare.result import Comparison, Pair, SideFacts
+    from specscope.trace.history.thresholds import Threshold
     from specscope.trace.record.records import RequestStep
     from specscope.tui.compared import Compared, ComparedPair
 
@@ -68,10 +68,11 @@ class WithCommand(click.Command):
     "limits",
     multiple=True,
     metavar="CONDITION",
-    help='Exit with 1 only where this is shown: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%". '
-    "FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, whole paths, rate from SOURCE, "
-    "q above acceptance, squared error of q, output in loops, tau without loops), or of a group: tau where GROUP is "
-    'VALUE, such as "tau where label kind is code". Several are joined by "or".',
+    help='Exit with 1 only where this is shown: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%", or '
+    "FIGURE (<|>) X[%] of B alone. FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, "
+    "whole paths, rate from SOURCE, q above acceptance, squared error of q, output in loops, tau without loops), a "
+    "count (drafts, drafted, accepted, output tokens, requests), or of a group: tau where GROUP is VALUE, such as "
+    '"tau where label kind is code". Several are joined by "or".',
 )
 @json_option("Print everything as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
@@ -97,7 +98,7 @@ def compare(
 
     Requests are paired by prompt and parameters. All differences are B - A. The exit code is 0 if nothing differs
     beyond error, or only as configured (or too little was captured to tell), 1 if something else does, 2 for bad
-    input. With --fail-if, it is 1 only if the whole 95 % interval of the change is beyond the limit. Whatever a table
+    input. With --fail-if, it is 1 only if the whole 95 % interval of a change is beyond the limit. Whatever a table
     marks with ! or * is different; what the configuration explains is said to be so and does not count.
     """
     from specscope.analyze.compare.comparison import compare as compare_sides
@@ -141,7 +142,7 @@ def compare(
         sys.exit(code)
 
 
-def _counts(a: list[str], b: list[str], asked: Sequence[FailLimit], *, as_json: bool, more: bool) -> int | None:
+def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: bool, more: bool) -> int | None:
     """Print the figures of captures that hold counts only: the exit code, None for other captures. Raises UserError."""
     from specscope.analyze.compare.counts import INTERVALS, compare_counts
 
@@ -152,7 +153,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[FailLimit], *, as_json: 
         raise UserError("these captures hold counts only: their figures are compared; leave out --html, --tui")
     code = int(any(condition.hit for condition in counts.conditions))
     if as_json:
-        _print_json(counts.to_dict(), (counts.a, counts.b), code)
+        _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.warnings)
         return code
     from specscope.analyze.compare.tables import conditions
     from specscope.analyze.text import table_block
@@ -160,12 +161,13 @@ def _counts(a: list[str], b: list[str], asked: Sequence[FailLimit], *, as_json: 
     console = text_console()
     for name, side in (("A", counts.a), ("B", counts.b)):
         console.print(f"{name}  {', '.join(side.sources)}", highlight=False, markup=False)
+        for line in counts.defined(name):
+            console.print(f"   {line}", highlight=False, markup=False)
     console.print(table_block(counts.table()))
     if counts.conditions:
         console.print(table_block(conditions(counts.conditions, INTERVALS)))
-    for side in (counts.a, counts.b):
-        for warning in side.warnings:
-            warn(warning)
+    for warning in (*counts.warnings, *counts.a.warnings, *counts.b.warnings):
+        warn(warning)
     return code
 
 
@@ -234,9 +236,12 @@ def _print_text(comparison: Comparison) -> None:
     render_text(comparison, text_console())
 
 
-def _print_json(values: dict[str, Any], sides: Sequence[SideFacts | CountsSide], code: int) -> None:
+def _print_json(
+    values: dict[str, Any], sides: Sequence[SideFacts | CountsSide], code: int, remarks: Sequence[str] = ()
+) -> None:
     source = [file for side in sides for file in side.sources]
-    warnings = [f"{name}: {line}" for name, side in zip("AB", sides, strict=True) for line in side.warnings]
+    warnings = [*remarks]
+    warnings += [f"{name}: {line}" for name, side in zip("AB", sides, strict=True) for line in side.warnings]
     print_json(envelope("compare", values, source=source, code=code, warnings=warnings))
     for warning in warnings:
         warn(warning)

@@ -28,6 +28,7 @@ from specscope.trace.wire.spans import SpanLevel
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specscope.trace.history.interval import IntervalMeans
     from specscope.trace.history.stats import Acceptance
     from specscope.trace.record.records import RunInfo, StepRecord
     from specscope.trace.wire.bus import Bus
@@ -68,8 +69,9 @@ POLL = 0.05  # seconds between two checks for news
     "alerts",
     multiple=True,
     metavar="CONDITION",
-    help='Print a line, and exit with 1 at the end, where it holds: "tau < 1.5 for 2m", "rate < 40%", "depth 1 rate < '
-    '0.5 for 30s"; several are joined by `or`. May be given several times.',
+    help='Print a line, and exit with 1 at the end, where it holds: "tau < 1.5 for 2m", "rate drops > 20%". The '
+    "conditions are those of `compare --fail-if`: FIGURE (<|>) X[%], or FIGURE (drops|rises|differs) > X[%] from the "
+    "intervals before. FIGURE is tau, rate, depth N rate, drafts, drafted, accepted, output tokens or requests.",
 )
 @click.option(
     "--exec", "command", metavar="COMMAND", help="Run this at each alert, its line in $SPECSCOPE_ALERT; needs --alert."
@@ -231,6 +233,7 @@ class IntervalRows:
     def __init__(self) -> None:
         self.any = False
         self._sums: dict[str, Acceptance] = {}
+        self._means: dict[str, IntervalMeans] = {}
         self._units: dict[str, str] = {}
         self._runs: dict[str, EngineRun] = {}
         self._last = ""
@@ -249,15 +252,18 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.history.interval import COLUMNS, by_position, cells, missing_text, notes
+        from specscope.trace.history.interval import COLUMNS, IntervalMeans, by_position, cells, notes
+        from specscope.trace.history.sources import definitions, missing_text
         from specscope.trace.history.stats import Acceptance
         from specscope.trace.record.vocabulary import printable
 
         aggregate = record.aggregate
         assert aggregate is not None
         if run.name not in self._sums:
-            say(missing_text(aggregate))
-            self._runs[run.name], self._sums[run.name], self._units[run.name] = run, Acceptance(), "interval"
+            for line in (missing_text(aggregate), *definitions(aggregate)):
+                say(line)
+            self._runs[run.name], self._sums[run.name], self._means[run.name] = run, Acceptance(), IntervalMeans()
+            self._units[run.name] = "request" if aggregate.is_request else "interval"
         if not self.any or self._last != run.name:
             head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
             model = f", {run.info.target}" if run.info.target else ""
@@ -265,8 +271,7 @@ class IntervalRows:
             console.print(Text(f"{head}  by position, of the drafts", style="bold"), soft_wrap=True)
         self.any, self._last = True, run.name
         self._sums[run.name].add(aggregate)
-        if aggregate.request:
-            self._units[run.name] = "request"
+        self._means[run.name].add(aggregate)
         texts = cells(record, aggregate)
         line = "".join(texts[name].rjust(width + 1) for name, width in COLUMNS.items())
         parts = (line, by_position(aggregate), *notes(aggregate), printable(aggregate.request))
@@ -284,7 +289,8 @@ class IntervalRows:
 
         for name, sums in self._sums.items():
             rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
-            rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
+            rows.append(("mean acceptance length τ", number(self._means[name].length(sums))))
+            rows.append(("draft acceptance rate", percent(self._means[name].rate(sums))))
             if few := few_drafted(*(sums.told(key) for key in ("drafts", "accepted", "emitted"))):
                 rows.append(("output tokens of steps with a draft", few))
             depths = runs(sums.per_position)

@@ -16,12 +16,13 @@ from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.documents import documents
 from specscope.trace.history.interval import counts_run, interval_record
-from specscope.trace.record.aggregate import LENGTHS, Aggregate, full_chains
+from specscope.trace.record.aggregate import LENGTH, Aggregate, full_chains
 from specscope.trace.record.declared import Share, Short, Sum
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.wire.codec import plain_error
 
 SOURCE = "serving bench"
+AVERAGE = "an average in the server's /metrics"  # where ours has the length of: SGLang's, of an interval of its own
 Length = Annotated[float, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0, lt=2**31)]
 
@@ -33,9 +34,11 @@ class _Result(Struct):
     label: Short | None = None
     date: str = ""
     duration: Seconds = 0.0
+    completed: Sum | None = None
     total_output_tokens: Sum | None = None
     spec_decode_acceptance_length: Length | None = None
     accept_length: Length | None = None  # SGLang's
+    spec_decode_source: Short = ""  # ours alone
     spec_decode_num_drafts: Sum | None = None
     spec_decode_draft_tokens: Sum | None = None
     spec_decode_accepted_tokens: Sum | None = None
@@ -87,7 +90,8 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
     at_depth = tuple(round((rate or 0) * (drafts or 0)) for rate in rates)
     if drafts is None or any(after > before for before, after in pairwise((drafts, *at_depth))):
         at_depth = ()
-    lengths = dict(zip(LENGTHS, (result.spec_decode_acceptance_length, result.accept_length), strict=True))
+    name = "sglang:spec_accept_length" if result.spec_decode_source == AVERAGE else LENGTH
+    lengths = {name: result.spec_decode_acceptance_length, "avg_spec_accept_length": result.accept_length}
     end = _end(result.date)
     aggregate = Aggregate(
         source=SOURCE,
@@ -96,6 +100,7 @@ def _interval(number: int, result: _Result, several: bool) -> StepRecord:
         drafted=drafted,
         accepted=result.spec_decode_accepted_tokens,
         emitted=result.total_output_tokens,
+        requests=result.completed,
         accepted_at=at_depth,
         proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
         averages={name: length for name, length in lengths.items() if length is not None},

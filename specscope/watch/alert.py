@@ -1,91 +1,92 @@
 """`--alert "tau < 1.5 for 2m"`: a figure that is beyond a limit, for as long as it says.
 
-FIGURE (<|>) X[%] [for N(s|m|h)], several joined by `or`. FIGURE is tau, rate or depth N rate, by the names of
-`compare --fail-if`. It is looked at in each interval, and must be beyond the limit in all of them from the start of the
-first to the end of the last. An interval without the figure, as one in which nothing was drafted, changes nothing.
-There is one alert until the figure is within the limit again.
+The conditions are those of `compare --fail-if` (trace/history/thresholds.py). A figure is looked at in each interval,
+and must be beyond the limit in all of them from the start of the first to the end of the last. An interval without the
+figure, as one in which nothing was drafted, changes nothing. There is one alert until it is within the limit again.
+
+A change is against the mean of the engine's intervals before, without those that were beyond the limit. As in a
+comparison the 95 % interval must lie beyond X wholly: here that of one interval among those before.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history.interval import clock, counts, rate
+from specscope.trace.history.thresholds import COUNTED, RATE, TAU, Threshold, depth_rate, parse_thresholds
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 
-FORM = 'write FIGURE < X or FIGURE > X, and how long: "tau < 1.5 for 2m", "rate < 40%", "depth 1 rate < 0.5 for 30s"'
 TEXT = "SPECSCOPE_ALERT"  # the environment variable of a command
 PATIENCE = 10.0  # seconds that a command may still take at the end
 MOST_COMMANDS = 16  # that run at once
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-_CONDITION = re.compile(
-    r"(?P<figure>tau|rate|depth (?P<depth>[1-9][0-9]{0,2})( rate)?) *(?P<way>[<>]) *"
-    r"(?P<size>[0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}) *(?P<percent>%?)"
-    r"(?: *\bfor (?P<time>[0-9]{1,6}(?:\.[0-9]{1,3})?) *(?P<unit>[smh]))?",
-    re.ASCII,
-)
+FEWEST = 8  # intervals before: with fewer there is nothing to compare with
+SIGMAS = 1.96  # of a 95 % interval
 
 
-@dataclass(frozen=True)
-class AlertLimit:
-    """One condition, read."""
-
-    text: str
-    value: Callable[[Aggregate], float | None]  # the figure of an interval
-    below: bool  # whether a smaller figure is an alert, else a larger one
-    size: float
-    lasting_ns: int
-
-    def holds(self, aggregate: Aggregate) -> bool | None:
-        """Whether the figure is beyond the limit; None where the interval does not have it."""
-        value = self.value(aggregate)
-        return None if value is None else value < self.size if self.below else value > self.size
-
-
-def parse(text: str) -> list[AlertLimit]:
+def parse(text: str) -> list[Threshold]:
     """The conditions of a text. Raises UserError."""
-    return [_parse_one(" ".join(part.split()), text) for part in re.split(r"\bor\b", text)]
+    return parse_thresholds("--alert", text, (TAU, RATE, *COUNTED), lasting=True)
 
 
-def _parse_one(part: str, text: str) -> AlertLimit:
-    parsed = _CONDITION.fullmatch(part)
-    if parsed is None:
-        raise UserError(f"--alert {short(text)}: {FORM}")
-    size, depth = float(parsed["size"]), int(parsed["depth"] or 0)
-    if parsed["percent"] and parsed["figure"] == "tau":
-        raise UserError(f"--alert {short(text)}: tau is a number of tokens, not a share")
-    figures: dict[str, Callable[[Aggregate], float | None]] = {"tau": lambda each: each.length, "rate": rate}
-    value = figures.get(parsed["figure"], lambda each: _at(each, depth))
-    lasting = float(parsed["time"]) * _UNITS[parsed["unit"]] if parsed["time"] else 0.0
-    below = parsed["way"] == "<"
-    return AlertLimit(part, value, below, size / 100 if parsed["percent"] else size, int(lasting * 1e9))
+def figure(aggregate: Aggregate, name: str) -> float | None:
+    """A figure of an interval by its name; None where the interval does not have it."""
+    if name == TAU:
+        return aggregate.length
+    if name == RATE:
+        return rate(aggregate)
+    if name in COUNTED:
+        count: int | None = getattr(aggregate, COUNTED[name])
+        return count
+    rates = {depth_rate(depth): value for depth, value in enumerate(counts(aggregate).per_position, 1)}
+    return rates.get(name)
 
 
-def _at(aggregate: Aggregate, depth: int) -> float | None:
-    rates = counts(aggregate).per_position
-    return rates[depth - 1] if depth <= len(rates) else None
+@dataclass
+class _State:
+    """One condition on one engine."""
+
+    since: int | None = None  # when it began to hold, nanoseconds
+    raised: bool = False
+    before: int = 0  # intervals within the limit
+    mean: float = 0.0  # of the figure in these
+    squares: float = 0.0  # sum of their squared distances from it
+
+    def holds(self, threshold: Threshold, value: float) -> bool:
+        """Whether the figure is beyond the limit."""
+        if not threshold.of_change:
+            return threshold.passed_by(value)
+        if self.before < FEWEST:
+            return False
+        half = SIGMAS * math.sqrt(self.squares / (self.before - 1) * (1 + 1 / self.before))
+        change = value - self.mean
+        return threshold.passed_by_change(self.mean, change - half, change + half)
+
+    def remember(self, value: float) -> None:
+        """An interval within the limit."""
+        self.before += 1
+        distance = value - self.mean
+        self.mean += distance / self.before
+        self.squares += distance * (value - self.mean)
 
 
 class Alerts:
     """Takes each engine's intervals in order."""
 
-    def __init__(self, conditions: Iterable[AlertLimit], command: Sequence[str] = ()) -> None:
+    def __init__(self, conditions: Iterable[Threshold], command: Sequence[str] = ()) -> None:
         self._conditions = tuple(conditions)
         self._command = tuple(command)
-        self._since: dict[tuple[str, int], int] = {}  # when a condition began to hold, by engine
-        self._raised: set[tuple[str, int]] = set()
+        self._states: dict[tuple[str, int], _State] = {}  # by engine and condition
         self._running: list[subprocess.Popen[bytes]] = []
         self._failed = 0  # commands
 
@@ -107,18 +108,19 @@ class Alerts:
         assert aggregate is not None
         lines = []
         for number, condition in enumerate(self._conditions):
-            key, holds = (engine, number), condition.holds(aggregate)
-            if holds is None:
+            value = figure(aggregate, condition.figure)
+            if value is None:
                 continue
-            if not holds:
-                self._since.pop(key, None)
-                self._raised.discard(key)
+            state = self._states.setdefault((engine, number), _State())
+            if not state.holds(condition, value):
+                state.since, state.raised = None, False
+                state.remember(value)
                 continue
-            since = self._since.setdefault(key, record.start_ns)
-            if key not in self._raised and record.end_ns - since >= condition.lasting_ns:
-                self._raised.add(key)
-                value = f"{condition.value(aggregate):.3f} at {clock(record.end_ns)}"
-                lines.append(f"alert: {printable(engine)}: {condition.text}: {value}")
+            state.since = record.start_ns if state.since is None else state.since
+            if not state.raised and record.end_ns - state.since >= condition.seconds * 1e9:
+                state.raised = True
+                before = f", {state.mean:.6g} before" if condition.of_change else ""
+                lines.append(f"alert: {printable(engine)}: {condition}: {value:.4g}{before}, at {clock(record.end_ns)}")
         for line in lines:
             self._run(line)
         return lines

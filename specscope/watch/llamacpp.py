@@ -1,10 +1,13 @@
-"""llama.cpp's log lines to the figures of each request.
+"""llama.cpp's log lines, and the `timings` of its answers, to the figures of each request.
 
 With LLAMA_TRACE=1 there is a line for each draft, so a request's counts by position and the lengths of its drafts are
 exact. Without, its last lines have sums alone: drafts are then worked out from the mean length, which is rounded. A
 partial acceptance that ends in a restored checkpoint is followed by a line of the same tokens, and is not counted.
 
 Lines that sum over the server (`statistics`) count nothing here. The clock of a log begins when the server does.
+
+An answer has sums. With `timings_per_token`, each chunk of a stream has the sums until then: every draft is a
+difference of two, as long as there is a chunk for each token.
 """
 
 from __future__ import annotations
@@ -15,45 +18,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from specscope.trace.record.aggregate import LENGTHS, RESTORED, Aggregate, full_chains
-from specscope.watch.log import rates_of, work_out
-from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
+from msgspec import Struct
 
-SOURCE = "llama.cpp log"
-SYNTHETIC = f"{SOURCE}, synthetic acceptance"
-MARKS = ("draft acceptance", "draft tokens")  # lines with figures of drafts have one of them
+from specscope.trace.record.aggregate import LENGTH, RESTORED, SYNTHETIC, Aggregate, full_chains
+from specscope.watch.counts import (
+    ENGINES,
+    POSITIONS,
+    Count,
+    Drafts,
+    ToldInterval,
+    UnreadableError,
+    by_depth,
+    count,
+    rates_of,
+    sums,
+    work_out,
+)
+
+SOURCE, RESPONSE = "llama.cpp log", "llama.cpp response"
 
 BACK = 10**9  # nanoseconds that the clock goes back only where the server was started again
 
 _TASK = re.compile(r"\btask (-?[0-9]{1,12})\s*\|\s*(.*)")
-_CLOCK = re.compile(r"^\s*([0-9]{1,9})\.([0-9]{2})\.([0-9]{3})\.([0-9]{3}) [A-Z] ")
+_CLOCK = re.compile(r"(?:^|\|)\s*([0-9]{1,9})\.([0-9]{2})\.([0-9]{3})\.([0-9]{3}) [A-Z] ")
 _DRAFT = re.compile(r"accepted\s+([0-9]{1,9})/\s*([0-9]{1,9}) draft tokens(.*restore checkpoint)?")
 _SUMS = re.compile(
     r"draft acceptance(?: rate)? = *[0-9.]{1,20} *\( *([0-9]{1,15}) accepted */ *([0-9]{1,15}) generated\)"
     r"(?:.{0,40}mean (?:acceptance )?len(?:gth)? = *([0-9]{1,9}\.[0-9]{1,9}))?"
 )
 _RATES = re.compile(r"(?:acc per pos|acceptance rate per position) = \(([0-9., ]*+)\)")
-_TOKENS = re.compile(r"^eval time =.{1,40}?/ *([0-9]{1,15}) tokens")
+_TOKENS = re.compile(r"(?<!prompt )\beval time =.{1,40}?/ *([0-9]{1,15}) tokens")
 _SYNTHETIC = "synthetic speculative acceptance is enabled"
-
-
-Drafts = Counter[tuple[int, int]]  # how many, by (accepted, drafted) tokens
-
-
-def sums(drafts: Drafts) -> tuple[int, int]:
-    """(accepted, drafted) tokens over these drafts."""
-    accepted, drafted = (sum(pair[side] * times for pair, times in drafts.items()) for side in (0, 1))
-    return accepted, drafted
-
-
-def by_depth(drafts: Drafts) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(`accepted_at`, `proposed_at`) of an Aggregate over these drafts."""
-    deepest = max((drafted for _, drafted in drafts), default=0)
-    accepted_at, proposed_at = (
-        tuple(sum(times for pair, times in drafts.items() if pair[side] >= depth) for depth in range(1, deepest + 1))
-        for side in (0, 1)
-    )
-    return accepted_at, proposed_at
 
 
 @dataclass
@@ -86,6 +81,7 @@ class LlamaLog:
         self._requests: dict[str, _Request] = {}
         self._undrafted: list[ToldInterval] = []  # requests before any draft: they count if there is one
         self._source = SOURCE
+        self._block = ""  # the request that lines without one are about: servers until May 2026 ended it with a block
         self.any = False  # whether there was a line with drafts
 
     def ends_with(self, lines: Iterable[str]) -> None:
@@ -98,11 +94,18 @@ class LlamaLog:
         """The figures of the requests that this line ends. Raises UnreadableError."""
         self._now = now or self._now
         if _SYNTHETIC in line:
-            self._source = SYNTHETIC
+            self._source = f"{SOURCE}, {SYNTHETIC}"
         match = _TASK.search(line)
-        if match is None or match[1].startswith("-"):
+        if match is None:
+            if self._block:
+                self._line(self._block, line, line)
+            return []
+        self._block = ""
+        if match[1].startswith("-"):
             return []
         name, text = match[1], match[2]
+        if not text.strip():
+            self._block = name
         if text.startswith("processing task"):
             begun = self._ended(name)
             self._request(name, line)
@@ -148,7 +151,7 @@ class LlamaLog:
         elif rates := _RATES.match(text):
             if name in self._requests:
                 self._requests[name].rates = rates_of(rates[1], "acc per pos")
-        elif tokens := _TOKENS.match(text):
+        elif tokens := _TOKENS.search(text):
             self._request(name, line).emitted = int(tokens[1])
 
     def _ended(self, name: str) -> list[ToldInterval]:
@@ -195,7 +198,7 @@ class LlamaLog:
             emitted=request.emitted,
             accepted_at=at_depth,
             proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
-            averages={**averages, **({LENGTHS[0]: float(length)} if length else {})},
+            averages={**averages, **({LENGTH: float(length)} if length else {})},
             rounded=drafts is not None and not alone,
         )
 
@@ -212,8 +215,54 @@ class LlamaLog:
 
 def _clock(line: str) -> int | None:
     """The server's clock in a line, nanoseconds."""
-    match = _CLOCK.match(line)
+    match = _CLOCK.search(line)
     if match is None:
         return None
     minutes, seconds, milli, micro = map(int, match.groups())
     return ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000
+
+
+class Timings(Struct, frozen=True):
+    """Sums of a request until now. A request without drafts has neither of the last two."""
+
+    predicted_n: Count  # output tokens
+    draft_n: Count = 0
+    draft_n_accepted: Count = 0
+
+
+@dataclass
+class ChunkDrafts:
+    """The drafts of a stream, taken chunk by chunk."""
+
+    drafts: Drafts = field(default_factory=Counter)
+    exact: bool = True  # whether no chunk holds more than one step
+    _last: Timings = field(default_factory=lambda: Timings(0))
+
+    def take(self, timings: Timings) -> None:
+        """The sums of the next chunk."""
+        drafted = timings.draft_n - self._last.draft_n
+        accepted = timings.draft_n_accepted - self._last.draft_n_accepted
+        fits = 0 <= accepted <= drafted <= POSITIONS and 0 <= timings.predicted_n - self._last.predicted_n <= 1
+        self.exact &= fits
+        if fits and drafted:
+            self.drafts[accepted, drafted] += 1
+        self._last = timings
+
+
+def of_llamacpp(timings: Timings, chunks: ChunkDrafts | None = None) -> Aggregate:
+    """The counts of a request. Raises UnreadableError where they contradict each other."""
+    accepted, drafted = timings.draft_n_accepted, timings.draft_n
+    if accepted > drafted:
+        raise UnreadableError(f"timings with {accepted} of {drafted} draft tokens accepted")
+    known = chunks is not None and chunks.exact and sums(chunks.drafts) == (accepted, drafted)
+    drafts = chunks.drafts if chunks is not None and known else Counter[tuple[int, int]]()
+    accepted_at, proposed_at = by_depth(drafts)
+    return Aggregate(
+        source=RESPONSE,
+        drafts=drafts.total() if known else None,
+        drafted=drafted,
+        accepted=accepted,
+        emitted=timings.predicted_n,
+        accepted_at=accepted_at,
+        proposed_at=proposed_at,
+    )

@@ -7,6 +7,7 @@ and kept as averages. `names.py` has what each engine calls them.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +18,17 @@ from prometheus_client.samples import Sample
 
 from specscope.trace.checked import short
 from specscope.trace.record.aggregate import Aggregate, full_chains
-from specscope.watch.names import Names, named
-from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
+from specscope.watch.counts import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
+from specscope.watch.names import BY_PREFIX, RAY, Names, named
 
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
+COARSE = 20  # of the last digit: an interval in which a rounded count grew by less goes on
 ROUNDED_FROM = 10**6  # counts of a page of six digits
+
+
+_NAMES = "|".join(map(re.escape, (*BY_PREFIX, *RAY)))
+_OURS = re.compile(rf"^[ \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:{_NAMES}).*", re.MULTILINE)
+_ANY = re.compile(r"^[ \t]*(?:#|[a-zA-Z_:][\w:]*(?:[ \t]|\{))", re.MULTILINE)
 
 
 @dataclass
@@ -48,7 +55,12 @@ class Reading:
     @property
     def speculates(self) -> bool:
         """Whether there is anything about speculation in it."""
-        return bool({"drafts", "drafted"} & self.counters.keys()) or any("spec_" in name for name in self.averages)
+        if {"drafts", "drafted"} & self.counters.keys():
+            return True
+        averages = [value for name, value in self.averages.items() if "spec_" in name]
+        return any(averages) or (
+            bool(averages) and not self.counters.get("emitted")
+        )  # SGLang's are 0 without speculation
 
     @property
     def totals(self) -> dict[str, int]:
@@ -74,10 +86,13 @@ def _by_depth(counts: Mapping[int, int]) -> tuple[int, ...]:
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
     """A reading for each engine in the text. Raises UnreadableError for text that is not a page of metrics."""
     readings: dict[tuple[str, str, str], Reading] = {}
-    if any(len(line) > LONGEST for line in text.split("\n")):
+    lines = _OURS.findall(text)  # a page may hold a million lines of others
+    if not lines and text.strip() and not _ANY.search(text):
+        raise UnreadableError(f"this is not Prometheus text ({short(text.strip())})")
+    if any(len(line) > LONGEST for line in lines):
         raise UnreadableError(f"this is not Prometheus text: a line has more than {LONGEST:,} characters")
     try:
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families("".join(f"{line}\n" for line in lines)):
             for sample in family.samples:
                 _take(sample, time_ns, readings)
     except UnreadableError:
@@ -165,6 +180,7 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
         drafted=drafted,
         accepted=counts.get("accepted"),
         emitted=counts.get("emitted"),
+        requests=counts.get("requests"),
         accepted_at=at_depth,
         proposed_at=proposed[: len(at_depth)] if len(proposed) >= len(at_depth) else (),
         running=_whole(after.gauges.get("running")),
@@ -193,6 +209,20 @@ def _restarted(before: Reading, after: Reading) -> bool:
     return any(now < then for then, now in pairs)
 
 
+def _lost_in_rounding(before: Reading, after: Reading) -> bool:
+    """Whether something was drafted between them, and less than a page of six digits shows."""
+    if not after.six_digits:
+        return False
+    then, now = before.totals, after.totals
+    grown = {name: now[name] - then.get(name, 0) for name in ("drafts", "drafted") if name in now}
+    if before.accepted_at == after.accepted_at and not any(grown.values()):
+        return False
+    return any(
+        now[name] >= ROUNDED_FROM and 0 <= growth < COARSE * 10 ** (len(str(now[name])) - 6)
+        for name, growth in grown.items()
+    )
+
+
 def _whole(value: float | None) -> int | None:
     return int(value) if value is not None and 0 <= value < 2**31 else None
 
@@ -209,10 +239,13 @@ class Intervals:
         known: set[tuple[str, str, str]] = set()
         for reading in readings:
             key = (reading.source, reading.engine, reading.model)
-            if key in self._last:
-                intervals.append(difference(self._last[key], reading))
-            self._last[key] = reading
             known.add(key)
+            before = self._last.get(key)
+            if before is not None and _lost_in_rounding(before, reading):
+                continue
+            if before is not None:
+                intervals.append(difference(before, reading))
+            self._last[key] = reading
         if len(self._last) > 4 * ENGINES:  # of a server that gives them new names again and again
             self._last = {key: self._last[key] for key in known}
         return intervals

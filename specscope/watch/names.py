@@ -35,6 +35,7 @@ VLLM = Names(
         "vllm:spec_decode_num_draft_tokens_total": "drafted",
         "vllm:spec_decode_num_accepted_tokens_total": "accepted",
         "vllm:generation_tokens_total": "emitted",
+        "vllm:request_success_total": "requests",
     },
     {
         "vllm:num_requests_running": "running",
@@ -51,7 +52,11 @@ VLLM = Names(
 SGLANG = Names(
     "SGLang /metrics",
     "sglang:",
-    {"sglang:spec_verify_calls_total": "drafts", "sglang:generation_tokens_total": "emitted"},
+    {
+        "sglang:spec_verify_calls_total": "drafts",
+        "sglang:generation_tokens_total": "emitted",
+        "sglang:num_requests_total": "requests",
+    },
     {
         "sglang:num_running_reqs": "running",
         "sglang:num_queue_reqs": "waiting",

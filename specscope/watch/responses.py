@@ -7,68 +7,20 @@ llama.cpp's (`timings`), TensorRT-LLM's (`request_perf_metrics`) and its iterati
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from specscope.trace.record.aggregate import Aggregate, full_chains
-from specscope.trace.wire.codec import plain_error
-from specscope.watch.iterations import is_iteration, read_iteration
+from specscope.trace.record.aggregate import Aggregate
+from specscope.watch.counts import MOST, Histogram, ToldInterval, UnreadableError, count, declared, declared_object
+from specscope.watch.llamacpp import ChunkDrafts, Timings, of_llamacpp
 from specscope.watch.metrics import Reading, difference
 from specscope.watch.names import VLLM
-from specscope.watch.timings import ChunkDrafts, Timings, of_llamacpp
-from specscope.watch.told import MOST, POSITIONS, ToldInterval, UnreadableError, count
-
-RESPONSE, METRICS, SGLANG = "vLLM response", "vLLM get_metrics()", "SGLang response"
-TENSORRT = "TensorRT-LLM response"
-
-Count = Annotated[int, Meta(ge=0, lt=MOST)]
-Histogram = Annotated[list[Count], Meta(max_length=POSITIONS + 1)]
-PerStep = Annotated[list[Count], Meta(max_length=2**22)]
-Value = Annotated[float, Meta(ge=0, lt=MOST)]
-
-
-class Detail(Struct, frozen=True):
-    """vLLM's figures of one request, as its server and as its Python class name them."""
-
-    num_draft_tokens: Count
-    acceptance_histogram: Histogram = []
-    histogram: Histogram = []
-    per_step_accepted: PerStep = []
-    per_step_drafted: PerStep = []
-
-
-class SglangDetail(Struct, frozen=True):
-    """SGLang's: steps are `spec_verify_ct`, drafted tokens are of chains or trees."""
-
-    spec_verify_ct: Count
-    spec_num_correct_drafts: Count | None = None
-    spec_num_proposed_drafts: Count | None = None
-    spec_correct_drafts_histogram: Histogram = []
-    spec_accept_length: Value | None = None
-    spec_accept_rate: Value | None = None
-
-
-# The names of SglangDetail in older versions: until 0.5.10, and in 0.5.11; 0.5.12 has the last ones beside the new ones
-RENAMED = {
-    "spec_accept_token_num": "spec_num_correct_drafts",
-    "spec_draft_token_num": "spec_num_proposed_drafts",
-    "spec_accept_histogram": "spec_correct_drafts_histogram",
-    "spec_accepted_drafts": "spec_num_correct_drafts",
-    "spec_proposed_drafts": "spec_num_proposed_drafts",
-}
-
-
-class TensorrtDetail(Struct, frozen=True):
-    """TensorRT-LLM's `speculative_decoding` of a request."""
-
-    total_draft_tokens: Count
-    total_accepted_draft_tokens: Count
-    acceptance_rate: Value | None = None
+from specscope.watch.sglang import of_sglang, sglang_detail
+from specscope.watch.tensorrt import TensorrtDetail, is_iteration, of_tensorrt, read_iteration
+from specscope.watch.vllm import METRICS, Detail, of_vllm
 
 
 class Metric(Struct, frozen=True):
@@ -78,9 +30,6 @@ class Metric(Struct, frozen=True):
     labels: dict[str, str] = {}
     value: float | None = None
     values: Histogram = []
-
-
-T = TypeVar("T")
 
 
 def read_json(value: Any, time_ns: int) -> list[ToldInterval]:  # noqa: ANN401
@@ -102,7 +51,7 @@ def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN40
         raise UnreadableError("the response is an error of the server")
     if isinstance(value.get("outputs"), list):  # a RequestOutput of vLLM
         for output in value["outputs"]:
-            yield from _outputs({"request_id": value.get("request_id"), **_object(output)}, time_ns)
+            yield from _outputs({"request_id": value.get("request_id"), **declared_object(output)}, time_ns)
         return
     created = value.get("created")
     time = int(created * 1e9) if isinstance(created, int | float) and 0 < created < 2**33 else time_ns
@@ -122,27 +71,21 @@ def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN40
 def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
     metrics, extension = value.get("metrics"), value.get("sglext")
     if isinstance(metrics, dict) and metrics.get("speculative_decoding") is not None:
-        yield of_vllm(_as(metrics["speculative_decoding"], Detail))
+        yield of_vllm(declared(metrics["speculative_decoding"], Detail))
     elif value.get("spec_decode_metrics") is not None:
-        yield of_vllm(_as(value["spec_decode_metrics"], Detail))
+        yield of_vllm(declared(value["spec_decode_metrics"], Detail))
     elif "num_draft_tokens" in value:
-        yield of_vllm(_as(value, Detail))
+        yield of_vllm(declared(value, Detail))
     elif isinstance(extension, dict) and extension.get("spec_tokens_details") is not None:
         details = extension["spec_tokens_details"]
         for detail in details if isinstance(details, list) else [details]:
-            yield of_sglang(_sglang(detail))
-    elif "spec_verify_ct" in (meta := _object(value.get("meta_info") or value)):
-        yield of_sglang(_sglang(meta))
+            yield of_sglang(sglang_detail(detail))
+    elif "spec_verify_ct" in (meta := declared_object(value.get("meta_info") or value)):
+        yield of_sglang(sglang_detail(meta))
     elif isinstance(timings := value.get("timings"), dict) and "draft_n" in timings:
-        yield of_llamacpp(_as(timings, Timings))
+        yield of_llamacpp(declared(timings, Timings))
     else:
         yield from _of_choices(value)
-
-
-def _sglang(value: Any) -> SglangDetail:  # noqa: ANN401
-    names = {RENAMED.get(name, name): item for name, item in _object(value).items()}
-    detail: SglangDetail = _as(names, SglangDetail)
-    return detail
 
 
 def _of_choices(value: Mapping[str, Any]) -> Iterator[Aggregate]:
@@ -153,73 +96,9 @@ def _of_choices(value: Mapping[str, Any]) -> Iterator[Aggregate]:
             continue
         metrics, meta = holder.get("request_perf_metrics"), holder.get("meta_info")
         if isinstance(metrics, dict) and metrics.get("speculative_decoding") is not None:
-            yield of_tensorrt(_as(metrics["speculative_decoding"], TensorrtDetail), holder)
+            yield of_tensorrt(declared(metrics["speculative_decoding"], TensorrtDetail), holder)
         elif holder is not value and isinstance(meta, dict) and "spec_verify_ct" in meta:
-            yield of_sglang(_sglang(meta))
-
-
-def of_vllm(detail: Detail) -> Aggregate:
-    """The counts of a request of vLLM. Raises UnreadableError where they contradict each other."""
-    histogram = detail.acceptance_histogram or detail.histogram
-    steps, drafts, depth = detail.per_step_accepted, sum(histogram), len(histogram) - 1
-    proposed = full_chains(drafts, detail.num_draft_tokens, depth)
-    if not histogram:
-        raise UnreadableError("figures of a request without their histogram")
-    if steps or detail.per_step_drafted:
-        drafted = detail.per_step_drafted
-        if len(steps) != len(drafted) or sum(drafted) != detail.num_draft_tokens:
-            raise UnreadableError("per_step_accepted, per_step_drafted and num_draft_tokens do not fit together")
-        if any(a > d for a, d in zip(steps, drafted, strict=True)) or max(drafted) > depth:
-            raise UnreadableError("per_step_accepted holds more than was drafted")
-        if [Counter(steps)[n] for n in range(depth + 1)] != histogram:
-            raise UnreadableError("acceptance_histogram is not that of per_step_accepted")
-        proposed = tuple(sum(1 for d in drafted if d >= level) for level in range(1, depth + 1))
-    return Aggregate(
-        source=RESPONSE,
-        drafts=drafts,
-        drafted=detail.num_draft_tokens,
-        accepted=sum(n * times for n, times in enumerate(histogram)),
-        accepted_at=_at_depth(histogram),
-        proposed_at=proposed,
-    )
-
-
-def of_sglang(detail: SglangDetail) -> Aggregate:
-    """The counts of a request of SGLang. Its drafts may be trees, so how many reached a depth is not known."""
-    histogram, steps = detail.spec_correct_drafts_histogram, detail.spec_verify_ct
-    if histogram and sum(histogram) != steps:
-        raise UnreadableError("spec_correct_drafts_histogram does not count spec_verify_ct steps")
-    averages = {
-        "sglang:spec_accept_length": detail.spec_accept_length,
-        "sglang:spec_accept_rate": detail.spec_accept_rate,
-    }
-    return Aggregate(
-        source=SGLANG,
-        drafts=steps,
-        drafted=detail.spec_num_proposed_drafts,
-        accepted=detail.spec_num_correct_drafts,
-        accepted_at=_at_depth(histogram),
-        averages={name: value for name, value in averages.items() if value is not None},
-    )
-
-
-def of_tensorrt(detail: TensorrtDetail, holder: Mapping[str, Any]) -> Aggregate:
-    """The counts of a request of TensorRT-LLM, which has no number of drafts. Raises UnreadableError."""
-    if detail.total_accepted_draft_tokens > detail.total_draft_tokens:
-        raise UnreadableError("speculative_decoding with more accepted tokens than drafted ones")
-    tokens = holder.get("avg_decoded_tokens_per_iter")
-    known = isinstance(tokens, int | float) and 0 <= tokens < MOST
-    return Aggregate(
-        source=TENSORRT,
-        drafted=detail.total_draft_tokens,
-        accepted=detail.total_accepted_draft_tokens,
-        averages={"avg_decoded_tokens_per_iter": float(tokens)} if known else {},  # type: ignore[arg-type]
-    )
-
-
-def _at_depth(histogram: Sequence[int]) -> tuple[int, ...]:
-    """Steps that accepted at least 1, 2, ... tokens."""
-    return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
+            yield of_sglang(sglang_detail(meta))
 
 
 def _emitted(value: Mapping[str, Any], sequences: int) -> int | None:
@@ -241,12 +120,12 @@ def _metrics(values: Sequence[Any], time_ns: int) -> list[ToldInterval]:
             continue
         if not {value["name"], f"{value['name']}_total"} & {*VLLM.counters, *VLLM.gauges, VLLM.accepted_at}:
             continue
-        metric = _as(value, Metric)
+        metric = declared(value, Metric)
         key = (metric.labels.get("engine", ""), metric.labels.get("model_name", ""))
         reading = by_engine.setdefault(key, Reading(METRICS, *key, time_ns=time_ns))
         counter = VLLM.counters.get(f"{metric.name}_total")
         if counter is not None and metric.value is not None:
-            reading.counters[counter] = count(metric.value, metric.name)
+            reading.counters[counter] = reading.counters.get(counter, 0) + count(metric.value, metric.name)
         elif metric.name in VLLM.gauges and metric.value is not None:
             reading.gauges[VLLM.gauges[metric.name]] = metric.value
         elif metric.values:
@@ -267,7 +146,7 @@ class Chunks:
     def take(self, value: Any) -> list[ToldInterval]:  # noqa: ANN401
         """The next chunk, which ends no request. Raises UnreadableError."""
         if isinstance(value, dict) and isinstance(value.get("timings"), dict):
-            self._drafts.take(_as(value["timings"], Timings))
+            self._drafts.take(declared(value["timings"], Timings))
             self._last = value
         return []
 
@@ -277,22 +156,8 @@ class Chunks:
         self._last, self._drafts = None, ChunkDrafts()
         if last is None:
             return []
-        counts = of_llamacpp(_as(last["timings"], Timings), drafts) if "draft_n" in last["timings"] else None
+        counts = of_llamacpp(declared(last["timings"], Timings), drafts) if "draft_n" in last["timings"] else None
         return [
             replace(interval, aggregate=replace(counts or interval.aggregate, request=interval.aggregate.request))
             for interval in read_json(last, time_ns)
         ]
-
-
-def _as(value: Any, kind: type[T] | Any) -> Any:  # noqa: ANN401
-    """A value of a declared type. Raises UnreadableError."""
-    try:
-        return msgspec.convert(value, kind, strict=True)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UnreadableError(plain_error(error)) from None
-
-
-def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    if not isinstance(value, dict):
-        raise UnreadableError("a JSON value that is no response")
-    return value

@@ -1,14 +1,30 @@
-"""SGLang's log lines to aggregates: `Decode batch, ... accept len: 2.31, accept rate: 0.44, ...`, averages alone."""
+"""SGLang's log lines and the figures of its responses to aggregates.
+
+A line has averages alone: `Decode batch, ... accept len: 2.31, accept rate: 0.44, ...`.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
 
 from specscope.trace.record.aggregate import Aggregate
-from specscope.watch.told import ToldInterval, make_room
+from specscope.watch.counts import (
+    Count,
+    Histogram,
+    ToldInterval,
+    UnreadableError,
+    Value,
+    declared,
+    declared_object,
+    make_room,
+    of_histogram,
+)
 
-SOURCE = "SGLang log"
+SOURCE, RESPONSE = "SGLang log", "SGLang response"
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _HEAD = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2}\d{1,6})*)\]")
@@ -70,3 +86,50 @@ class SglangLog:
         except ValueError:
             time = self._now
         return max(int(time.timestamp() * 1e9), 0)
+
+
+class SglangDetail(Struct, frozen=True):
+    """SGLang's: steps are `spec_verify_ct`, drafted tokens are of chains or trees."""
+
+    spec_verify_ct: Count
+    spec_num_correct_drafts: Count | None = None
+    spec_num_proposed_drafts: Count | None = None
+    spec_correct_drafts_histogram: Histogram = []
+    spec_accept_length: Value | None = None
+    spec_accept_rate: Value | None = None
+
+
+# The names of SglangDetail in older versions: until 0.5.10, and in 0.5.11; 0.5.12 has the last ones beside the new ones
+RENAMED = {
+    "spec_accept_token_num": "spec_num_correct_drafts",
+    "spec_draft_token_num": "spec_num_proposed_drafts",
+    "spec_accept_histogram": "spec_correct_drafts_histogram",
+    "spec_accepted_drafts": "spec_num_correct_drafts",
+    "spec_proposed_drafts": "spec_num_proposed_drafts",
+}
+
+
+def sglang_detail(value: Any) -> SglangDetail:  # noqa: ANN401
+    """The figures of a request, under the names of whatever version. Raises UnreadableError."""
+    names = {RENAMED.get(name, name): item for name, item in declared_object(value).items()}
+    detail: SglangDetail = declared(names, SglangDetail)
+    return detail
+
+
+def of_sglang(detail: SglangDetail) -> Aggregate:
+    """The counts of a request of SGLang. Its drafts may be trees, so how many reached a depth is not known."""
+    histogram, steps = detail.spec_correct_drafts_histogram, detail.spec_verify_ct
+    if histogram and sum(histogram) != steps:
+        raise UnreadableError("spec_correct_drafts_histogram does not count spec_verify_ct steps")
+    averages = {
+        "spec_accept_length": detail.spec_accept_length,
+        "spec_accept_rate": detail.spec_accept_rate,
+    }
+    return Aggregate(
+        source=RESPONSE,
+        drafts=steps,
+        drafted=detail.spec_num_proposed_drafts,
+        accepted=detail.spec_num_correct_drafts,
+        accepted_at=of_histogram(histogram),
+        averages={name: value for name, value in averages.items() if value is not None},
+    )

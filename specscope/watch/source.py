@@ -23,14 +23,14 @@ from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.faults import Faults
 from specscope.trace.kinds import PAGES, STREAMS, TENSORRT_STATS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
-from specscope.watch.iterations import SOURCE as ITERATIONS
-from specscope.watch.iterations import pooled
+from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.llamacpp import LlamaLog
-from specscope.watch.log import LogReader
 from specscope.watch.metrics import Intervals, difference, engines, read_metrics
 from specscope.watch.responses import Chunks, read_json
 from specscope.watch.sglang import SglangLog
-from specscope.watch.told import ToldInterval, UnreadableError
+from specscope.watch.tensorrt import SOURCE as ITERATIONS
+from specscope.watch.tensorrt import pooled
+from specscope.watch.vllm import VllmLog
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
@@ -46,9 +46,14 @@ UNKNOWN = (
     "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics() or responses as JSON, or a page of /metrics"
 )
 DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculation"
+# Lines of engines that have no drafts in them, and what to do
+WITHOUT_DRAFTS = {
+    "DiffusionDecoding metrics:": DIFFUSION,
+    "currank_total_requests = ": ". TensorRT-LLM's log has no acceptance: watch its /metrics",
+}
 
 
-LOGS = (LogReader, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
+LOGS = (VllmLog, LlamaLog, SglangLog)  # the first that knows a line of a log reads the rest of it
 
 
 class Left(str):
@@ -106,7 +111,8 @@ class Server:
         try:
             page = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
         except StatusError as error:
-            raise UserError(f"{self.url}: the server answers {error}: is the path right?") from None
+            hint = ": is the path right?" if str(error).startswith("404") else ""
+            raise UserError(f"{self.url}: the server answers {error}{hint}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise UserError(f"{self.url} cannot be reached: {first_line(error)}") from None
         if len(page) > LARGEST:
@@ -122,7 +128,7 @@ class Server:
             value = decoded(page)
         except orjson.JSONDecodeError as error:
             raise UnreadableError(f"the page is no JSON ({error})") from None
-        return pooled(read_json(value, time.time_ns())) if value else []
+        return pooled(read_json(value, time.time_ns())) if value != [] else []
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """One interval after the other. While a server is unreachable it is tried again."""
@@ -159,7 +165,7 @@ class File:
         self.recognised = ""
         self.faults = Faults()
         self._path, self._follow = path, follow
-        self._diffuses = False
+        self._hint = ""  # why a log has no figures
         try:
             status = os.fstat(0) if path == "-" else os.stat(path)
         except OSError as error:
@@ -191,7 +197,7 @@ class File:
             if number > 0:
                 os.close(number)
         if not self.recognised and not stop.is_set():
-            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}{DIFFUSION if self._diffuses else ''}")
+            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}{self._hint}")
 
     def _content(self, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         kind = kind_of(first.encode())
@@ -213,7 +219,7 @@ class File:
 
         Never blocks for longer than LOOK.
         """
-        part = b""
+        part, other = b"", None
         while not stop.is_set():
             if not select.select([number], [], [], LOOK)[0]:
                 yield IDLE
@@ -227,31 +233,37 @@ class File:
                 continue
             if not (self._follow and self._regular):
                 break
-            if self._follows_name(number):
+            if other is None and (other := self._renamed(number)) is not None:
+                continue  # what was written to the old one meanwhile is read first
+            cut = os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR)
+            if other is not None or cut:
                 yield from [part.decode("utf-8", "replace")] if part else ()
                 part = b""
-            elif os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):  # it was truncated, and is written again
+            if other is not None:
+                os.dup2(other, number, inheritable=False)
+                os.close(other)
+                other = None
+            elif cut:  # it was truncated, and is written again
                 os.lseek(number, 0, os.SEEK_SET)
             yield IDLE
             stop.wait(LOOK)
+        if other is not None:
+            os.close(other)
         if part:
             yield part.decode("utf-8", "replace")
 
-    def _follows_name(self, number: int) -> bool:
-        """Switch to another file that now has the name and is not empty: logrotate has renamed the old one.
+    def _renamed(self, number: int) -> int | None:
+        """Another file that now has the name and is not empty, opened: logrotate has renamed the old one.
 
         Until then the writer may still write to the old one.
         """
         try:
             status = os.stat(self._path)
             if not status.st_size or os.path.samestat(status, os.fstat(number)):
-                return False
-            other = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                return None
+            return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # between its rename and the next
-            return False
-        os.dup2(other, number, inheritable=False)
-        os.close(other)
-        return True
+            return None
 
     def _unpacked(self) -> Iterator[str]:
         """Each line of a compressed file, which no longer grows."""
@@ -287,17 +299,21 @@ class File:
                 yield from (interval for reader in readers for interval in reader.rest())
                 continue
             number += 1
-            self._diffuses |= "DiffusionDecoding metrics:" in line
+            if mark := next((mark for mark in WITHOUT_DRAFTS if mark in line), None):
+                self._hint = WITHOUT_DRAFTS[mark]
+                self.faults.add(f"line {number}", f"`{mark}` lines have no drafts")
             now = None if self._time and not self._follow else datetime.now()
             for reader in readers:
+                intervals: list[ToldInterval] = []
                 try:
-                    yield from reader.take(line, now)
+                    intervals = reader.take(line, now)
                 except UnreadableError as error:
                     self.faults.add(f"line {number}", str(error))
                     yield from self._news()
                 if reader.any and not self.recognised:
                     self.recognised = reader.words
                     yield f"{self.name}: {self.recognised}"
+                yield from intervals
             if self.recognised and len(readers) > 1:
                 readers = [reader for reader in readers if reader.any][:1]
         yield from (interval for reader in readers for interval in reader.rest(last=True))

@@ -24,8 +24,8 @@ from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.alert import Alerts
+from specscope.watch.counts import ENGINES, ToldInterval
 from specscope.watch.source import Source, open_source
-from specscope.watch.told import ENGINES, ToldInterval
 
 POLL = 0.02  # seconds between two looks whether sources have ended
 WAITING = 2000  # records that may wait to be shown

@@ -6,10 +6,11 @@ import time
 import pytest
 
 from specscope.bench.datasets import Load, LoadRequest, arrivals
-from specscope.bench.drive import AVERAGE, METRICS, RESPONSES, LoadRun, drive
+from specscope.bench.drive import METRICS, RESPONSES, LoadRun, drive
 from specscope.bench.endpoint import Endpoint as Client
 from specscope.bench.endpoint import RequestOptions
 from specscope.bench.figures import figures
+from specscope.trace.bench_result import AVERAGE
 from tests.bench.server import Piece, Reply, Server
 from tests.bench.test_endpoint import page
 from tests.bench.test_stream import TELLS

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specscope.trace.bench_result import AVERAGE
 from specscope.trace.wire.reading import read_capture
 from tests.support.commands import run_here
 
@@ -296,6 +297,10 @@ WORSE = {"spec_decode_accepted_tokens": 10000, "spec_decode_per_position_accepta
         ("tau rises > 1%", 0),
         ("depth 1 rate differs > 0.01", 1),
         ("rate drops > 0.05 or tau drops > 50%", 1),
+        ("accepted drops > 15%", 1),
+        ("drafts differs > 0 or drafted differs > 0 or requests differs > 0", 0),
+        ("tau < 3.1", 1),
+        ("requests < 80", 0),
     ],
 )
 def test_bench_results_are_compared(folder, condition, code):
@@ -306,6 +311,30 @@ def test_bench_results_are_compared(folder, condition, code):
     as_json = json.loads(run_here(["compare", "main.json", "branch.json", "--fail-if", condition, "--json"])[1])
     assert as_json["exit"] == code
     assert any(one["hit"] for one in as_json["conditions"]) == bool(code)
+
+
+def test_a_mixed_pair_says_what_each_side_means(folder):
+    """vLLM's result has counts of the bench, SGLang's an average since its server started."""
+    _bench("vllm.json")
+    sglang = {"backend": "sglang", "duration": 10.0, "completed": 80, "total_output_tokens": 1000}
+    Path("sglang.jsonl").write_text(json.dumps(sglang | {"request_throughput": 8.0, "accept_length": 2.47}) + "\n")
+    code, out, err = run_here(
+        ["compare", "vllm.json", "sglang.jsonl", "--fail-if", "requests differs > 0 or tau < 2.4"]
+    )
+    assert code == 0, err
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("mean acceptance length")]
+    assert row[-3:] == ["3.53", "2.47", "-1.06"]
+    assert (
+        "B  sglang.jsonl\n   the length is SGLang's average since its server started, not of this bench alone\n" in out
+    )
+    code, _, err = run_here(["compare", "vllm.json", "sglang.jsonl", "--fail-if", "tau drops > 2%"])
+    assert (code, "a side reports no counts by position, from which an interval follows" in err) == (2, True)
+    nothing = dict.fromkeys(name for name in _bench("ours.json") if name.startswith("spec_decode_"))
+    _bench("ours.json", **nothing | {"spec_decode_acceptance_length": 2.8, "spec_decode_source": AVERAGE})
+    code, out, _ = run_here(["report", "ours.json"])
+    assert (code, "SGLang's average over its own interval" in " ".join(out.split())) == (0, True)
+    code, out, _ = run_here(["report", "sglang.jsonl"])
+    assert (code, "since its server started" in " ".join(out.split())) == (0, True)
 
 
 def test_what_a_bench_result_cannot_answer(folder):

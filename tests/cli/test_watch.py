@@ -356,6 +356,19 @@ def test_compare_reads_logs_and_judges_them():
     assert run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau rises > 2%"])[0] == 0
 
 
+def test_a_made_up_run_beside_a_real_one_is_a_warning(tmp_path):
+    code, _, err = run_here(["compare", STEPS, SYNTHETIC, "--json"])
+    assert code == 0
+    assert "warning: B has made-up verdicts and A does not say so: their figures cannot be compared" in err
+    _, _, err = run_here(["compare", SYNTHETIC, shutil.copy(SYNTHETIC, tmp_path / "again.log")])
+    assert "made-up" not in err
+    log = text("log.txt")
+    method = "{'speculative_config': {'rejection_sample_method': 'synthetic'}}"
+    config = f"INFO 11-25 10:11:12 [utils.py:1] non-default args: {method}\n"
+    (tmp_path / "v.log").write_text(config + log)
+    assert "B has made-up verdicts" in run_here(["compare", LOG, str(tmp_path / "v.log")])[2]
+
+
 def test_what_cannot_be_one_capture_is_refused(tmp_path):
     page = tmp_path / "page.txt"
     page.write_text(two_engines(text("metrics_before.txt"), text("metrics_after.txt")))
@@ -371,5 +384,5 @@ def test_sglangs_bench_beside_counts(tmp_path):
     (tmp_path / "sglang.jsonl").write_text(json.dumps(result | {"accept_length": 2.47}) + "\n")
     code, out, _ = run_here(["compare", str(tmp_path / "sglang.jsonl"), STEPS])
     assert code == 0
-    (row,) = [line.split() for line in out.splitlines() if "sglang:spec_accept_length" in line]
-    assert row == ["sglang:spec_accept_length,", "last", "2.47", "–", "–"]
+    (row,) = [line.split() for line in out.splitlines() if "avg_spec_accept_length" in line]
+    assert row == ["avg_spec_accept_length,", "last", "2.47", "–", "–"]

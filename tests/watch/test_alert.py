@@ -2,6 +2,7 @@
 
 import pytest
 
+from specscope.analyze.compare.failif import parse as parse_limits
 from specscope.errors import UserError
 from specscope.trace.history.interval import interval_record
 from specscope.trace.record.aggregate import Aggregate
@@ -35,6 +36,13 @@ def raised(conditions, taus, seconds=30, engine="e"):
         ("rate < 25%", [1.6, 1.4], [1]),
         ("rate < .25 or tau < 1.3", [1.4, 1.2], [0, 1]),
         ("depth 3 rate < 0.5", [1.4], []),  # not told
+        ("drafts < 1 for 1m", [1.4, None, None, None], [2]),  # nothing is drafted any more
+        ("accepted > 45", [1.4, 1.5], [1]),
+        ("tau drops > 20% for 1m", [*([1.8, 1.7, 1.75] * 4), 1.1, 1.1, 1.1, 1.7, 1.1, 1.1], [13, 17]),
+        ("tau drops > 20%", [1.8, 1.7, 1.1], []),  # there is too little before
+        ("tau drops > 20%", [*([1.9, 1.5] * 6), 1.3], []),  # among those before it is nothing special
+        ("tau rises > 20%", [*([1.4, 1.42] * 6), 1.1, 1.9], [13]),
+        ("tau differs > .2", [*([1.4, 1.42] * 6), 1.1, 1.4, 1.9], [12, 14]),
     ],
 )
 def test_when_an_alert_is_raised(condition, taus, numbers):
@@ -52,11 +60,25 @@ def test_engines_are_looked_at_one_by_one():
 
 @pytest.mark.parametrize(
     "text",
-    ["tau", "tau < ", "tau < 1.5 for", "tau < 1.5 for 2", "speed < 3", "tau drops > 2%", "tau < 1e9", "tau < 5%", ""],
+    [
+        "tau",
+        "tau < ",
+        "tau < 1.5 for",
+        "tau < 1.5 for 2",
+        "speed < 3",
+        "tau where kind is x < 2",
+        "tau < 1e9",
+        "tau < 5%",
+    ],
 )
 def test_a_condition_that_is_none_is_refused(text):
-    with pytest.raises(UserError, match=r"^--alert .*: (write FIGURE|tau is a number)"):
+    with pytest.raises(UserError, match=r"^--alert .*: (write FIGURE|tau is a number|there is no figure)"):
         parse(text)
+
+
+@pytest.mark.parametrize("text", ["tau drops > 2%", "depth 2 rate < 0.5 or drafts > 7", "rate differs > 1%"])
+def test_the_conditions_are_those_of_a_comparison(text):
+    assert parse(text) == parse_limits(text)
 
 
 def test_an_alert_is_a_line_a_code_and_a_command(tmp_path):
@@ -80,6 +102,7 @@ def test_an_alert_is_a_line_a_code_and_a_command(tmp_path):
         (["--alert", "tau < 1", "--exec", "no-such-command-here"], "there is no such command"),
         (["--alert", "tau < 1", "--exec", "'"], "No closing quotation"),
         (["--alert", "tau"], "write FIGURE"),
+        (["--alert", "speed < 3"], "use tau, rate, depth N rate, drafts, drafted, accepted, output tokens or requests"),
     ],
 )
 def test_bad_words_are_one_line(words, why):

@@ -5,6 +5,7 @@ their sources: no running engine made them.
 """
 
 import json
+import re
 import threading
 import time
 from datetime import datetime
@@ -14,11 +15,11 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.trace.history.stats import measure
-from specscope.watch.log import LogReader
+from specscope.watch.counts import UnreadableError
 from specscope.watch.metrics import Intervals, difference, read_metrics
 from specscope.watch.responses import Chunks, read_json
 from specscope.watch.source import File, Server
-from specscope.watch.told import UnreadableError
+from specscope.watch.vllm import VllmLog
 from tests.watch.samples import STATS, TENSORRT_PAGE, text
 from tests.watch.server import Page
 
@@ -229,6 +230,42 @@ DIFFUSION = (
 )
 
 
+def test_denoising_among_drafts_is_named(tmp_path):
+    (tmp_path / "v.log").write_text(DIFFUSION + text("log.txt"))
+    source, told = read(tmp_path / "v.log")
+    assert len(told) == 5
+    assert "line 1: `DiffusionDecoding metrics:` lines have no drafts" in source.faults.lines()[0]
+
+
+def test_tensorrts_log_has_no_acceptance(tmp_path):
+    line = (
+        "iter = 5, global_rank = 0, rank = 0, num_scheduled_requests = 3, kv_cache_util = 0.100, "
+        "currank_total_requests = 1/1, host_step_time = 5.0ms, "
+        "states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
+    )
+    (tmp_path / "t.log").write_text(line * 3)
+    with pytest.raises(UserError, match="TensorRT-LLM's log has no acceptance: watch its /metrics"):
+        read(tmp_path / "t.log")
+
+
+def test_a_line_of_sglang_with_all_its_parts(tmp_path):
+    """As SGLang 0.5.23 formats it for DSpark."""
+    (tmp_path / "s.log").write_text(
+        "[2026-11-25 10:11:12 TP0] Decode batch, #running-req: 4, #token: 1830, token usage: 0.03, accept len: 2.31, "
+        "accept rate: 0.44, cap len: 4.10, block accept len: 2.52, cuda graph: True, gen throughput (token/s): 812.50, "
+        "#queue-req: 2\n"
+    )
+    (one,) = read(tmp_path / "s.log")[1]
+    assert (one.length, one.running, one.waiting, one.kv_usage) == (2.31, 4, 2, 0.03)
+    assert one.averages == {
+        "sglang:spec_accept_length": 2.31,
+        "sglang:spec_accept_rate": 0.44,
+        "sglang:spec_cap_length": 4.1,
+        "sglang:spec_block_accept_length": 2.52,
+        "sglang:gen_throughput": 812.5,
+    }
+
+
 def test_denoising_is_no_speculation(tmp_path):
     (tmp_path / "v.log").write_text(DIFFUSION)
     with pytest.raises(UserError, match="denoising steps are no speculation"):
@@ -242,7 +279,7 @@ def test_denoising_is_no_speculation(tmp_path):
     "config", ["SpeculativeConfig(rejection_sample_method='synthetic')", '{"rejection_sample_method": "synthetic"}']
 )
 def test_vllms_synthetic_acceptance_is_marked(config):
-    reader, lines = LogReader(datetime.now()), text("log.txt").splitlines()
+    reader, lines = VllmLog(datetime.now()), text("log.txt").splitlines()
     assert reader.take(f"INFO 11-25 10:11:12 [core.py:1] {config}") == []
     told = [one for line in lines for one in reader.take(line)] + reader.rest()
     assert {one.aggregate.source for one in told} == {"vLLM log, synthetic acceptance"}
@@ -263,3 +300,63 @@ def test_a_llamacpp_log_is_followed_through_its_rotation(tmp_path):
         if len(told) == 3 or time.monotonic() > deadline:
             stop.set()
     assert [(one.drafts, one.drafted, one.accepted) for one in told] == [(24, 95, 95), (35, 136, 64), (12, 47, 47)]
+
+
+PAGES = {
+    "vLLM": text("metrics_after.txt"),
+    "Ray": text("metrics_after.txt").replace("vllm:", "ray_vllm_"),
+    "SGLang": (PEOPLE / "prom_sglang.txt").read_text(),
+    "llama.cpp": (PEOPLE / "llamacpp" / "metrics_after.txt").read_text(),
+    "TensorRT-LLM": TENSORRT_PAGE,
+}
+
+
+def times(page, factor):
+    """A page whose counters are that many times as large."""
+    counter = re.compile(r"(?m)^(\w[\w:]*_total(?:\{[^\n]*\})?) ([0-9][0-9.e+]*)$")
+    return counter.sub(lambda match: f"{match[1]} {float(match[2]) * factor:.1f}", page)
+
+
+def counts(one):
+    return one.drafts, one.drafted, one.accepted, one.emitted, one.accepted_at
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_the_page_of_each_engine_grows_and_starts_again(engine):
+    page, intervals = PAGES[engine], Intervals()
+    since_it_began = only(page)
+    told = [
+        one.aggregate
+        for time_ns, factor in enumerate((1, 2, 5, 5, 1))
+        for one in intervals.take(read_metrics(times(page, factor), time_ns))
+    ]
+    grown, more, idle, again = told
+    assert since_it_began.drafts
+    assert counts(grown) == counts(since_it_began)
+    assert more.drafts == 3 * since_it_began.drafts
+    assert (idle.drafts, idle.reset) == (0, False)
+    assert (counts(again), again.reset) == (counts(since_it_began), True)
+
+
+@pytest.mark.parametrize("engine", [name for name in PAGES if name != "llama.cpp"])  # it serves one model
+def test_two_models_on_a_page_are_two_engines(engine):
+    page = PAGES[engine]
+    other = re.sub(r'model_name="([^"]*)"', r'model_name="other-\1"', page)
+    both = page + "".join(line for line in other.splitlines(keepends=True) if not line.startswith("#"))
+    readings = read_metrics(both, 1)
+    assert len({reading.model for reading in readings}) == len(readings) == 2
+    assert {counts(difference(None, reading).aggregate) for reading in readings} == {counts(only(page))}
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_a_page_without_speculation_is_of_no_engine(engine):
+    without = "".join(line for line in PAGES[engine].splitlines(keepends=True) if "spec_" not in line)
+    assert read_metrics(without, 1) == []
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_a_gauge_that_is_no_number_is_left_out(engine):
+    gauge = re.compile(r"(?m)^(\w[\w:]*(?<!_total)(?<!_created)(?:\{[^\n]*\})?) [0-9][0-9.e+-]*$")
+    one = only(gauge.sub(r"\1 NaN", PAGES[engine]))
+    assert (one.running, one.waiting, one.kv_usage, one.averages) == (None, None, None, {})
+    assert one.drafts == only(PAGES[engine]).drafts

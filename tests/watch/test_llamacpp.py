@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from specscope.trace.history.interval import notes
 from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import RESTORED
+from specscope.watch.counts import UnreadableError
 from specscope.watch.llamacpp import LlamaLog
 from specscope.watch.metrics import Intervals, difference, read_metrics
 from specscope.watch.source import File
-from specscope.watch.told import UnreadableError
 
 PEOPLE = Path(__file__).parents[1] / "data" / "people"
 LLAMA = PEOPLE / "llamacpp"
@@ -110,6 +110,25 @@ def test_where_lines_are_missing_the_servers_sums_count():
     assert (one.accepted, one.drafted, one.drafts, one.accepted_at) == (5, 12, 3, ())
     (one,) = taken([END.format(5, 12, "2.67").replace("acceptance", "acceptance rate").partition(", mean")[0]])
     assert (one.accepted, one.drafted, one.drafts) == (5, 12, None)  # an older server
+
+
+@pytest.mark.parametrize("prefix", ["", "2026-05-17 11:04:29.854 | "])
+def test_a_block_of_an_older_server_is_of_the_request_before_it(prefix):
+    block = """\
+slot launch_slot_: id  0 | task 9 | processing task
+slot print_timing: id  0 | task 9 |
+prompt eval time =      20.31 ms /    12 tokens (    1.69 ms per token,   590.84 tokens per second)
+       eval time =     420.31 ms /   100 tokens (    3.50 ms per token,   285.50 tokens per second)
+      total time =     440.62 ms /   112 tokens
+draft acceptance rate = 0.69953 (  149 accepted /   213 generated)
+statistics mtp: #calls(b,g,a) = 1 861 690, #gen drafts = 690, #acc drafts = 690, #gen tokens = 1207, #acc tokens = 1186
+slot      release: id  0 | task 9 | stop processing: n_tokens = 131, truncated = 0
+"""
+    lines = [prefix + line for line in [*block.splitlines(), *block.replace("task 9", "task 12").splitlines()]]
+    assert [(one.request, one.accepted, one.drafted, one.drafts, one.emitted) for one in taken(lines)] == [
+        ("task 9", 149, 213, None, 100),
+        ("task 12", 149, 213, None, 100),
+    ]
 
 
 def test_positions_of_a_line_of_their_own():

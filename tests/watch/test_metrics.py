@@ -1,13 +1,15 @@
 """Pages of metrics to intervals: as recorded, with restarts, several engines, and pages that are wrong."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.stats import measure
 from specscope.trace.metrics.metrics import Metrics
+from specscope.watch.counts import UnreadableError
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
-from specscope.watch.told import UnreadableError
 from tests.trace.samples import records
 from tests.waiting import ends
 from tests.watch.samples import SGLANG, changed, text, two_engines
@@ -173,3 +175,57 @@ def test_our_own_metrics_are_read_as_vllms():
     )
     assert list(one.accepted_at) == truth.accepted_at
     assert not one.reset
+
+
+def llamacpp(drafts, accepted_at, emitted):
+    return (
+        f"llamacpp:spec_decode_num_drafts_total {drafts:g}\n"
+        f"llamacpp:spec_decode_num_draft_tokens_total {2 * drafts:g}\n"
+        f"llamacpp:spec_decode_num_accepted_tokens_total {sum(accepted_at):g}\n"
+        f"llamacpp:tokens_predicted_total {emitted:g}\n"
+        + "".join(
+            f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} {count}\n'
+            for position, count in enumerate(accepted_at)
+        )
+    )
+
+
+def test_an_interval_of_rounded_counts_goes_on_until_it_shows():
+    """Beyond a million the last of six digits is a ten: what 4 drafts add to it is no count of these."""
+    intervals, told = Intervals(), []
+    # Since the one before: drafts, accepted tokens, output tokens
+    readings = [(0, 0, 0), (4, 3, 8), (0, 0, 0), (500, 400, 1000), (0, 0, 0), (0, 0, 200)]
+    drafts, accepted, emitted = 2_000_000, 1_000_000, 4_000_000
+    for time_ns, (more, taken, tokens) in enumerate(readings):
+        drafts, accepted, emitted = drafts + more, accepted + taken, emitted + tokens
+        page = llamacpp(drafts, (accepted, accepted // 2), emitted)
+        told += intervals.take(read_metrics(page, time_ns))
+    first, idle, plain = (one.aggregate for one in told)
+    assert (told[0].start_ns, told[0].end_ns) == (0, 3)
+    assert first.drafts == pytest.approx(504, abs=10)
+    assert (first.accepted_at, first.rounded) == ((403, 201), True)
+    assert (idle.drafts, idle.accepted, idle.emitted) == (0, 0, 0)
+    assert (plain.drafts, plain.emitted) == (0, 200)
+
+
+def test_what_is_not_of_an_engine_costs_no_parsing_and_no_engine():
+    page = text("metrics_after.txt")
+    others = "".join(f'other{{a="{number}"}} {number}\n' for number in range(20_000))
+    odd = "go_gc{{{ what\nNaN\n"
+    assert [one.counters for one in read_metrics(others + odd + page, 1)] == [read_metrics(page, 1)[0].counters]
+
+
+def test_sglang_without_speculation_is_not_watched():
+    """Its gauges of speculation are there, and 0, whether it is on or not."""
+    page = re.sub(r"(?m)^(sglang:spec_\w+\{.*\}) .*", r"\1 0.0", SGLANG)
+    assert len(read_metrics(page, 1)) == 1  # it may be on: nothing was generated yet
+    assert read_metrics(page + 'sglang:generation_tokens_total{model_name="llama"} 7.0\n', 1) == []
+
+
+def test_requests_that_ended_are_counted():
+    page = text("metrics_after.txt")
+    ended = "".join(
+        f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="smollm2"}} {count}\n'
+        for reason, count in (("stop", 3), ("length", 2))
+    )
+    assert difference(None, read_metrics(page + ended, 1)[0]).aggregate.requests == 5

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.stats import measure
+from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.responses import read_json
-from specscope.watch.told import ToldInterval, UnreadableError
 from tests.watch.samples import PEOPLE, SGLANG_RESPONSE, STATS, text
 
 CHAT = json.loads(text("chat_greedy.json"))
@@ -76,7 +76,7 @@ def test_a_response_of_sglang():
     assert (one.source, one.drafts, one.drafted, one.accepted, one.emitted) == ("SGLang response", 10, 30, 13, 23)
     assert one.accepted_at == (7, 4, 2)
     assert one.proposed_at == ()  # its drafts may be trees
-    assert one.averages == {"sglang:spec_accept_length": 2.3, "sglang:spec_accept_rate": 0.4333}
+    assert one.averages == {"spec_accept_length": 2.3, "spec_accept_rate": 0.4333}
     meta = SGLANG_RESPONSE["sglext"]["spec_tokens_details"] | {"id": "f00d", "completion_tokens": 23}
     assert only({"text": "Hi", "meta_info": meta}).aggregate.accepted_at == (7, 4, 2)
     two = copy.deepcopy(SGLANG_RESPONSE)

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import gzip
 import os
+import shutil
 import socket
 import threading
 import time
@@ -172,6 +173,46 @@ def test_a_log_that_is_renamed_is_followed_by_its_name(tmp_path):
         running.close()
 
 
+def test_what_the_old_log_gets_between_two_looks_is_read_before_the_new_one(tmp_path):
+    path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[3])
+    source = File(str(path), follow=True)
+    looks, renamed = [], source._renamed
+
+    def rotates(number):
+        if not looks:
+            path.rename(tmp_path / "v.log.1")
+            with (tmp_path / "v.log.1").open("a") as old:
+                old.write(lines[4])
+            path.write_text(lines[5] + lines[6])
+        looks.append(number)
+        return renamed(number)
+
+    source._renamed = rotates
+    running = Running(source)
+    try:
+        assert running.wait(3) == [4, 4, 106]
+    finally:
+        running.close()
+
+
+def test_a_log_that_is_copied_and_cut_is_followed(tmp_path):
+    """As logrotate's copytruncate does. Half a line that was there before begins none that comes after."""
+    path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
+    path.write_text("".join(lines[:5]) + lines[5][:40])
+    source = File(str(path), follow=True)
+    running = Running(source)
+    try:
+        assert running.wait(2) == [4, 4]
+        shutil.copy(path, tmp_path / "v.log.1")
+        os.truncate(path, 0)
+        with path.open("a") as file:
+            file.write(lines[6])
+        assert running.wait(3) == [4, 4, 106]
+    finally:
+        running.close()
+
+
 def test_a_pipe_is_read_as_it_is_written(tmp_path):
     path, lines = tmp_path / "pipe", text("log.txt").splitlines(keepends=True)
     os.mkfifo(path)
@@ -225,7 +266,9 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
     ("page", "why"),
     [
         ("# HELP up x\n# TYPE up gauge\nup 1\n", "reports no speculation metrics; is speculation on"),
-        ("<html>", "is not Prometheus text|reports no speculation metrics"),
+        ("<html>", "is not Prometheus text"),
+        ("{}", "without speculation figures"),
+        ("", "reports no speculation metrics"),
         (SGLANG.replace("spec_accept", "other"), "reports no speculation metrics"),
     ],
 )
@@ -237,6 +280,10 @@ def test_a_server_that_does_not_speculate(page, why):
 def test_a_server_that_cannot_be_reached():
     with Page("") as page:
         gone = page.url
+        page.status = 500
+        with pytest.raises(UserError, match=r"the server answers 500 Internal Server Error$"):
+            Server(gone, 1).open()
+        page.status = 200
         with pytest.raises(UserError, match="answers 404 Not Found: is the path right"):
             Server(gone.replace("metrics", "metrix"), 1).open()
     with pytest.raises(UserError, match=r"cannot be reached: \[Errno 111\] Connection refused"):

@@ -17,8 +17,8 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.control import Watched
+from specscope.watch.counts import ENGINES
 from specscope.watch.source import File, Server
-from specscope.watch.told import ENGINES
 from specscope.watch.watching import WAITING, Watch
 from tests.waiting import ends, until
 from tests.watch.samples import DATA, text, two_engines

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specscope.analyze.compare.failif import LABEL
-from specscope.analyze.compare.result import Comparison, Estimate, depth_rate
+from specscope.analyze.compare.result import Comparison, Estimate
+from specscope.trace.history.thresholds import depth_rate
 
 MOST = 8  # of each kind
 

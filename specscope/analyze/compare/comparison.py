@@ -13,12 +13,14 @@ from specscope.analyze.compare.contexts import align
 from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.evidence import fields
 from specscope.analyze.compare.explained import explained
-from specscope.analyze.compare.failif import FailLimit, judge
+from specscope.analyze.compare.failif import counted, judge
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.result import Comparison, Pair, PairedBy, SideFacts
 from specscope.analyze.compare.verdict import verdict
+from specscope.trace.history.thresholds import Threshold
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import PARAM_NAMES
+from specscope.trace.record.rules import MADE_UP
 from specscope.trace.record.tree import Bools, Drawn
 from specscope.trace.record.vocabulary import printable
 
@@ -90,7 +92,7 @@ TITLE = 200  # characters
 
 
 @np.errstate(all="ignore")  # what is no number is evidence: it is compared as it is
-def compare(a: Side, b: Side, limits: Sequence[FailLimit] = ()) -> Comparison:
+def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
     aligned = align(a, b, matched)
@@ -115,7 +117,7 @@ def compare(a: Side, b: Side, limits: Sequence[FailLimit] = ()) -> Comparison:
         figures=estimates,
         groups=grouped,
         calibration=tuple(calibration(a, b)),
-        conditions=tuple(judge(limits, estimates, grouped)),
+        conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),
     )
 
 
@@ -141,6 +143,18 @@ def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> tu
             )
         )
     return tuple(pairs)
+
+
+def _counts(side: Side) -> dict[str, int | None]:
+    """What a --fail-if may ask for beside the figures."""
+    steps = side.steps[side.steps["judged"]]
+    return {
+        "drafts": int((steps["nodes"] > 0).sum()),
+        "drafted": int(steps["nodes"].sum()),
+        "accepted": int(steps["accepted"].sum()),
+        "output tokens": len(side.output),
+        "requests": len(side.requests),
+    }
 
 
 def _title(request: SideRequest) -> str:
@@ -205,6 +219,8 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> 
             )
         if side.steps["forced"].any():
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
+        if made_up := {side.names[rule] for rule in np.unique(side.steps["rule"])} & set(MADE_UP):
+            lines.append(f"{name} has made-up verdicts ({', '.join(sorted(made_up))}): its acceptance measures nothing")
     if matched and all(kind is PairedBy.ORDER for _, _, kind in matched):
         lines.append("prompts are not recorded: requests are paired by their order")
     for name, side in (("A", a), ("B", b)):

@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specscope.analyze.compare.distributions import FEWEST_DRAFTS
-from specscope.analyze.compare.failif import FailLimit, judge
-from specscope.analyze.compare.result import RATE, TAU, Estimate, FailCondition, depth_rate
+from specscope.analyze.compare.failif import counted, judge
+from specscope.analyze.compare.result import Estimate, FailCondition
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
 from specscope.errors import UserError
+from specscope.trace.history.interval import means
+from specscope.trace.history.sources import definitions, made_up
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.thresholds import COUNTED, RATE, TAU, Threshold, depth_rate
+from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.reading import read_capture
 
@@ -34,6 +38,18 @@ class CountsSide:
     warnings: tuple[str, ...]
     counts_only: bool  # whether a capture among them holds no steps
     averages: Mapping[str, float]  # the last that it reports, where there are no counts for a length
+    length: float | None = None  # from the counts, else the mean of what its intervals report
+    rate: float | None = None  # likewise
+    requests: int | None = None
+    definitions: tuple[str, ...] = ()  # of its figures, where they are not as everywhere
+    made_up: bool = False  # its verdicts, for a benchmark
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """By the names in conditions."""
+        return {
+            name: self.requests if name == "requests" else self.acceptance.told(key) for name, key in COUNTED.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -47,25 +63,50 @@ class CountsComparison:
     def table(self) -> Table:
         """Figure, A, B and B - A."""
         a, b = self.a.acceptance, self.b.acceptance
+        lengths, rates = (self.a.length, self.b.length), (self.a.rate, self.b.rate)
         rows = [
-            ("mean acceptance length τ", number(a.tau), number(b.tau), _signed(a.tau, b.tau)),
-            ("draft acceptance rate", percent(a.rate), percent(b.rate), _signed(a.rate, b.rate, share=True)),
+            ("mean acceptance length τ", *map(number, lengths), _signed(*lengths)),
+            ("draft acceptance rate", *map(percent, rates), _signed(*rates, share=True)),
         ]
         rates_a, rates_b = a.per_position, b.per_position
         for index in range(max(len(rates_a), len(rates_b))):
             rate_a, rate_b = (rates[index] if index < len(rates) else None for rates in (rates_a, rates_b))
             both = share(rate_a, a.drafts), share(rate_b, b.drafts)
             rows.append((f"accepted at depth {index + 1}, of the drafts", *both, _signed(rate_a, rate_b, share=True)))
-        rows += [(name, told(a.told(name)), told(b.told(name)), "") for name in ("drafts", "drafted", "accepted")]
+        rows += [
+            (name, told(count), told(self.b.counts[name]), "")
+            for name, count in self.a.counts.items()
+            if (count, self.b.counts[name]) != (None, None)
+        ]
         for name in {**self.a.averages, **self.b.averages}:
             last_a, last_b = self.a.averages.get(name), self.b.averages.get(name)
             rows.append((f"{one_line(name, LONGEST)}, last", number(last_a), number(last_b), _signed(last_a, last_b)))
         return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known before one side is compared with the other."""
+        name, other = ("A", "B") if self.a.made_up else ("B", "A")
+        made_up = f"{name} has made-up verdicts and {other} does not say so: their figures cannot be compared"
+        return [made_up] if self.a.made_up != self.b.made_up else []
+
+    def defined(self, name: str) -> list[str]:
+        """How a side, "A" or "B", defines its figures where the other does not."""
+        side, other = (self.a, self.b) if name == "A" else (self.b, self.a)
+        return [line for line in side.definitions if line not in other.definitions]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         sides = {
-            name: {"source": list(side.sources), "acceptance": side.acceptance.to_dict()}
+            name: {
+                "source": list(side.sources),
+                "acceptance": side.acceptance.to_dict(),
+                "mean_acceptance_length": side.length,
+                "draft_acceptance_rate": side.rate,
+                "requests": side.requests,
+                "definitions": list(side.definitions),
+                "made_up": side.made_up,
+            }
             for name, side in (("a", self.a), ("b", self.b))
         }
         met = (
@@ -74,22 +115,31 @@ class CountsComparison:
         return {"counts_only": True, "note": NOTE, **sides, **met}
 
 
-def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[FailLimit] = ()) -> CountsComparison | None:
+def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshold] = ()) -> CountsComparison | None:
     """Both sides; None where none of the captures holds counts only. Raises UserError."""
     sides = [_side(paths) for paths in (a, b)]
     if not any(side.counts_only for side in sides):
         return None
     first, second = sides
-    return CountsComparison(first, second, tuple(judge(limits, figures(first.acceptance, second.acceptance))))
+    return CountsComparison(
+        first, second, tuple(judge(limits, [*figures(first, second), *counted(first.counts, second.counts)]))
+    )
 
 
-def figures(a: Acceptance, b: Acceptance) -> list[Estimate]:
+def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
     """What a --fail-if can ask for, with intervals as far as the counts of both sides have a spread."""
-    spreads_a, spreads_b = spreads(a), spreads(b)
+    spreads_a, spreads_b = spreads(a.acceptance), spreads(b.acceptance)
+    for side, known in ((a, spreads_a), (b, spreads_b)):  # averages alone have none
+        known[TAU], known[RATE] = (side.length, known[TAU][1]), (side.rate, known[RATE][1])
+    nothing = None, None
     return [
-        _estimate(name, spreads_a[name], spreads_b[name], min(a.drafts, b.drafts))
-        for name in spreads_a
-        if name in spreads_b
+        _estimate(
+            name,
+            spreads_a.get(name, nothing),
+            spreads_b.get(name, nothing),
+            min(a.acceptance.drafts, b.acceptance.drafts),
+        )
+        for name in {**spreads_a, **spreads_b}
     ]
 
 
@@ -105,8 +155,8 @@ def spreads(counts: Acceptance) -> dict[str, tuple[float | None, float | None]]:
         error = math.sqrt(max(square - (tau - 1) ** 2, 0) / counts.drafts)
     length = counts.drafted / counts.drafts if counts.drafts else 0.0  # of a draft
     known = {TAU: (tau, error), RATE: (counts.rate, error / length if error is not None and length else None)}
-    for depth, rate in enumerate(rates, 1):
-        known[depth_rate(depth)] = rate, math.sqrt(rate * (1 - rate) / counts.drafts)
+    for depth, share_here in enumerate(rates, 1):
+        known[depth_rate(depth)] = share_here, math.sqrt(share_here * (1 - share_here) / counts.drafts)
     return known
 
 
@@ -116,7 +166,10 @@ def _estimate(
     (a, a_error), (b, b_error) = first, second
     difference = None if a is None or b is None else b - a
     estimate = Estimate(name, a, b, difference, clusters=drafts, unit="draft", significant=True, percent=name != TAU)
-    if difference is None or a_error is None or b_error is None or drafts < FEWEST_DRAFTS:
+    if a_error is None or b_error is None:
+        why = "a side reports no counts by position, from which an interval follows"
+        return replace(estimate, without_interval=why)
+    if difference is None or drafts < FEWEST_DRAFTS:
         return estimate
     half = SIGMAS * math.hypot(a_error, b_error)
     return replace(estimate, low=difference - half, high=difference + half)
@@ -125,6 +178,9 @@ def _estimate(
 def _side(paths: Sequence[str]) -> CountsSide:
     total, warnings, counts_only = Acceptance(), [], False
     averages: dict[str, float] = {}
+    intervals: list[Aggregate] = []
+    rules: set[str] = set()
+    requests: list[int | None] = []
     for path in paths:
         reader = read_capture(path)
         if not reader.history.acceptance.drafts and not reader.history.acceptance.aggregates:
@@ -132,9 +188,28 @@ def _side(paths: Sequence[str]) -> CountsSide:
         total.merge(reader.history.acceptance)
         counts_only |= bool(reader.history.acceptance.aggregates) or reader.history.figures_only
         averages |= next((step.aggregate.averages for step in reader.history.steps[-1:] if step.aggregate), {})
+        told = [step.aggregate for step in reader.history.steps if step.aggregate is not None]
+        intervals += told
+        requests += [_requests(each) for each in told] or [len(reader.history.requests)]
+        rules |= {part.rule for step in reader.history.steps for part in step.requests}
         warnings += [*reader.warnings, *filter(None, [reader.history.figures_note])]
-    averages = averages if total.tau is None else {}
-    return CountsSide(tuple(map(printable, paths)), total, tuple(warnings), counts_only, averages)
+    known = [count for count in requests if count is not None]
+    return CountsSide(
+        tuple(map(printable, paths)),
+        total,
+        tuple(warnings),
+        counts_only,
+        averages if total.tau is None else {},
+        length=means(intervals).length(total),
+        rate=means(intervals).rate(total),
+        requests=sum(known) if len(known) == len(requests) else None,
+        definitions=tuple(dict.fromkeys(line for each in intervals for line in definitions(each))),
+        made_up=made_up(intervals, rules),
+    )
+
+
+def _requests(aggregate: Aggregate) -> int | None:
+    return 1 if aggregate.is_request else aggregate.requests
 
 
 def _signed(a: float | None, b: float | None, *, share: bool = False) -> str:

@@ -17,17 +17,15 @@ from specscope.analyze.compare.result import (
     PER_STEP,
     Q_ABOVE,
     Q_ERROR,
-    RATE,
     RATES_FROM,
-    TAU,
     WHOLE_PATHS,
     WITHOUT_LOOPS,
     CalibrationBin,
     Estimate,
     PairedBy,
-    depth_rate,
 )
 from specscope.analyze.evidence.columns import KINDS, PRECEDED
+from specscope.trace.history.thresholds import RATE, TAU, depth_rate
 from specscope.trace.record.method import SOURCES
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import Doubles, Drawn

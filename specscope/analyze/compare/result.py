@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from specscope.analyze.findings import Reference
+from specscope.trace.history.thresholds import RATE, TAU
 from specscope.trace.record.method import SOURCES
 
 
@@ -21,17 +22,11 @@ class Sameness(StrEnum):
 
 
 # The table of figures, by name; with the rates by depth.
-TAU = "tau"
-RATE, PER_STEP, WHOLE_PATHS = "rate", "tokens per step", "whole paths"
+PER_STEP, WHOLE_PATHS = "tokens per step", "whole paths"
 LOOPS, WITHOUT_LOOPS = "output in loops", "tau without loops"
 Q_ABOVE, Q_ERROR = "q above acceptance", "squared error of q"
 RATES_FROM = {source: f"rate from {source}" for source in SOURCES}
 FIGURES = (TAU, RATE, PER_STEP, WHOLE_PATHS, LOOPS, WITHOUT_LOOPS, *RATES_FROM.values(), Q_ABOVE, Q_ERROR)
-
-
-def depth_rate(depth: int) -> str:
-    """The figure of one depth."""
-    return f"depth {depth} rate"
 
 
 class PairedBy(StrEnum):
@@ -222,6 +217,7 @@ class Estimate:
     standard_error: float | None = None
     percent: bool = False  # whether it is a share
     unit: str = "request"  # what a cluster is
+    without_interval: str = ""  # why there is none, where more data would not help
 
     @property
     def nonzero(self) -> bool:

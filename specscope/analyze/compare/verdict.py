@@ -16,7 +16,6 @@ from specscope.analyze.compare.result import (
     EXACT,
     LOOPS,
     SUSPECT,
-    TAU,
     WITHOUT_LOOPS,
     Difference,
     Estimate,
@@ -25,6 +24,7 @@ from specscope.analyze.compare.result import (
     PartingCause,
     Sameness,
 )
+from specscope.trace.history.thresholds import TAU
 from specscope.trace.history.wording import plural
 
 RARE = 0.01  # of the pairs; up to that share may be rounding, which has no sharp bound

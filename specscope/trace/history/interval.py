@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from typing import TypeVar
@@ -85,10 +86,9 @@ def counts(aggregate: Aggregate) -> Acceptance:
 def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
     """A cell for each of COLUMNS; a dash where the source does not report it. `~`: derived from rounded figures."""
     mark = "~" if aggregate.rounded else ""
-    seconds = (record.end_ns - record.start_ns) / 1e9
     values = {
         "time": clock(record.end_ns),
-        "seconds": f"{seconds:.1f}" if seconds else NONE,
+        "seconds": _seconds(record.end_ns - record.start_ns),
         "drafts": _count(aggregate.drafts, mark),
         "length": NONE if aggregate.length is None else f"{aggregate.length:.2f}",
         "rate": _percent(rate(aggregate)),
@@ -99,9 +99,45 @@ def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
 
 
 def rate(aggregate: Aggregate) -> float | None:
-    """Draft acceptance rate: from the counts, else as SGLang's gauge has it."""
-    counted = counts(aggregate).rate
-    return aggregate.averages.get("sglang:spec_accept_rate") if counted is None and not aggregate.drafted else counted
+    """Draft acceptance rate: from the counts, else as SGLang reports it."""
+    return aggregate.averages.get(aggregate.rate_name) if aggregate.rate_name else counts(aggregate).rate
+
+
+@dataclass
+class IntervalMeans:
+    """Means over intervals, each counting alike: for what has averages and no counts."""
+
+    _lengths: tuple[float, int] = (0.0, 0)  # sum, how many
+    _rates: tuple[float, int] = (0.0, 0)
+
+    def add(self, aggregate: Aggregate) -> None:
+        """One more interval."""
+        self._lengths = _more(self._lengths, aggregate.length)
+        self._rates = _more(self._rates, rate(aggregate))
+
+    def length(self, sums: Acceptance) -> float | None:
+        """Mean acceptance length, from the counts where there are any."""
+        return sums.tau if sums.tau is not None else _mean(self._lengths)
+
+    def rate(self, sums: Acceptance) -> float | None:
+        """Draft acceptance rate, likewise."""
+        return sums.rate if sums.rate is not None else _mean(self._rates)
+
+
+def _more(sums: tuple[float, int], value: float | None) -> tuple[float, int]:
+    return sums if value is None else (sums[0] + value, sums[1] + 1)
+
+
+def _mean(sums: tuple[float, int]) -> float | None:
+    return sums[0] / sums[1] if sums[1] else None
+
+
+def means(aggregates: Iterable[Aggregate]) -> IntervalMeans:
+    """Over all of these."""
+    over = IntervalMeans()
+    for aggregate in aggregates:
+        over.add(aggregate)
+    return over
 
 
 def clock(ns: int) -> str:
@@ -156,29 +192,15 @@ def by_position(aggregate: Aggregate) -> str:
     return ", ".join(f"{rate} at {positions}" for positions, rate in runs(rates))
 
 
-def missing(aggregate: Aggregate) -> list[str]:
-    """What the source does not report, in words."""
-    lacks = {
-        "the number of drafts": aggregate.drafts is None,
-        "accepted tokens": aggregate.accepted is None,
-        "rates by position": not aggregate.accepted_at,
-        "how long drafts were": bool(aggregate.accepted_at) and not aggregate.proposed_at,
-        "output tokens": aggregate.emitted is None,
-        "the batch": aggregate.running is None,
-        "KV usage": aggregate.kv_usage is None,
-    }
-    return ["trees, tokens, probabilities and coins", *(name for name, lacking in lacks.items() if lacking)]
-
-
-def missing_text(aggregate: Aggregate) -> str:
-    """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
-    of = "request" if aggregate.request or aggregate.source.endswith("response") else "interval"
-    what = "averages" if aggregate.drafts is None and aggregate.drafted is None else "counts"
-    return f"{aggregate.source} reports {what} per {of}. Not available: {', '.join(missing(aggregate))}"
-
-
 def _count(value: int | None, mark: str = "") -> str:
     return NONE if value is None else f"{mark}{value:,}"
+
+
+def _seconds(ns: int) -> str:
+    """A page may be of months: its column has room for 7 characters."""
+    seconds = ns / 1e9
+    digits = ".1f" if seconds < 1e5 else ".0f" if seconds < 1e7 else ".2g"
+    return f"{seconds:{digits}}" if ns else NONE
 
 
 def _percent(value: float | None) -> str:

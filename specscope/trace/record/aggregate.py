@@ -7,7 +7,7 @@ guessed. A fleet may send one span a request: then its figures are all that is k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -15,7 +15,19 @@ from msgspec import Meta
 
 from specscope.trace.record.declared import Count, Name, Share, Short, Sum, Value, Wire, WireForm
 
-LENGTHS = ("mean acceptance length", "sglang:spec_accept_length")  # of `averages`, those that are one
+SYNTHETIC = "synthetic acceptance"  # in a source's name: verdicts were made up for a benchmark
+LENGTH = "mean acceptance length"
+# Of `averages`, those that are a length or a rate: the first that is there counts. history/definitions.py defines them
+LENGTHS = (
+    LENGTH,
+    "sglang:spec_accept_length",
+    "spec_accept_length",
+    "avg_spec_accept_length",
+    "acceptanceLength",
+    "trtllm_spec_decode_acceptance_length",
+    "avg_decoded_tokens_per_iter",
+)
+RATES = ("sglang:spec_accept_rate", "spec_accept_rate")
 RESTORED = "drafts judged again from a checkpoint"  # likewise: what is left of them counts as a whole draft
 DEPTH = "current speculative depth"  # of `averages`: how deep drafts were at the interval's end
 
@@ -38,6 +50,8 @@ class Aggregate:
     drafted: Annotated[int | None, Wire("specscope.aggregate.drafted", Sum | None)] = None  # tokens
     accepted: Annotated[int | None, Wire("specscope.aggregate.accepted", Sum | None)] = None  # tokens
     emitted: Annotated[int | None, Wire("specscope.aggregate.emitted", Sum | None)] = None  # output tokens
+    # that ended in the interval
+    requests: Annotated[int | None, Wire("specscope.aggregate.requests", Sum | None)] = None
     # at d-1: drafts whose token at depth d was accepted
     accepted_at: Annotated[tuple[int, ...], Wire("specscope.aggregate.accepted_at", AtDepth)] = ()
     # at d-1: drafts that were that long
@@ -57,12 +71,31 @@ class Aggregate:
     rounded: Annotated[bool, Wire("specscope.aggregate.rounded")] = False
 
     @property
+    def is_request(self) -> bool:
+        """Whether it is about one request, and not about an interval."""
+        return bool(self.request) or self.source.endswith("response")
+
+    @property
     def length(self) -> float | None:
         """Mean acceptance length: from the counts, else as the source tells it."""
         if self.drafts and self.accepted is not None:
             return 1 + self.accepted / self.drafts
-        reported = next((self.averages[name] for name in LENGTHS if name in self.averages), None)
-        return reported or None  # SGLang's gauge is 0 where nothing was drafted
+        return self.averages.get(self.length_name) or None  # SGLang's gauge is 0 where nothing was drafted
+
+    @property
+    def length_name(self) -> str:
+        """Which of the averages the length is; "" where it is worked out from counts, or not known."""
+        return "" if self.drafts and self.accepted is not None else self._average(LENGTHS)
+
+    @property
+    def rate_name(self) -> str:
+        """Likewise of the draft acceptance rate."""
+        return "" if self.drafted and self.accepted is not None else self._average(RATES)
+
+    def _average(self, names: Sequence[str]) -> str:
+        """The first of these averages. An idle engine still tells that of the time before."""
+        idle = not self.drafts and not self.emitted and self.running == 0
+        return "" if idle else next((name for name in names if name in self.averages), "")
 
     @property
     def tried_at(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ ABOUT = {
 }
 LOOK_AHEAD = (BLOCK, TRAVERSAL)  # a node is accepted as well where one below it is
 LOSSY = "lossy"  # a rule that is not lossless is called lossy:NAME
+MADE_UP = (f"{LOSSY}:synthetic", f"{LOSSY}:simulated")  # for benchmarks: what is accepted is drawn without the target
 
 
 def is_lossy(rule: str) -> bool:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 
-from specscope.trace.history.interval import COLUMNS, cells, counts, missing
+from specscope.trace.history.interval import COLUMNS, cells, counts
+from specscope.trace.history.sources import definitions, missing
 from specscope.trace.record.aggregate import Aggregate
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, NOTHING, Ink, Line, bar, clean, cut, folded, left, right
@@ -53,9 +54,9 @@ class IntervalsPanel(Panel):
             control = look.viewer.control
             what = "no data" if control is None else f"{control.progress[0]}: no data yet"
             return Sheet([[(clean(what), "faint")]], title)
-        note = folded(f"{current.source} does not report {', '.join(missing(current))}.", max(width, 8))[
-            : max(height // 5, 1)
-        ]
+        about_figures = [f"{line}." for line in definitions(current)]
+        about_figures.append(f"{current.source} does not report {', '.join(missing(current))}.")
+        note = folded(" ".join(about_figures), max(width, 8))[: max(height // 5, 1)]
         rows = max(height - 1 - len(note), 1)
         self._first = min(max(look.position - (rows if look.viewer.follow else rows // 2) + 1, 0), look.steps)
         self._first = max(min(self._first, look.steps - rows), 0)

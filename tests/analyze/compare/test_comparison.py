@@ -11,6 +11,7 @@ import pytest
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.failif import parse
 from specscope.analyze.compare.result import SUSPECT, PairedBy, PartingCause, Sameness
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Absent, RunInfo
@@ -326,6 +327,21 @@ def test_a_side_without_coins_or_p_is_compared_by_the_rest(plain):
     assert "B records no p" in said
     assert found.answer is Sameness.SAME, found.reasons
     assert not {field.name for field in found.fields if field.suspect}
+
+
+def test_verdicts_that_are_made_up_are_named(plain):
+    other = side(seed=1)
+    other.names.append("lossy:synthetic")
+    other.steps["rule"] = len(other.names) - 1
+    assert any("B has made-up verdicts (lossy:synthetic)" in line for line in compare(plain, other).missing)
+    assert not any("made-up" in line for line in compare(plain, plain).missing)
+
+
+def test_counts_of_runs_can_be_asked_for(plain):
+    asked = parse("requests drops > 40% or drafts drops > 10% or output tokens < 900 or requests < 12")
+    outcomes = compare(plain, side(seed=1, requests=12), asked).conditions
+    assert [outcome.hit for outcome in outcomes] == [True, True, True, False]
+    assert not any(outcome.hit for outcome in compare(plain, plain, asked).conditions)
 
 
 def test_a_side_without_drafts_has_its_outputs_compared(plain):

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.analyze.compare.failif import FailLimit, Way, judge, parse
+from specscope.analyze.compare.failif import counted, judge, parse
 from specscope.analyze.compare.result import FIGURES, Estimate
 from specscope.errors import UserError
+from specscope.trace.history.thresholds import COUNTED, Threshold, Way
 
 labels = st.text("abc ofr>%1.:", min_size=1).map(lambda text: " ".join(text.split()) or "x")
 figures = st.one_of(
-    st.sampled_from(FIGURES),
+    st.sampled_from((*FIGURES, *COUNTED)),
     st.integers(1, 999).map(lambda n: f"depth {n} rate"),
     st.tuples(labels, labels)
     .map(lambda pair: f"tau where label {pair[0]} is {pair[1]}")
@@ -25,12 +26,13 @@ sizes = st.decimals(0, 1_000_000, places=3, allow_nan=False).map(lambda size: f"
 
 
 @given(figures, st.sampled_from(list(Way)), sizes, st.booleans())
-def test_what_is_written_is_read(figure, way, size, relative):
-    (limit,) = parse(f"{figure}  {way} > {size}{'%' if relative else ''}")
-    assert (limit.figure, limit.way, limit.relative) == (figure, way, relative)
-    assert limit.size == pytest.approx(float(size) / (100 if relative else 1))
+def test_what_is_written_is_read(figure, way, size, percent):
+    percent = percent and way not in (Way.BELOW, Way.ABOVE)
+    (limit,) = parse(f"{figure}  {way} {'' if len(way) == 1 else '> '}{size}{'%' if percent else ''}")
+    assert (limit.figure, limit.way, limit.percent) == (figure, way, percent)
+    assert limit.size == pytest.approx(float(size) / (100 if percent else 1))
     (again,) = parse(str(limit))
-    assert (again.figure, again.way, again.relative) == (limit.figure, limit.way, limit.relative)
+    assert (again.figure, again.way, again.percent) == (limit.figure, limit.way, limit.percent)
     assert again.size == pytest.approx(limit.size, rel=1e-9)
 
 
@@ -51,6 +53,7 @@ BAD = [
     "length drops > 1",
 ]
 BAD += ["depth 0 rate drops > 1", "depth rate drops > 1", "tau drops > 1e3", "tau drops > nan", "tau drops < 2%"]
+BAD += ["tau < 1.5 for 2m", "tau < 5%", "drafts < 5%", "tau =< 5"]
 BAD += ["tau drops > 2% or", "tau drops > 99999999999", "tau drops > ٣"]
 
 
@@ -62,7 +65,7 @@ def test_bad_conditions_are_refused(text):
 
 def test_several_are_joined_by_or():
     limits = parse("tau drops > 2% or depth 1 differs > 0.05")
-    assert limits == [FailLimit("tau", Way.DROPS, 0.02, True), FailLimit("depth 1 rate", Way.DIFFERS, 0.05, False)]
+    assert limits == [Threshold("tau", Way.DROPS, 0.02, True), Threshold("depth 1 rate", Way.DIFFERS, 0.05, False)]
 
 
 def figure(low: float, high: float, a: float = 3.0, name: str = "tau") -> Estimate:
@@ -88,6 +91,35 @@ def figure(low: float, high: float, a: float = 3.0, name: str = "tau") -> Estima
 def test_it_is_hit_where_the_whole_interval_lies_beyond(low, high, text, hit):
     both = [figure(low, high), figure(-0.001, 0.001, name="rate")]
     assert any(one.hit for one in judge(parse(text), both)) is hit
+
+
+@pytest.mark.parametrize(
+    ("text", "hit"),
+    [("tau < 2.9", True), ("tau < 2.8", False), ("tau > 2.8", True), ("rate < 90%", True), ("rate > .9", False)],
+)
+def test_a_limit_is_about_the_second_side_alone(text, hit):
+    both = [figure(-0.20, -0.08), figure(-0.21, -0.09, a=1.0, name="rate")]
+    assert [one.hit for one in judge(parse(text), both)] == [hit]
+
+
+@pytest.mark.parametrize(
+    ("text", "hit"),
+    [
+        ("drafts drops > 9%", True),
+        ("drafts drops > 10%", False),
+        ("requests differs > 0", False),
+        ("accepted > 99", True),
+        ("drafted < 1 or accepted rises > 1", True),
+    ],
+)
+def test_counts_are_exact(text, hit):
+    a = {"drafts": 100, "accepted": 50, "requests": 8, "output tokens": None, "drafted": 3}
+    b = {"drafts": 90, "accepted": 100, "requests": 8, "output tokens": 5, "drafted": 3}
+    outcomes = judge(parse(text), counted(a, b))
+    assert any(outcome.hit for outcome in outcomes) is hit
+    with pytest.raises(UserError, match="do not show this figure"):
+        judge(parse("output tokens drops > 1"), counted(a, b))
+    assert judge(parse("drafts drops > 1%"), counted(a, b))[0].detail == "hit; 100 → 90, -10"
 
 
 def test_what_may_or_may_not_be_is_said():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from specscope.errors import UserError
 from specscope.trace.history.history import History
-from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record, missing
+from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record
+from specscope.trace.history.sources import missing
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics.metrics import Metrics
 from specscope.trace.record.aggregate import Aggregate, full_chains

@@ -1,43 +1,39 @@
-"""TensorRT-LLM's iteration statistics: `llm.get_stats()`, and the JSON that trtllm-serve answers at /metrics.
+"""TensorRT-LLM's iteration statistics, and the figures of its responses, to aggregates.
 
-Each object is one iteration of the engine, with what was drafted and accepted in it. Read from its source
-(executor/types.h); no page of a running engine was at hand.
+Of `llm.get_stats()`, and of the JSON that trtllm-serve answers at /metrics, each object is one iteration of the engine,
+with what was drafted and accepted in it. Read from its source (executor/types.h); no page of a running engine was at
+hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.wire.codec import plain_error
-from specscope.watch.told import MOST, ToldInterval, UnreadableError
+from specscope.watch.counts import MOST, Count, ToldInterval, UnreadableError, Value, declared
 
-SOURCE = "TensorRT-LLM iteration statistics"
-
-_Count = Annotated[int, Meta(ge=0, lt=MOST)]
-_Value = Annotated[float, Meta(ge=0, lt=MOST)]
+SOURCE, RESPONSE = "TensorRT-LLM iteration statistics", "TensorRT-LLM response"
 
 
 class _Drafts(Struct, frozen=True):
-    numDraftTokens: _Count  # noqa: N815
-    numAcceptedTokens: _Count  # noqa: N815
-    numRequestsWithDraftTokens: _Count  # noqa: N815
-    acceptanceLength: _Value | None = None  # noqa: N815
-    draftOverhead: _Value | None = None  # noqa: N815
+    numDraftTokens: Count  # noqa: N815
+    numAcceptedTokens: Count  # noqa: N815
+    numRequestsWithDraftTokens: Count  # noqa: N815
+    acceptanceLength: Value | None = None  # noqa: N815
+    draftOverhead: Value | None = None  # noqa: N815
 
 
 class _Iteration(Struct, frozen=True):
     specDecodingStats: _Drafts | None = None  # noqa: N815
-    iterLatencyMS: _Value = 0  # noqa: N815
+    iterLatencyMS: Value = 0  # noqa: N815
     timestamp: str = ""
-    numActiveRequests: _Count | None = None  # noqa: N815
-    numQueuedRequests: _Count | None = None  # noqa: N815
+    numActiveRequests: Count | None = None  # noqa: N815
+    numQueuedRequests: Count | None = None  # noqa: N815
     attentionDpRank: int = 0  # noqa: N815
 
 
@@ -48,10 +44,7 @@ def is_iteration(value: dict[str, Any]) -> bool:
 
 def read_iteration(value: dict[str, Any], time_ns: int) -> list[ToldInterval]:
     """The interval of an iteration; none where nothing could be drafted in it. Raises UnreadableError."""
-    try:
-        iteration = msgspec.convert(value, _Iteration, strict=True)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UnreadableError(plain_error(error)) from None
+    iteration: _Iteration = declared(value, _Iteration)
     stats = iteration.specDecodingStats
     if stats is None or iteration.attentionDpRank:  # of the other ranks: the same figures again
         return []
@@ -91,3 +84,25 @@ def _time(text: str, otherwise: int) -> int:
         return int(datetime.strptime(text, "%m-%d-%Y %H:%M:%S.%f").timestamp() * 1e9)
     except (ValueError, OverflowError, OSError):
         return otherwise
+
+
+class TensorrtDetail(Struct, frozen=True):
+    """TensorRT-LLM's `speculative_decoding` of a request."""
+
+    total_draft_tokens: Count
+    total_accepted_draft_tokens: Count
+    acceptance_rate: Value | None = None
+
+
+def of_tensorrt(detail: TensorrtDetail, holder: Mapping[str, Any]) -> Aggregate:
+    """The counts of a request of TensorRT-LLM, which has no number of drafts. Raises UnreadableError."""
+    if detail.total_accepted_draft_tokens > detail.total_draft_tokens:
+        raise UnreadableError("speculative_decoding with more accepted tokens than drafted ones")
+    tokens = holder.get("avg_decoded_tokens_per_iter")
+    known = isinstance(tokens, int | float) and 0 <= tokens < MOST
+    return Aggregate(
+        source=RESPONSE,
+        drafted=detail.total_draft_tokens,
+        accepted=detail.total_accepted_draft_tokens,
+        averages={"avg_decoded_tokens_per_iter": float(tokens)} if known else {},  # type: ignore[arg-type]
+    )

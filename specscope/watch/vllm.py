@@ -1,26 +1,40 @@
-"""vLLM's log lines to aggregates: `SpecDecoding metrics: ...`, and the line before it with the engine's load.
+"""vLLM's log lines and the figures of its responses to aggregates.
 
-The line rounds: it does not give the number of drafts, and the rates have three digits. Counts are inferred from what
-it gives: exactly where only one number of drafts fits, else by the nearest that fits, and the aggregate says so
-(`rounded`).
+A `SpecDecoding metrics: ...` line follows one with the engine's load. It rounds: it does not give the number of drafts,
+and the rates have three digits. Counts are inferred from what it gives: exactly where only one number of drafts fits,
+else by the nearest that fits, and the aggregate says so (`rounded`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from itertools import pairwise
+from typing import Annotated
 
-from specscope.trace.record.aggregate import DEPTH, LENGTHS, Aggregate, full_chains
-from specscope.watch.told import ENGINES, POSITIONS, ToldInterval, UnreadableError, count, make_room
+from msgspec import Meta, Struct
 
-SOURCE = "vLLM log"
+from specscope.trace.record.aggregate import DEPTH, LENGTH, SYNTHETIC, Aggregate, full_chains
+from specscope.watch.counts import (
+    ENGINES,
+    Count,
+    Histogram,
+    ToldInterval,
+    UnreadableError,
+    count,
+    make_room,
+    of_histogram,
+    rates_of,
+    work_out,
+)
+
+SOURCE, RESPONSE, METRICS = "vLLM log", "vLLM response", "vLLM get_metrics()"
+PerStep = Annotated[list[Count], Meta(max_length=2**22)]
 MARK = "SpecDecoding metrics:"
 LOAD = "Avg generation throughput:"
 # Of the configuration that it prints when it starts: verdicts are then made up
-SYNTHETIC = re.compile(r"rejection_sample_method['\"]?\s{0,4}[:=]\s{0,4}['\"]?synthetic\b")
+IS_SYNTHETIC = re.compile(r"rejection_sample_method['\"]?\s{0,4}[:=]\s{0,4}['\"]?synthetic\b")
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _NAN = "nan"  # older versions write it for an interval in which nothing was drafted
@@ -42,8 +56,6 @@ _LOAD = {
     "waiting": re.compile(r"Waiting: ([0-9]{1,9}) reqs"),
     "kv": re.compile(rf"KV cache usage: {_NUMBER}%"),
 }
-DIGITS = 20  # characters of a rate
-MOST_TRIED = 20_000  # numbers of drafts that are tried
 
 
 @dataclass
@@ -58,7 +70,7 @@ class _Process:
     unnamed: str | None = None  # the engine kept without a name: intervals of it were reported before it was named
 
 
-class LogReader:
+class VllmLog:
     """Takes lines in order. `now`: the newest time that a line may be of; vLLM writes no year.
 
     A line of metrics belongs to the engine that the line before it names. A log may begin between the two: then its
@@ -77,8 +89,8 @@ class LogReader:
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
         self._now = now or self._now
-        if SYNTHETIC.search(line):
-            self._source = f"{SOURCE}, synthetic acceptance"
+        if IS_SYNTHETIC.search(line):
+            self._source = f"{SOURCE}, {SYNTHETIC}"
         if MARK not in line and LOAD not in line:
             return []
         self.any |= MARK in line
@@ -184,58 +196,42 @@ def aggregate(line: str) -> Aggregate:
         accepted=given[0],
         accepted_at=at_depth,
         proposed_at=full_chains(drafts, given[1], len(at_depth)) if at_depth else (),
-        averages={LENGTHS[0]: float(length[1]), **averages},
+        averages={LENGTH: float(length[1]), **averages},
         rounded=drafts is not None and not alone,
     )
 
 
-def rates_of(text: str, line: str) -> tuple[str, ...]:
-    """The rates by position that a line has, as written. Raises UnreadableError that names the kind of line."""
-    rates = tuple(part.strip() for part in text.strip(", ").split(",", POSITIONS))
-    if len(rates) > POSITIONS:
-        raise UnreadableError(f"a `{line}` line of more than {POSITIONS} positions")
-    try:
-        if max(map(len, rates)) > DIGITS:
-            raise ValueError
-        values = [float(rate) for rate in rates]
-    except ValueError:
-        raise UnreadableError(f"a `{line}` line whose rates are no numbers") from None
-    if not all(0 <= value <= 1 for value in values) or any(after > before for before, after in pairwise(values)):
-        raise UnreadableError(f"a `{line}` line whose rates by position are not between 0 and 1, or rise")
-    return rates
+class Detail(Struct, frozen=True):
+    """vLLM's figures of one request, as its server and as its Python class name them."""
+
+    num_draft_tokens: Count
+    acceptance_histogram: Histogram = []
+    histogram: Histogram = []
+    per_step_accepted: PerStep = []
+    per_step_drafted: PerStep = []
 
 
-def work_out(accepted: int, drafted: int, length: str, rates: Sequence[str]) -> tuple[int | None, bool]:
-    """(the number of drafts that fits these figures best, whether no other fits); None where none does."""
-    if not drafted:
-        return (None, False) if accepted else (0, True)
-    smallest, largest = max(-(-drafted // max(len(rates), 1)) if rates else 1, 1), drafted
-    digits = len(length.partition(".")[2])
-    over, half = float(length) - 1, 0.5 / 10**digits
-    if accepted:
-        smallest = max(smallest, int(accepted / (over + half)))
-        largest = min(largest, int(accepted / (over - half)) + 1) if over > half else largest
-    elif not rates:
-        return None, False
-    else:  # nothing was accepted, so the number of drafts is not known: all of full length is the fewest
-        return (smallest, smallest == largest) if float(length) == 1 else (None, False)
-    if largest - smallest > MOST_TRIED:  # so many that any of them is within the rounding
-        return min(max(round(accepted / over), smallest), largest) if over > 0 else None, False
-    fitting = [n for n in range(smallest, largest + 1) if _fits(n, accepted, length, digits, rates)]
-    if not fitting:
-        return None, False
-    full = drafted // len(rates) if rates and drafted % len(rates) == 0 else 0
-    best = full if full in fitting else min(fitting, key=lambda n: abs(n - accepted / over) if over > 0 else n)
-    return best, len(fitting) == 1
-
-
-def _fits(drafts: int, accepted: int, length: str, digits: int, rates: Sequence[str]) -> bool:
-    """Whether this number of drafts gives these figures, digit for digit."""
-    if f"{1 + accepted / drafts:.{digits}f}" != length:
-        return False
-    counts = []
-    for rate in rates:
-        counts.append(round(float(rate) * drafts))
-        if f"{counts[-1] / drafts:.{len(rate.partition('.')[2])}f}" != rate:
-            return False
-    return drafts >= 1000 or not rates or sum(counts) == accepted  # with more, a rate stands for several counts
+def of_vllm(detail: Detail) -> Aggregate:
+    """The counts of a request of vLLM. Raises UnreadableError where they contradict each other."""
+    histogram = detail.acceptance_histogram or detail.histogram
+    steps, drafts, depth = detail.per_step_accepted, sum(histogram), len(histogram) - 1
+    proposed = full_chains(drafts, detail.num_draft_tokens, depth)
+    if not histogram:
+        raise UnreadableError("figures of a request without their histogram")
+    if steps or detail.per_step_drafted:
+        drafted = detail.per_step_drafted
+        if len(steps) != len(drafted) or sum(drafted) != detail.num_draft_tokens:
+            raise UnreadableError("per_step_accepted, per_step_drafted and num_draft_tokens do not fit together")
+        if any(a > d for a, d in zip(steps, drafted, strict=True)) or max(drafted) > depth:
+            raise UnreadableError("per_step_accepted holds more than was drafted")
+        if [Counter(steps)[n] for n in range(depth + 1)] != histogram:
+            raise UnreadableError("acceptance_histogram is not that of per_step_accepted")
+        proposed = tuple(sum(1 for d in drafted if d >= level) for level in range(1, depth + 1))
+    return Aggregate(
+        source=RESPONSE,
+        drafts=drafts,
+        drafted=detail.num_draft_tokens,
+        accepted=sum(n * times for n, times in enumerate(histogram)),
+        accepted_at=of_histogram(histogram),
+        proposed_at=proposed,
+    )
