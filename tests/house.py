@@ -72,7 +72,6 @@ SLEEPS: dict[str, int] = {
     "tests/vllm/fakes.py": 1,
     "tests/vllm/serving.py": 1,
     "tests/vllm/test_debugger.py": 2,
-    "tests/vllm/test_real.py": 1,
     "tests/vllm/test_real_debug.py": 4,
     "tests/watch/test_source.py": 2,
     "tests/watch/test_watching.py": 1,

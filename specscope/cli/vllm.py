@@ -29,6 +29,7 @@ from specscope.trace.record.privacy import Privacy
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's default is 300
 GRACE_SECONDS = 20  # for vLLM to end its own processes
+PRINTED = 12  # lines of its log, where it failed
 CHECK = """
 from importlib.util import find_spec
 raise SystemExit(1 if not find_spec("vllm") else 0 if find_spec("specscope") else 2)
@@ -154,30 +155,34 @@ def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> in
     """The screen in this terminal; vLLM ends with it."""
     from specscope.debug.viewer import Viewer
     from specscope.interrupt import ends_at_once
-    from specscope.remote.attached import Attached
+    from specscope.remote.launched import LaunchedEngine, last_lines
 
     need_terminal("specscope vllm --capture FILE -- ...")
     with ends_at_once():
         from specscope.tui.app import run_app
 
-        attached = Attached("127.0.0.1", 0, 0)
-    viewer = Viewer(control=attached)
-    attached.viewer = viewer
+        launched = LaunchedEngine("vLLM")
+    viewer = Viewer(control=launched)
+    launched.viewer = viewer
     with tempfile.NamedTemporaryFile(prefix="specscope-vllm-", suffix=".log", delete=False) as log:
-        endpoint = f"http://127.0.0.1:{attached.listening.grpc_port}"
+        endpoint = f"http://127.0.0.1:{launched.listening.grpc_port}"
         process = subprocess.Popen(
             command, env=environment(run, endpoint), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
+    launched.follow(process, Path(log.name))
     lifetime.leave = lambda: _end(process)
     try:
         run_app(viewer, lifetime, title=f"vLLM · its output: {log.name}")
     finally:
+        by_itself = process.poll() is not None
         _end(process)
-        attached.close()
-    code = process.returncode
+        launched.close()
+    code = 0 if process.returncode in (0, -signal.SIGINT, 128 + signal.SIGINT) else process.returncode
+    if code and by_itself:
+        print(*last_lines(Path(log.name), PRINTED), sep="\n", file=sys.stderr)
     print(f"vLLM's output is in {log.name}")
-    return 0 if code in (0, -signal.SIGINT, 128 + signal.SIGINT) else code
+    return code
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

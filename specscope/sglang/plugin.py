@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
@@ -12,8 +10,9 @@ from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import AGGREGATES, DEBUG, PluginSettings
-from specscope.trace.inside.sinks import Losses, sinks
+from specscope.trace.inside.sinks import Losses, sinks, start_line, warn
 from specscope.trace.wire.bus import Bus
 
 REGISTRY, CONTEXT = "sglang.srt.plugins.hook_registry", "sglang.srt.runtime_context"
@@ -99,7 +98,7 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
         log.warning("specscope: %s", settings.privacy.remark)
     vocabulary = Vocabulary() if settings.privacy else _vocabulary(req)
     bus = Bus()
-    closers = sinks(settings, bus, run, vocabulary, (int(getattr(context.get_parallel(), "dp_rank", None) or 0),))
+    opened = sinks(settings, bus, run, vocabulary, (int(getattr(context.get_parallel(), "dp_rank", None) or 0),))
     losses = Losses(bus)
     made = ResultWitness(run, vocabulary, losses.publish)
 
@@ -109,12 +108,11 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
         if hooks.lost:
             log.warning("specscope: of %d results nothing was seen", hooks.lost)
         guard.safely(bus.close)
-        for closer in closers:
+        for closer in opened.closers:
             guard.safely(closer)
 
-    atexit.register(close)
-    where = ", ".join(place for place in (settings.capture, settings.endpoint) if place)
-    log.warning("specscope: watching SGLang %s (process %d), to %s", run.versions["sglang"], os.getpid(), where)
+    at_exit(close)
+    warn(start_line(f"SGLang {run.versions['sglang']}", run, run.drafter, opened, opened.lacking))
     return made
 
 

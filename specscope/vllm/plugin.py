@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
+import logging
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, log
-from specscope.trace.inside.on_import import on_import
+from specscope.trace.inside.on_import import at_exit, on_import
 from specscope.trace.inside.settings import PluginSettings
-from specscope.trace.inside.sinks import Losses, of_ranks, sinks
+from specscope.trace.inside.sinks import QUEUED, Losses, of_ranks, sinks, start_line, warn
 from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.open_requests import OpenRequests
+from specscope.vllm.hooks import ENDS, give_grace
 from specscope.vllm.scheduling import SchedulerHooks
 
 if TYPE_CHECKING:
@@ -27,7 +31,21 @@ def register() -> None:
     if not settings.is_on:
         return
     guard = ErrorGuard()
-    guard.safely(_install, settings, guard)
+    with _first_process_tells():
+        guard.safely(_install, settings, guard)
+
+
+@contextmanager
+def _first_process_tells() -> Iterator[None]:
+    """Every process of a vLLM finds the same while the plugin is installed: the first one says so."""
+    logger = logging.getLogger("specscope")
+    before = logger.level
+    if multiprocessing.parent_process() is not None:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
@@ -50,6 +68,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
             offer()
         guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
         return
+    on_import(ENDS, partial(guard.safely, give_grace))
     v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
 
@@ -65,9 +84,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         return witness(runner, settings, guard, scheduler, debugger)
 
     def make_v2(runner: Any) -> Any:
-        if debugger is not None:
-            log.warning("specscope: the V2 model runner cannot be debugged: set VLLM_USE_V2_MODEL_RUNNER=0")
-        return make(runner)
+        return witness(runner, settings, guard, scheduler, debugger, is_v2=True)
 
     runner, second = RunnerHooks(v1, sampler, make, *debugging), V2Hooks(v2, make_v2)
     for name, install, guards in (
@@ -111,10 +128,12 @@ def witness(
     guard: ErrorGuard,
     scheduler: SchedulerHooks,
     debugger: Debugger | None = None,
+    *,
+    is_v2: bool = False,
 ) -> Any:
-    """The witness of this worker, with its sinks; None on a rank that records nothing."""
+    """The witness of this worker, with its sinks; None on a rank that records nothing. Says so in one line."""
     from specscope.trace.record.vocabulary import Vocabulary
-    from specscope.vllm.run_info import run_info
+    from specscope.vllm.run_info import left_out, run_info, vllm_version
     from specscope.vllm.witness import Witness
 
     shares_rows = getattr(runner, "batch_sharder", None) is not None  # V2 may have each rank sample its own requests
@@ -122,12 +141,17 @@ def witness(
     if rank is None or (rank and not shares_rows):
         return None
     run = run_info(runner, "full" if settings.full else "lean", settings.privacy)
-    if settings.privacy.remark:
-        log.warning("specscope: %s", settings.privacy.remark)
-    vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner)  # what has no words can tell none
-    bus = Bus()
-    ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
-    closers = sinks(settings, bus, run, vocabulary, ranks)
+    lacking = left_out(run)
+    vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner, lacking)  # what has no words can tell none
+    bus, running = Bus(), OpenRequests()
+    bus.subscribe(running, limit=QUEUED)
+    opened = sinks(settings, bus, run, vocabulary, (_engine(runner), rank))
+    lacking += opened.lacking
+    if debugger is not None and debugger.socket is not None:
+        opened.places.append(f"specscope debug --attach {debugger.socket} stops it at a decision")
+    elif settings.debug is not None:
+        why = "it needs the V1 runner: set VLLM_USE_V2_MODEL_RUNNER=0" if is_v2 else "its socket could not be opened"
+        lacking.append(f"the debugger ({why})")
     losses = Losses(bus)
     publish = losses.publish if debugger is None else _told(losses.publish, run, vocabulary, guard, debugger)
     made = Witness(run, vocabulary, publish, full=settings.full)
@@ -140,14 +164,14 @@ def witness(
         if made.bytes:
             log.warning("specscope: %d bytes copied per step", made.bytes // max(made.steps, 1))
         lost = losses.count
-        guard.safely(bus.close)
-        for closer in closers:
+        guard.safely(bus.close, running.ends)  # what vLLM had not ended it ends with itself
+        for closer in opened.closers:
             guard.safely(closer)
         if lost:
             log.warning("specscope: %d steps or spans were lost", lost)
 
-    atexit.register(close)
-    log.warning("specscope: watching vLLM %s (process %d)", run.versions["vllm"], os.getpid())
+    at_exit(close)
+    warn(start_line(f"vLLM {vllm_version()}", run, f"{'V2' if is_v2 else 'V1'} runner", opened, lacking))
     return made
 
 
@@ -173,16 +197,23 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
 
     if settings.debug is None or _rank() != 0:
         return
-    path = of_ranks(settings.debug, (runner.vllm_config.parallel_config.data_parallel_rank,))
+    path = of_ranks(settings.debug, (_engine(runner),))
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
     server = DebugServer(path, debugger, lambda: greeting, commands=partial(HeldCommands, debugger))
-    atexit.register(lambda: guard.safely(server.close))
-    log.warning("specscope: specscope debug --attach %s stops this vLLM at a decision", path)
+    debugger.socket = path
+    at_exit(lambda: guard.safely(server.close))
 
 
-def _vocabulary(runner: Any) -> Any:
+def _engine(runner: Any) -> int:
+    """The number of this worker's engine. Every engine of a dense model has the data-parallel rank 0."""
+    config = runner.vllm_config.parallel_config
+    return int(getattr(config, "data_parallel_index", config.data_parallel_rank))
+
+
+def _vocabulary(runner: Any, lacking: list[str]) -> Any:
+    """The tokens' texts; `lacking` gets why there are none."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
     from specscope.trace.record.tokens import read_vocabulary
@@ -191,5 +222,5 @@ def _vocabulary(runner: Any) -> Any:
     try:
         return read_vocabulary(cached_tokenizer_from_config(runner.model_config))
     except Exception as error:  # tokens are then shown by number
-        log.warning("specscope: cannot read the tokenizer: %r", error)
+        lacking.append(f"tokens' texts (cannot read the tokenizer: {error!r})")
         return Vocabulary()

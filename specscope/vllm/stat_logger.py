@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import PluginSettings
-from specscope.trace.inside.sinks import sinks
+from specscope.trace.inside.sinks import sinks, start_line, warn
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.vllm.aggregates import Sums, run_of_sums
-from specscope.vllm.run_info import speculation, vllm_version
+from specscope.vllm.run_info import left_out, speculation, vllm_version
 
 
 class StatLogger(StatLoggerBase):  # type: ignore[misc]
@@ -29,10 +29,11 @@ class StatLogger(StatLoggerBase):  # type: ignore[misc]
         run = run_of_sums(config, vllm_version(), settings)
         bus = Bus()
         front_end = getattr(getattr(config, "parallel_config", None), "_api_process_rank", 0)
-        closers = sinks(PluginSettings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
+        opened = sinks(PluginSettings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
         self._sums = Sums(str(engine), bus.publish, int(settings.get("num_speculative_tokens") or 0))
-        atexit.register(lambda: [self._guard.safely(close) for close in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
-        log.warning("specscope: aggregates of engine %d of vLLM %s", engine, run.versions["vllm"])
+        closers = (self._sums.end, bus.close, *opened.closers)
+        at_exit(lambda: [self._guard.safely(close) for close in closers])
+        warn(start_line(f"vLLM {vllm_version()}", run, f"engine {engine}", opened, [*left_out(run), *opened.lacking]))
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """A step's statistics."""

@@ -99,6 +99,8 @@ class Witness:
         notes = getattr(scheduled, ATTRIBUTE, None) or SchedulerNotes()
         notes.preempted += sorted((getattr(scheduled, "preempted_req_ids", None) or set()).difference(notes.preempted))
         self.finish(notes)
+        if not scheduled.total_num_scheduled_tokens:
+            self.settle()  # vLLM has nothing to do: nobody may come back for what is on its way
         step = self._running = _Step(notes, scheduled.total_num_scheduled_tokens)
         now = notes.schedule_ns[0] or time.time_ns()  # a request's wait ends where its first step begins
         for new in scheduled.scheduled_new_reqs:

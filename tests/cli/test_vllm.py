@@ -1,11 +1,15 @@
 """What `specscope vllm` asks the plugin to do."""
 
+import os
+
 import pytest
 
 from specscope.cli.vllm import VllmRun, environment
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
+from tests.processes import SPECSCOPE, Terminal
 from tests.support.commands import run_here
+from tests.waiting import HANG_SECONDS
 
 LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
@@ -69,3 +73,22 @@ def test_what_is_left_out_goes_to_the_plugin(level, monkeypatch):
     words = ["vllm", "--capture", "a.jsonl", *filter(None, [level.flag]), "--", "serve", "m"]
     assert run_here(words)[0] == 0
     assert PluginSettings.read(environment(seen[0])).privacy is level
+
+
+def test_the_screen_of_a_vllm_that_dies_at_its_start_says_so_and_so_does_the_end(tmp_path):
+    """What is started is a package of vLLM's name: only its command line is there, and fails."""
+    main = tmp_path / "vllm" / "entrypoints" / "cli" / "main.py"
+    main.parent.mkdir(parents=True)
+    main.write_text("def main():\n    print('it loads', flush=True)\n    raise OSError('no such model')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    terminal = Terminal([*SPECSCOPE, "vllm", "--screen", "--", "serve", "x"], (24, 80), PYTHONPATH=path)
+    try:
+        terminal.wait_for(lambda: b"failed" in terminal.screen and b"no such model" in terminal.screen)
+        assert b"exit code 1" in terminal.screen
+        drawn = len(terminal.screen)
+        terminal.type("q")
+        assert terminal.process.wait(HANG_SECONDS) == 1
+        terminal.wait_for(lambda: b"vLLM's output is in" in terminal.screen[drawn:])
+        assert b"OSError: no such model" in terminal.screen[drawn:]
+    finally:
+        terminal.close()

@@ -12,7 +12,7 @@ from tests.sglang import stand
 def recorded(monkeypatch, tmp_path):
     """Runs requests in a stand with the plugin; its history, the engine, and the requests."""
     closers = []
-    monkeypatch.setattr(plugin.atexit, "register", closers.append)
+    monkeypatch.setattr(plugin, "at_exit", closers.append)
 
     def record(spec, requests, *, environment=(), on_cpu=False, modules=(), run=stand.Engine.run, **engine):
         for name in settings.ALL:

@@ -49,7 +49,10 @@ def main():
     mend()
     import faults
 
+    import specscope.vllm.v1.runner as runner
+
     faults.plant()
+    runner.wrap_loaded = lambda *_: None  # each run makes its own witness, in its own process
     from vllm import LLM
 
     llm = LLM(model=jobs["model"], **engine_options(jobs))

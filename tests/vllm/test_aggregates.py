@@ -1,5 +1,6 @@
 """Sums of a server that gives no evidence, and how vLLM finds who takes them."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -131,3 +132,18 @@ def test_the_plugin_offers_them(variables, offered, tmp_path):
     )
     assert done.stdout.strip() == str(int(offered))
     assert ("no evidence" in done.stderr) is (offered)
+
+
+def test_what_every_process_of_a_vllm_finds_is_said_once(tmp_path):
+    code = (
+        "import multiprocessing\n"
+        "from specscope.vllm.plugin import register\n"
+        "register()\n"
+        "worker = multiprocessing.get_context('fork').Process(target=register)\n"
+        "worker.start(); worker.join(); print(worker.exitcode)"
+    )
+    variables = os.environ | {"SPECSCOPE_AGGREGATES": "1", "SPECSCOPE_CAPTURE": "a.jsonl"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=variables
+    )
+    assert (done.stdout.strip(), done.stderr.count("specscope: ")) == ("0", 1)

@@ -11,6 +11,7 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm import plugin
@@ -24,19 +25,20 @@ PROMPT, STOP = [1, 2, 3, 5, 4, 7], "wombat"
 PIECES = {token: f"quokka{token} ".encode() for token in range(11)}
 
 
-def recorded(monkeypatch, variables):
-    """Run a request under the plugin's own witness; the debugger that it told."""
+def recorded(monkeypatch, variables, *, ends_request=True):
+    """Run a request under the plugin's own witness, and let its process end; the debugger that it told."""
     debugger, ends = Debugger(), []
     monkeypatch.setattr(plugin, "_rank", lambda: 0)
-    monkeypatch.setattr(plugin, "_vocabulary", lambda _: Vocabulary(PIECES))
-    monkeypatch.setattr(plugin.atexit, "register", ends.append)
+    monkeypatch.setattr(plugin, "_vocabulary", lambda *_: Vocabulary(PIECES))
+    monkeypatch.setattr(plugin, "at_exit", ends.append)
     runner, guard = test_run_info.runner("org/model"), ErrorGuard()
     runner.vllm_config.parallel_config = test_run_info.SimpleNamespace(data_parallel_rank=0)
     engine = Engine()
     engine.witness = plugin.witness(runner, PluginSettings.read(variables), guard, SchedulerHooks(guard), debugger)
     engine.step({"a": []}, new={"a": (PROMPT, params(stop=[STOP]))})
     one = engine.step({"a": [3, 4, 5]})
-    engine.ends("a", "length", [token for token in one.output[0].tolist() if token >= 0])
+    if ends_request:
+        engine.ends("a", "length", [token for token in one.output[0].tolist() if token >= 0])
     engine.rest()
     for end in ends:
         end()
@@ -71,3 +73,26 @@ def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch,
     assert ("text to anyone with the tokenizer" in caplog.text) is (level is Privacy.NO_TEXT)
     assert read_capture(file).history.run.privacy is level
     assert {one.resource["specscope.run.text"] for one in taken} == {level is Privacy.EVERYTHING}
+
+
+def test_what_runs_when_the_process_ends_is_ended_with_it(tmp_path, monkeypatch):
+    """vLLM aborts it, and tells nobody."""
+    file = tmp_path / "a.jsonl"
+    recorded(monkeypatch, {"SPECSCOPE_CAPTURE": str(file)}, ends_request=False)
+    reader = read_capture(file)
+    (request,) = reader.history.requests.values()
+    assert request.end.reason is FinishReason.CANCELLED
+    assert request.end.output.tolist() == [token for token, _ in request.output()]
+    assert reader.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "engine"),
+    [
+        ({"data_parallel_rank": 2}, 2),
+        ({"data_parallel_rank": 0, "data_parallel_index": 3}, 3),  # of a dense model every engine has the rank 0
+    ],
+)
+def test_each_engine_has_its_own_names(numbers, engine):
+    config = test_run_info.SimpleNamespace(parallel_config=test_run_info.SimpleNamespace(**numbers))
+    assert plugin._engine(test_run_info.SimpleNamespace(vllm_config=config)) == engine

@@ -6,11 +6,7 @@ SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_re
 import dataclasses
 import json
 import os
-import signal
-import socket
 import subprocess
-import time
-import urllib.request
 from functools import cache
 from pathlib import Path
 
@@ -25,9 +21,9 @@ from specscope.measure.judges import audit_options
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.model.bundled import bundled_model
 from specscope.trace.wire.reading import read_capture
+from tests.vllm.served import PYTHON, Server
 from tests.vllm.test_device import assert_same
 
-PYTHON = os.environ.get("SPECSCOPE_VLLM_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
 HERE = Path(__file__).parent
 HEAD = str(HERE.parents[1] / "specscope" / "heads" / "SmolLM2-135M-Instruct")
@@ -146,54 +142,19 @@ def _varentropies(part):
 
 def test_aggregates_of_a_server_are_its_counters(tmp_path):
     """`specscope vllm` of a server whose statistics are off: they are computed for us, and equal its /metrics."""
-    capture, port = tmp_path / "sums.jsonl", free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
-    environment |= {"SPECSCOPE_CAPTURE": str(capture), "SPECSCOPE_AGGREGATES": "1", "HF_HUB_OFFLINE": "1"}
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    options = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--host", "127.0.0.1"]
-    options += ["--port", str(port), "--disable-log-stats", "--served-model-name", "it"]
-    options += ["--speculative-config", json.dumps(speculation("eagle3", 3))]
-    command = [PYTHON, "-P", "-m", "specscope.vllm.launch", "serve", model(), *options]
-    url = f"http://127.0.0.1:{port}"
-    with (
-        open(tmp_path / "log", "w") as log,
-        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server,
-    ):
-        try:
-            until_healthy(url, server)
-            asked = {"model": "it", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}
-            for _ in range(2):
-                post(f"{url}/v1/completions", asked)
-            with urllib.request.urlopen(f"{url}/metrics") as page:
-                lines = page.read().decode().splitlines()
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(60)
+    capture = tmp_path / "sums.jsonl"
+    settings = {"SPECSCOPE_CAPTURE": str(capture), "SPECSCOPE_AGGREGATES": "1"}
+    with Server(
+        tmp_path / "log", "--disable-log-stats", model=model(), speculation=speculation("eagle3", 3), **settings
+    ) as server:
+        for _ in range(2):
+            server.ask(PROMPTS[0], 40, temperature=0).close()
+        lines = server.get("/metrics").splitlines()
+        server.signal()
+        server.ended()
     told = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("vllm:spec_decode_num_")}
     found = read_capture(capture).history.acceptance
     assert found.drafts == told["vllm:spec_decode_num_drafts_total"] > 0
     assert found.drafted == told["vllm:spec_decode_num_draft_tokens_total"]
     assert found.accepted == told["vllm:spec_decode_num_accepted_tokens_total"]
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
-def until_healthy(url, server):
-    for _ in range(240):
-        assert server.poll() is None, "the server ended"
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=2).close()
-        except OSError:
-            time.sleep(1)
-        else:
-            return
-    pytest.fail("the server did not start")
-
-
-def post(url, body):
-    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    urllib.request.urlopen(asked, timeout=120).close()
+    assert f"; writing to {capture}; lacking steps and requests" in server.log.read_text()

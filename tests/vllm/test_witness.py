@@ -53,6 +53,17 @@ def test_a_step_is_told_when_the_next_one_begins():
     assert [info.id for info in engine.records[0].admitted] == ["a"]
 
 
+def test_nothing_is_held_back_while_vllm_has_nothing_to_do():
+    """A step without tokens follows the last request's end, and nothing follows that: its server may be killed."""
+    engine = Engine(device=True)
+    engine.step({"a": []}, new={"a": ([1, 1], params())})
+    one = engine.step({"a": [3]})
+    engine.ends("a", "length", [token for token in one.output[0].tolist() if token >= 0])
+    engine.witness.begin(engine.scheduled({}))
+    assert [len(record.requests) for record in engine.records] == [1, 1]
+    assert [end.info.id for end in engine.records[-1].finished] == ["a"]
+
+
 def test_a_request_s_wait_ends_where_its_first_step_begins():
     engine = Engine()
     engine.notes.schedule_ns = (5, 8)
@@ -156,10 +167,10 @@ def test_steps_are_told_in_order_when_their_verdicts_have_come():
     assert len(host.records) == 2
     assert late.records == []  # none has come
     late.away[1].here = True
-    late.witness.begin(late.scheduled({}))
+    late.witness.begin(late.scheduled({"b": 1}))
     assert late.records == []  # the second waits for the first
     late.away[0].here = True
-    late.witness.begin(late.scheduled({}))
+    late.witness.begin(late.scheduled({"b": 1}))
     assert [record.step for record in late.records] == [0, 1]
     late.rest()
     assert late.witness.bytes == sum(one.bytes for one in late.away) > 0

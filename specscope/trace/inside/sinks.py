@@ -1,12 +1,15 @@
-"""Where what was recorded inside another engine goes: a capture, an endpoint, or both; and what of it was lost."""
+"""Where what was recorded inside another engine goes, what of it was lost, and the line that says so at its start."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specscope.errors import UserError
 from specscope.trace.inside.hooking import log
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.records import RunInfo, StepRecord
@@ -19,6 +22,101 @@ if TYPE_CHECKING:
     from specscope.trace.wire.sending.export import SpanSink
 
 QUEUED = 4096  # records that may wait to be written; more are lost, and counted
+
+
+@dataclass
+class Sinks:
+    """The sinks of a bus."""
+
+    places: list[str] = field(default_factory=list)  # in words
+    lacking: list[str] = field(default_factory=list)  # what could not be opened, and why
+    closers: list[Callable[[], object]] = field(default_factory=list)  # to be called when the bus is closed
+
+
+def sinks(settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]) -> Sinks:
+    """Open what is asked for. `ranks`: this worker's; a capture of any but the first has them in its name."""
+    opened, sampling = Sinks(), settings.sampling()
+    for what, asked, open_sink in (
+        ("the capture", settings.capture, _capture),
+        ("spans", settings.endpoint, _spans),
+    ):
+        if asked is None:
+            continue
+        try:
+            open_sink(opened, settings, bus, run, vocabulary, ranks)
+        except UserError as error:
+            opened.lacking.append(f"{what} ({error})")
+    if sampling.is_on and settings.endpoint is None and not settings.sample_capture:
+        log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
+    return opened
+
+
+def _capture(
+    opened: Sinks, settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
+) -> None:
+    from specscope.trace.files import Existing
+    from specscope.trace.wire.capture import CaptureWriter
+
+    sampling = settings.sampling() if settings.sample_capture else TraceSampling()
+    asked = of_ranks(str(settings.capture), ranks)
+    sampled = dataclasses.replace(run, sampling=sampling.text)
+    writer = CaptureWriter(asked, sampled, vocabulary, existing=Existing.NEW_NAME, on_full=warn)
+    opened.places.append(f"writing to {writer.path}" + (f" ({asked} exists)" if writer.path != asked else ""))
+    opened.closers += [_subscribed(bus, writer, run, sampling, prompt=True), lambda: warn(*writer.losses())]
+
+
+def _spans(
+    opened: Sinks, settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
+) -> None:
+    from specscope.trace.wire.sending.export import SpanSink, make_sender
+
+    sampling = settings.sampling()
+    sender = make_sender(settings.endpoint, settings.protocol)
+    spans = SpanSink(sender, dataclasses.replace(run, sampling=sampling.text), vocabulary, settings.level())
+    whose = f"spans of some requests ({sampling.text})" if sampling.is_on else "spans"
+    opened.places.append(f"sending {whose} to {settings.endpoint}")
+    opened.closers += [_subscribed(bus, spans, run, sampling), lambda: warn(*spans.losses())]
+
+
+def _subscribed(
+    bus: Bus, sink: CaptureWriter | SpanSink, run: RunInfo, sampling: TraceSampling, *, prompt: bool = False
+) -> Callable[[], None]:
+    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept.
+
+    `prompt`: as the bus has it. An engine's server kills its workers as soon as it is told to end.
+    """
+    from specscope.trace.wire.sampling_sink import SamplingSink
+
+    stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
+    bus.subscribe(stage, limit=QUEUED, prompt=prompt)
+
+    def close() -> None:
+        stage.close()
+        if isinstance(stage, SamplingSink):
+            log.warning("specscope: %s", stage.decisions.text())
+
+    return close
+
+
+def of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
+    """A file of any rank but the first has its numbers in its name."""
+    return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))
+
+
+def start_line(engine: str, run: RunInfo, part: str, opened: Sinks, lacking: Sequence[str]) -> str:
+    """What is watched, where it goes, and what of it cannot be had: one line for the log.
+
+    `engine`: with its version; `part`: of it.
+    """
+    about = filter(None, [f"process {os.getpid()}", part, run.speculation.get("method"), f"evidence {run.evidence}"])
+    where = ", ".join(opened.places) or "writing nowhere"
+    return f"watching {engine} ({', '.join(about)}); {where}; lacking {', '.join(lacking) or 'nothing'}"
+
+
+def warn(*lines: str) -> None:
+    """Each on a line of the engine's log."""
+    for line in lines:
+        log.warning("specscope: %s", line)
 
 
 class Losses:
@@ -53,56 +151,3 @@ class Losses:
             if subscription.error is not None and subscription not in self._broken:
                 self._broken.append(subscription)
                 log.warning("specscope: nothing more is recorded there: %s", subscription.error)
-
-
-def sinks(
-    settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
-) -> list[Callable[[], None]]:
-    """What closes them. `ranks`: this worker's; a capture of any but the first has them in its name."""
-    # Imported here: an engine's processes import this at their start, and most record nothing
-    from specscope.trace.files import Existing
-    from specscope.trace.wire.capture import CaptureWriter
-    from specscope.trace.wire.sending.export import SpanSink, make_sender
-
-    closers: list[Callable[[], None]] = []
-    sampling = settings.sampling()
-    sampled_run = dataclasses.replace(run, sampling=sampling.text)
-    if sampling.is_on and settings.endpoint is None and not settings.sample_capture:
-        log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
-    if settings.capture is not None:
-        capture_run, asked = (sampled_run, sampling) if settings.sample_capture else (run, TraceSampling())
-        path = of_ranks(settings.capture, ranks)
-        writer = CaptureWriter(path, capture_run, vocabulary, existing=Existing.NEW_NAME, on_full=_warn)
-        if writer.renamed:
-            _warn(writer.renamed)
-        closers += [_subscribed(bus, writer, run, asked), lambda: _warn(*writer.losses())]
-    if settings.endpoint is not None:
-        sender = make_sender(settings.endpoint, settings.protocol)
-        spans = SpanSink(sender, sampled_run, vocabulary, settings.level())
-        closers += [_subscribed(bus, spans, run, sampling), lambda: _warn(*spans.losses())]
-    return closers
-
-
-def _warn(*lines: str) -> None:
-    for line in lines:
-        log.warning("specscope: %s", line)
-
-
-def _subscribed(bus: Bus, sink: CaptureWriter | SpanSink, run: RunInfo, sampling: TraceSampling) -> Callable[[], None]:
-    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept."""
-    from specscope.trace.wire.sampling_sink import SamplingSink
-
-    stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
-    bus.subscribe(stage, limit=QUEUED)
-
-    def close() -> None:
-        stage.close()
-        if isinstance(stage, SamplingSink):
-            log.warning("specscope: %s", stage.decisions.text())
-
-    return close
-
-
-def of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
-    """A file of any rank but the first has its numbers in its name."""
-    return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))

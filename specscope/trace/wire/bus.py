@@ -16,6 +16,7 @@ LIMIT = 1024  # records that may wait for a sink
 LOSSLESS_LIMIT = 64  # for a lossless sink: what waits must still be written when the program is told to end
 POLL_SECONDS = 0.1  # records wait this long at most; waking a thread on each would disturb the engine
 QUIET_SECONDS = 0.3  # after so long without a record the engine rests: what sinks have gathered goes out
+PROMPT_SECONDS = 0.05  # a prompt sink keeps nothing back for longer
 
 
 class Subscription:
@@ -24,13 +25,16 @@ class Subscription:
     A lossless sink makes the publisher wait when `limit` records are queued, and the wait is counted; another
     drops the oldest record, and counts it. A sink that gathers what it is given has a method `flush`: it is called when
     no record has come for a while, so that nothing is kept back while the engine is paused, stands at a breakpoint or
-    has nothing to do. An exception in the sink ends the subscription and is kept in `error`.
+    has nothing to do. A prompt sink keeps nothing back for longer than PROMPT_SECONDS, and the end of a request not at
+    all: its process may be killed as soon as the answer is there. An exception in the sink ends the subscription and is
+    kept in `error`.
     """
 
-    def __init__(self, sink: MovingSink, lossless: bool, limit: int, moves: bool) -> None:
+    def __init__(self, sink: MovingSink, lossless: bool, limit: int, moves: bool, prompt: bool) -> None:
         self.sink = sink
         self.moves = moves  # whether it is also told where the run goes back
         self.lossless = lossless
+        self.prompt = prompt
         self.limit = limit
         self.lost = 0  # records thrown away because the sink was behind
         self.waited_ns = 0  # time the engine waited for the sink
@@ -51,6 +55,8 @@ class Subscription:
         if len(self._queue) >= self.limit:
             self._make_room()
         self._queue.append(record)
+        if self.prompt and isinstance(record, StepRecord) and record.finished:
+            self._wake.set()
 
     def _make_room(self) -> None:
         if not self.lossless:
@@ -65,7 +71,7 @@ class Subscription:
 
     def _run(self) -> None:
         while not (self._closing and not self._queue):
-            self._wake.wait(POLL_SECONDS)
+            self._wake.wait(PROMPT_SECONDS if self.prompt else POLL_SECONDS)
             self._wake.clear()
             self._busy = True
             try:
@@ -89,7 +95,8 @@ class Subscription:
 
     def _rest(self) -> None:
         """Flush the sink where no record has come for a while."""
-        if self._gathered_ns and time.monotonic_ns() - self._gathered_ns > QUIET_SECONDS * 1e9:
+        quiet = 0.0 if self.prompt else QUIET_SECONDS
+        if self._gathered_ns and time.monotonic_ns() - self._gathered_ns >= quiet * 1e9:
             self._gathered_ns = 0
             getattr(self.sink, "flush", lambda: None)()
 
@@ -115,16 +122,20 @@ class Bus:
         self.subscriptions: list[Subscription] = []
         self._lock = threading.Lock()  # held while a record is handed out, so that none follows the last
 
-    def subscribe(self, sink: Sink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
+    def subscribe(
+        self, sink: Sink, *, lossless: bool = False, limit: int | None = None, prompt: bool = False
+    ) -> Subscription:
         """Add a sink: any callable that takes a record. It is called on a thread of its own."""
-        return self._add(sink, lossless, limit, moves=False)  # type: ignore[arg-type]
+        return self._add(sink, lossless, limit, moves=False, prompt=prompt)  # type: ignore[arg-type]
 
     def follow(self, sink: MovingSink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
         """Add a sink that follows the run's position: it is also handed moves."""
         return self._add(sink, lossless, limit, moves=True)
 
-    def _add(self, sink: MovingSink, lossless: bool, limit: int | None, *, moves: bool) -> Subscription:
-        subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT), moves)
+    def _add(
+        self, sink: MovingSink, lossless: bool, limit: int | None, *, moves: bool, prompt: bool = False
+    ) -> Subscription:
+        subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT), moves, prompt)
         self.subscriptions.append(subscription)
         return subscription
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import stat
+import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +28,7 @@ from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import FetchedCapture, file_of
+from specscope.trace.wire.bus import PROMPT_SECONDS
 from specscope.trace.wire.codec import DamagedError, plain_error
 from specscope.trace.wire.engine_spans import OtherSpans, is_ours
 from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
@@ -35,6 +38,7 @@ from specscope.trace.wire.wrapped.unwrap import unwrapped
 
 Parts = Sequence[tuple[Mapping[str, Any], Spans]]  # the attributes of a resource, and its spans
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
+LAST = 32  # steps by which it is told how many a process that was killed had not written
 
 
 class CaptureReader:
@@ -59,6 +63,7 @@ class CaptureReader:
         self.warnings = [*self._remarks]
         self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
         self.history = History() if history is None else history
+        self._last: deque[StepRecord] = deque(maxlen=LAST)
         self.done = False
         self._began = time.monotonic()
         self._decoder = Decoder(patient=True)
@@ -114,6 +119,7 @@ class CaptureReader:
         return (time.monotonic() - self._began) * (1 - share) / share if share >= LEAST_READ else None
 
     def _append(self, records: Sequence[StepRecord]) -> None:
+        self._last.extend(records)
         for record in records:
             self.history.append(record)
 
@@ -288,7 +294,16 @@ class CaptureReader:
             self.warnings.append(words)
         unfinished = sum(request.end is None for request in history.requests.values())
         if unfinished:
-            self.warnings.append(f"{unfinished} of {plural(len(history.requests), 'request')} did not end in this file")
+            what = f"{unfinished} of {plural(len(history.requests), 'request')} did not end in this file"
+            self.warnings.append(what + self._unwritten())
+
+    def _unwritten(self) -> str:
+        """What vLLM's worker had not written where it was killed: the step that ran, and what it did just before."""
+        took = [step.end_ns - step.start_ns for step in self._last if step.phases]
+        if self.history.run is None or self.history.run.backend != "vllm" or not took:
+            return ""
+        steps = 1 + math.ceil(PROMPT_SECONDS * 1e9 / max(statistics.median(took), 1.0))
+        return f": vLLM was killed, or runs on, and up to about {steps:,} steps are not here"
 
 
 def _whole(line: bytes) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -105,6 +106,7 @@ class Debugger:
     def __init__(self) -> None:
         self.gate, self.history = Gate("vLLM"), History(limit=KEPT)
         self.limit = Limit(None)
+        self.socket: Path | None = None  # at which it listens
         self._decision: HeldDecision | None = None
         self._untaken = RecentSteps(KEPT)
 

@@ -13,6 +13,7 @@ from specscope.trace.record.tree import Ints
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Judgements
+from specscope.vllm.hooks import wrap_loaded
 from specscope.vllm.v1.here import DraftVocabulary, gather_here
 from specscope.vllm.v1.rows import rows_of
 from specscope.vllm.v1.sampler import SamplerHooks
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RunnerHooks:
-    """One for a process. The witness is made with the first step, when the runner knows its model."""
+    """One for a process. The witness is made when the runner has its model and its KV cache."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class RunnerHooks:
     def _install(self, runner: type) -> None:
         if self._debugger is not None:
             wrap(runner, "__init__", self._init)
+        wrap_loaded(runner, self._of)
         wrap(runner, "execute_model", self._execute_model)
         wrap(runner, "_sample", self._sample)
         wrap(runner, "sample_tokens", self._sample_tokens)

@@ -11,6 +11,7 @@ from specscope.trace.inside.chain import NO_INTS
 from specscope.trace.inside.hooking import ErrorGuard, wrap
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Gathered, Judgements
+from specscope.vllm.hooks import wrap_loaded
 from specscope.vllm.v2.rows import Verified, rows_of_verified
 from specscope.vllm.witness import BatchPlace, Witness
 
@@ -30,6 +31,7 @@ class V2Hooks:
 
     def install_runner(self, module: ModuleType) -> None:
         """Into vllm.v1.worker.gpu.model_runner."""
+        self._guard.safely(wrap_loaded, module.GPUModelRunner, self._of)
         self._guard.safely(wrap, module.GPUModelRunner, "execute_model", self._execute_model)
         self._guard.safely(wrap, module.GPUModelRunner, "sample_tokens", self._sample_tokens)
 

@@ -1,7 +1,25 @@
+import dataclasses
 import logging
+import os
+from contextlib import nullcontext
+from pathlib import Path
 
-from specscope.trace.inside.sinks import Losses
+import pytest
+
+from specscope.remote.launched import WATCHING
+from specscope.remote.receiver import Receiver
+from specscope.trace.inside.settings import PluginSettings
+from specscope.trace.inside.sinks import Losses, Sinks, of_ranks, sinks, start_line
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.reading import read_capture
+from specscope.vllm.run_info import left_out
+from tests.processes import room_for
+from tests.trace.sampled_runs import FakeEngine, FinishReason
+from tests.trace.samples import record as sample
+from tests.trace.strategies import RUN
+from tests.vllm.stand import RUN as VLLM_RUN
 from tests.vllm.stand import Engine, params
 
 
@@ -48,3 +66,97 @@ def test_a_sink_that_breaks_is_told_once_and_the_others_go_on(caplog):
         "specscope: nothing more is recorded there: No space left on device"
     ]
     bus.close()
+
+
+def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
+    """Spans and, where it is asked for, the capture; the same parts as in specscope's own outputs."""
+
+    taken, bus, engine = [], Bus(), FakeEngine()
+    with Receiver(taken.extend) as receiver:
+        asked = {"SPECSCOPE_CAPTURE": str(tmp_path / "a.jsonl"), "SPECSCOPE_KEEP": "error"}
+        asked["SPECSCOPE_OTLP_ENDPOINT"] = f"http://127.0.0.1:{receiver.grpc_port}"
+        opened = sinks(PluginSettings.read(asked), bus, RUN, Vocabulary(), (0, 0))
+        ends = [(0, FinishReason.ERROR), (0, FinishReason.EOS)]
+        bus.publish(engine.step([("", {}), ("", {})], [], [(2, 1)]))
+        bus.publish(engine.step([], ends, [(2, 1)]))
+        bus.close()
+        for close in opened.closers:
+            close()
+    names = [(one.read()[0], one.read()[3].get("specscope.request.id")) for one in taken]
+    assert [name for name, request in names if request == "r1"] == []
+    assert [name for name, request in names if request == "r0"][-1].startswith("text_completion")
+    assert set(read_capture(tmp_path / "a.jsonl").history.requests) == {"r0", "r1"}  # it is whole
+    assert "specscope: kept 1 of 2 requests (1 by outcome)" in caplog.messages
+
+
+@pytest.mark.parametrize("happens", ["an older capture", "deleted meanwhile", "a full disk", "nothing"])
+def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happens, tmp_path, caplog):
+
+    path = tmp_path / "a.jsonl"
+    if happens == "an older capture":
+        path.write_text('{"resourceSpans": []}\n')
+    bus = Bus()
+    opened = sinks(PluginSettings.read({"SPECSCOPE_CAPTURE": str(path)}), bus, RUN, Vocabulary(), (0, 0))
+    if happens == "deleted meanwhile":
+        path.unlink()
+    with room_for(path.stat().st_size + 10) if happens == "a full disk" else nullcontext():
+        bus.publish(sample(0, ()))
+        bus.close()
+        for close in opened.closers:
+            close()
+    new = tmp_path / "a.2.jsonl"
+    assert opened.places == [
+        f"writing to {new} ({path} exists)" if happens == "an older capture" else f"writing to {path}"
+    ]
+    assert (
+        caplog.messages
+        == {
+            "an older capture": [],
+            "deleted meanwhile": [
+                f"specscope: {path} was deleted or replaced during the run: what was captured is lost"
+            ],
+            "a full disk": [
+                f"specscope: {path}: File too large: 1 step not captured so far, and the run goes on",
+                f"specscope: 1 step not captured: {path} could not be written",
+            ],
+            "nothing": [],
+        }[happens]
+    )
+    if happens in ("an older capture", "nothing"):
+        assert len(read_capture(new if new.exists() else path).history.steps) == 1
+
+
+def test_a_sink_that_cannot_be_opened_is_lacking_and_the_others_are_there(tmp_path):
+    file, bus = tmp_path / "no folder" / "a.jsonl", Bus()
+    with Receiver(lambda spans: None) as receiver:
+        url = f"http://127.0.0.1:{receiver.grpc_port}"
+        asked = {"SPECSCOPE_CAPTURE": str(file), "SPECSCOPE_OTLP_ENDPOINT": url}
+        opened = sinks(PluginSettings.read(asked), bus, RUN, Vocabulary(), (0, 0))
+        assert opened.places == [f"sending spans to {url}"]
+        assert opened.lacking == [f"the capture (cannot write {file}: No such file or directory)"]
+        bus.close()
+        for close in opened.closers:
+            close()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"), [((0, 0), "a.jsonl"), ((1, 0), "a-1.jsonl"), ((0, 2), "a-2.jsonl"), ((3, 2), "a-3-2.jsonl")]
+)
+def test_each_rank_has_a_file_of_its_own(ranks, name):
+    assert of_ranks("/x/a.jsonl", ranks) == Path("/x", name)
+
+
+def test_one_line_says_what_is_watched_where_it_goes_and_what_it_lacks():
+    opened = Sinks(places=["writing to /x/a.jsonl", "sending spans to http://y:4317"])
+    assert start_line("vLLM 0.32.0", VLLM_RUN, "V1 runner", opened, left_out(VLLM_RUN)) == (
+        f"watching vLLM 0.32.0 (process {os.getpid()}, V1 runner, eagle3, evidence full); writing to /x/a.jsonl, "
+        "sending spans to http://y:4317; lacking nothing"
+    )
+    # By these words the screen knows that it has loaded
+    assert start_line("vLLM 0.32.0", VLLM_RUN, "", opened, ()).startswith(WATCHING)
+    bare = dataclasses.replace(VLLM_RUN, speculation={}, evidence="lean", privacy=Privacy.NO_TOKENS)
+    assert start_line("vLLM 0.32.0", bare, "V2 runner", Sinks(), left_out(bare)) == (
+        f"watching vLLM 0.32.0 (process {os.getpid()}, V2 runner, evidence lean); writing nowhere; lacking drafts "
+        "(vLLM runs without a speculative config), likeliest tokens, ranks and entropies (lean evidence), texts and "
+        "token ids (--no-tokens)"
+    )

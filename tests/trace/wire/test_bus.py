@@ -6,7 +6,7 @@ import time
 import pytest
 
 from specscope.trace.wire.bus import Bus
-from tests.trace.samples import record
+from tests.trace.samples import record, records
 from tests.waiting import HANG_SECONDS, until
 
 QUIET_SECONDS = 1.5
@@ -128,6 +128,30 @@ def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkey
         until(lambda round_=round_: len(sink.out) == (20, 50)[round_])
     time.sleep(2 * QUIET_SECONDS)
     assert sink.flushes == 2  # where there is nothing, nothing goes out
+    bus.close()
+
+
+def test_a_prompt_sink_keeps_nothing_back(monkeypatch):
+    """However long the others would gather."""
+    monkeypatch.setattr("specscope.trace.wire.bus.QUIET_SECONDS", 3 * HANG_SECONDS)
+    bus, sink = Bus(), Gathering()
+    bus.subscribe(sink, prompt=True)
+    bus.publish(record(0, ()))
+    until(lambda: sink.out == [0])
+    bus.close()
+
+
+def test_a_prompt_sink_is_woken_by_the_end_of_a_request(monkeypatch):
+    """Its own pace is slower than any answer here; the end of a request waits for nothing."""
+    monkeypatch.setattr("specscope.trace.wire.bus.PROMPT_SECONDS", 3 * HANG_SECONDS)
+    bus, sink = Bus(), Gathering()
+    bus.subscribe(sink, prompt=True)
+    *others, last = records()
+    for item in others:
+        bus.publish(item)
+    assert sink.out == []
+    bus.publish(last)
+    until(lambda: sink.out == [item.step for item in (*others, last)])
     bus.close()
 
 

@@ -111,7 +111,25 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
 def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, some_records()[:-1])
-    assert "did not end" in read_capture(path).warnings[-1]
+    assert read_capture(path).warnings[-1] == "1 of 1 request did not end in this file"
+
+
+@pytest.mark.parametrize(("step_ms", "steps"), [(20, 4), (500, 2)])
+def test_of_a_vllm_that_was_killed_it_is_said_how_much_may_be_missing(tmp_path, step_ms, steps):
+    """The step that ran, and those of the last 50 ms."""
+    path, records = tmp_path / "run.jsonl", []
+    for record in some_records()[:-1]:
+        phases = tuple(replace(phase, end_ns=phase.start_ns) for phase in record.phases)
+        last = replace(phases[-1], end_ns=record.start_ns + step_ms * 10**6)
+        records.append(replace(record, phases=(*phases[:-1], last)))
+    writer = CaptureWriter(path, replace(RUN, backend="vllm"), Vocabulary())
+    for record in records:
+        writer(record)
+    writer.close()
+    assert read_capture(path).warnings[-1] == (
+        "1 of 1 request did not end in this file: vLLM was killed, or runs on, and "
+        f"up to about {steps} steps are not here"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,180 @@
+"""Every engine beside ours: `python -m tests.side_by_side FOLDER [ENGINE...]` writes a table of what each verb says.
+
+Each engine decodes the same prompts with the same tiny trained models, in float32; FOLDER keeps the captures.
+SPECSCOPE_VLLM_PYTHON names the interpreter of a vLLM with the plugin, as for tests/vllm.
+docs/engines.md holds the table. Not a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.models import story
+from tests.vllm.models import DRAFT, HEAD, TARGET
+
+PROMPTS = [story(seed, 120) for seed in range(6)]
+TOKENS = 60
+SEED = 7
+TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
+LENGTH = 3  # tokens of a chain
+OURS = {
+    "plain": ("--drafter", "none"),
+    "chain, n-gram": ("--drafter", "ngram", "--tree", f"{LENGTH}"),
+    "chain, draft model": ("--drafter", "draft_model", "--draft-model", str(DRAFT), "--tree", f"{LENGTH}"),
+    "chain, EAGLE-3 head": ("--drafter", "eagle", "--draft-model", str(HEAD), "--tree", f"{LENGTH}"),
+    "tree, EAGLE-3 head": ("--drafter", "eagle", "--draft-model", str(HEAD), "--tree", f"2x{LENGTH}"),
+}
+NO_HEADS = "has no EAGLE heads"
+NO_PLAIN = "plain generate() has no hook: there is nothing to judge"
+NO_TREES = "drafts chains only"
+VERBS = ("verify", "audit", "diagnose")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What an engine is asked to do."""
+
+    engine: str
+    drafting: str  # a key of OURS
+    sampling: str  # a key of TEMPERATURES
+
+    @property
+    def file(self) -> str:
+        """Of its capture."""
+        return f"{self.engine}-{self.drafting}-{self.sampling}.jsonl".replace(",", "").replace(" ", "-")
+
+
+def ours(cell: Cell, capture: Path) -> str:
+    """Record with our engine; why it cannot, or ""."""
+    prompts = capture.with_suffix(".prompts")
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    flags = (*OURS[cell.drafting], "--dtype", "float32", "--target", str(TARGET), "--ignore-eos", "--quiet")
+    return run(
+        *("capture", str(prompts), "-o", str(capture), *flags, "--max-tokens", str(TOKENS), "--seed", str(SEED)),
+        *("--temperature", str(TEMPERATURES[cell.sampling])),
+    )
+
+
+def transformers(cell: Cell, capture: Path) -> str:
+    """Record with transformers' assisted generation; why it cannot, or ""."""
+    if why := {"plain": NO_PLAIN, "chain, EAGLE-3 head": NO_HEADS, "tree, EAGLE-3 head": NO_TREES}.get(cell.drafting):
+        return why
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import specscope
+
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    how: dict[str, object] = {"prompt_lookup_num_tokens": LENGTH}
+    if cell.drafting == "chain, draft model":
+        how = {"assistant_model": AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)}
+        how["num_assistant_tokens"] = LENGTH
+    if temperature := TEMPERATURES[cell.sampling]:
+        how |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    else:
+        how |= {"do_sample": False}
+    torch.manual_seed(SEED)
+    with specscope.record(capture):
+        for prompt in PROMPTS:
+            inputs = tokenizer(prompt, return_tensors="pt")
+            target.generate(**inputs, **how, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
+    return ""
+
+
+def vllm(cell: Cell, capture: Path) -> str:
+    """Record with vLLM, on the runner that the engine's name tells; why it cannot, or ""."""
+    python = os.environ.get("SPECSCOPE_VLLM_PYTHON")
+    if not python:
+        return "SPECSCOPE_VLLM_PYTHON names no vLLM"
+    if cell.drafting == "tree, EAGLE-3 head":
+        return NO_TREES
+    speculation: dict[str, object] | None = {
+        "plain": None,
+        "chain, n-gram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        "chain, draft model": {"method": "draft_model", "model": str(DRAFT), "draft_sample_method": "probabilistic"},
+        "chain, EAGLE-3 head": {"method": "eagle3", "model": str(HEAD), "draft_sample_method": "probabilistic"},
+    }[cell.drafting]
+    if speculation is not None:
+        speculation["num_speculative_tokens"] = LENGTH
+    temperature = TEMPERATURES[cell.sampling]
+    job = {
+        "v2": cell.engine == "vLLM V2",
+        "model": str(TARGET),
+        "speculation": speculation,
+        "engine": {"max_model_len": 256, "max_num_batched_tokens": 256}
+        | ({} if speculation else {"per_request_spec_decode_metrics": "none"}),
+        "prompts": PROMPTS,
+        "seeds": [SEED] * len(PROMPTS) if temperature else [None] * len(PROMPTS),
+        "params": {"temperature": temperature, "max_tokens": TOKENS},
+    }
+    work = capture.with_suffix(".job")
+    work.write_text(json.dumps(job))
+    script = Path(__file__).parent / "vllm" / "offline.py"
+    environment = {**os.environ, "SPECSCOPE_CAPTURE": str(capture)}
+    command = [python, "-P", str(script), str(work), str(capture.with_suffix(".out"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    capture.with_suffix(".log").write_text(done.stdout + done.stderr)
+    return "" if done.returncode == 0 and capture.exists() else f"exit code {done.returncode}"
+
+
+ENGINES = {"ours": ours, "transformers": transformers, "vLLM V1": vllm, "vLLM V2": vllm}
+
+
+def run(*words: str) -> str:
+    """A command of specscope; why it failed, or ""."""
+    done = specscope(*words)
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def specscope(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command of specscope, as people run it."""
+    return subprocess.run([sys.executable, "-m", "specscope", *words], capture_output=True, text=True, check=False)
+
+
+def verdict(verb: str, *words: str) -> str:
+    """What a verb that judges says, in a cell of the table; its whole answer goes to the log."""
+    done = specscope(verb, *words)
+    answer = f"{done.stdout}{done.stderr}exit code {done.returncode}"
+    print(f"$ specscope {verb} {' '.join(words)}\n{answer}\n", file=sys.stderr, flush=True)
+    return {0: "passed", 1: "**failed**"}.get(done.returncode, "not judged")
+
+
+def row(cell: Cell, folder: Path) -> list[str]:
+    """A line of the table."""
+    capture = folder / cell.file
+    why = "" if capture.exists() else ENGINES[cell.engine](cell, capture)
+    if why:
+        return [cell.engine, cell.drafting, cell.sampling, why, *["-"] * len(VERBS), "-"]
+    judged = [verdict(verb, str(capture)) for verb in VERBS]
+    other = folder / Cell("ours", cell.drafting, cell.sampling).file
+    compared = "-" if other == capture else verdict("compare", str(other), str(capture))
+    return [cell.engine, cell.drafting, cell.sampling, counts(capture), *judged, compared]
+
+
+def counts(capture: Path) -> str:
+    """How much of a capture there is to judge."""
+    figures = json.loads(specscope("report", str(capture), "--json").stdout)["pooled"]
+    return f"{figures['steps']} steps, {figures['drafted']} drafted, {figures['accepted']} accepted"
+
+
+def main() -> None:
+    """Fill the table. Every engine's captures are made once: delete a file to make it again."""
+    folder = Path(sys.argv[1]).absolute()
+    folder.mkdir(exist_ok=True)
+    wanted = sys.argv[2:] or list(ENGINES)
+    print("| engine | drafting | sampling | capture | verify | audit | diagnose | compare with ours |")
+    print("|---|---|---|---|---|---|---|---|")
+    for engine in wanted:
+        for drafting in OURS:
+            for sampling in TEMPERATURES:
+                print(f"| {' | '.join(row(Cell(engine, drafting, sampling), folder))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
