@@ -73,7 +73,7 @@ def test_an_engine_beside_one_that_drafts_from_text_and_model(tiny, words, draft
 
 def test_another_engine_waits_for_no_measurement(stopped, tiny, tmp_path):
     """While a fork's engine loads, vLLM and its clients stand still: what a step costs is not measured meanwhile."""
-    engine, session = stopped
+    _, session = stopped
     costs, stages = tmp_path / "costs.json", []
     how = SETTINGS | {"tree": "dynamic:4,depth=2,top=2", "adaptive": True, "costs": str(costs)}
     beside = BesideEngine(EngineConfig(target=str(tiny), **how), stages.append)
@@ -83,7 +83,7 @@ def test_another_engine_waits_for_no_measurement(stopped, tiny, tmp_path):
 
 
 def test_without_names_the_models_are_those_of_the_other_engine(stopped, tiny, tmp_path):
-    engine, session = stopped
+    _, session = stopped
     run = dataclasses.replace(session.history.run, tree="sampled:4")
     assert like(EngineConfig(), run) == EngineConfig(
         target=str(tiny), drafter="draft_model", draft_model="self:1", tree="sampled:4", dtype="float32", adaptive=False

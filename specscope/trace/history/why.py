@@ -14,7 +14,6 @@ from specscope.trace.history.undrafted import ABOUT, Undrafted, why_undrafted
 from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import MAX_NODES
