@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 
 from specscope.analyze.compare.columns import Side
-from specscope.analyze.compare.result import Difference, PairedBy
-from specscope.trace.history.wording import plural
+from specscope.analyze.compare.result import NOT_KNOWN, Difference, PairedBy
+from specscope.trace.history.wording import plural, shared_beginning
 from specscope.trace.record.draft_vocabulary import DIGEST, digest
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import TEMPLATE, RunInfo
@@ -19,6 +19,8 @@ from specscope.trace.record.vocabulary import printable
 
 NONE = "–"
 SHOWN = 4  # values of a side
+LONGEST = 200  # characters of a value
+BEFORE = 10  # of them before what differs, where a value's beginning does not
 # Other drafters have none of these and older captures do not record them: a side that lacks one is not a difference
 _OF_HEADS = ("aux layers", "draft vocabulary", "draft tokens", "draft revision")
 # Of a run: (name, value, what it leads to)
@@ -50,9 +52,29 @@ def _digest(run: RunInfo) -> str:
     return digest(run.draft_tokens).removeprefix(DIGEST) if run.draft_tokens else ""
 
 
+def models(a: Side, b: Side) -> tuple[str, str]:
+    """The targets' names on both sides; where these are the same and the models are not, with what tells them apart."""
+    runs = _runs(a, b)
+
+    def listed(name: Callable[[RunInfo], str]) -> tuple[str, str]:
+        first, second = (", ".join(dict.fromkeys(printable(name(run)) for run in side)) for side in runs)
+        return first or NOT_KNOWN, second or NOT_KNOWN
+
+    names = listed(lambda run: run.target)
+    if all(run.target_digest for side in runs for run in side):
+        whole = listed(lambda run: f"{run.target} ({run.target_digest[:8]})")
+    else:
+        whole = listed(lambda run: run.target_path or run.target)
+    return whole if names[0] == names[1] and whole[0] != whole[1] else names
+
+
+def _runs(a: Side, b: Side) -> list[list[RunInfo]]:
+    return [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
+
+
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
     """All differences in the configuration and in what was observed to run, those that explain most first."""
-    runs = [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
+    runs = _runs(a, b)
     lines: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
     if all(runs):
         lines += [
@@ -63,6 +85,7 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) ->
             lines = [line for line in lines if line is None or line.name != "revision"]
             first, second = ([run.target_digest for run in side] for side in runs)
             lines.insert(1, _unlike("revision", first, second, "the weights or the configuration of the model differ"))
+        lines = [line and _named(line, runs) for line in lines]
     lacking = _OF_HEADS if a.tells_tokens and b.tells_tokens else (*_OF_HEADS, "EOS tokens")
     lines = [line for line in lines if line is None or line.name not in lacking or NONE not in (line.a, line.b)]
     params = _params(a, b, pairs)
@@ -75,6 +98,15 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) ->
         versions = [[run.versions for run in side] for side in runs]
         lines += [_unlike(f"version of {name}", _each(versions[0], name), _each(versions[1], name)) for name in names]
     return [line for line in lines if line is not None]
+
+
+def _named(line: Difference, runs: Sequence[Sequence[RunInfo]]) -> Difference:
+    """A line that names other models: the same weights under another name are no other model."""
+    digest = {"model": "target_digest", "draft model": "draft_digest"}.get(line.name)
+    first, second = ({getattr(run, digest) if digest else "" for run in side} for side in runs)
+    if first != second or "" in first:
+        return line
+    return Difference(f"{line.name}'s name", line.a, line.b, "the same weights under another name")
 
 
 def _speculation(runs: Sequence[Sequence[RunInfo]]) -> list[Difference | None]:
@@ -94,15 +126,25 @@ def _speculation(runs: Sequence[Sequence[RunInfo]]) -> list[Difference | None]:
 
 def _unlike(name: str, a: Iterable[object], b: Iterable[object], note: str = "") -> Difference | None:
     first, second = (list(dict.fromkeys(map(str, side))) for side in (a, b))
-    return None if set(first) == set(second) else Difference(printable(name), _some(first), _some(second), note)
+    return None if set(first) == set(second) else Difference(printable(name), *_both(first, second), note)
 
 
 def _each(versions: Sequence[Mapping[str, str]], name: str) -> list[str]:
     return [packages.get(name, "") for packages in versions]
 
 
+def _both(a: Sequence[str], b: Sequence[str]) -> tuple[str, str]:
+    """Both sides' values; where they are the same as far as they are shown, from shortly before they differ."""
+    first, second = _some(a), _some(b)
+    if first != second:
+        return first, second
+    whole = [printable(", ".join(side)) for side in (a, b)]
+    start = max(shared_beginning(*whole) - BEFORE, 0)
+    return f"…{whole[0][start : start + LONGEST]}", f"…{whole[1][start : start + LONGEST]}"
+
+
 def _some(values: Sequence[str]) -> str:
-    shown = [printable(value)[:200] or NONE for value in values[:SHOWN]]
+    shown = [printable(value)[:LONGEST] or NONE for value in values[:SHOWN]]
     return ", ".join([*shown, f"{len(values) - SHOWN} more"] if len(values) > SHOWN else shown) or NONE
 
 

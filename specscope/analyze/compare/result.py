@@ -10,6 +10,8 @@ from typing import Any
 from specscope.analyze.findings import Reference
 from specscope.trace.record.method import SOURCES
 
+NOT_KNOWN = "not known"  # a model or drafter of a side whose run is not recorded
+
 
 class Sameness(StrEnum):
     """Whether the two sides do the same."""
@@ -284,6 +286,7 @@ class Comparison:
     groups: dict[str, tuple[Estimate, ...]] = field(default_factory=dict)  # acceptance length by group
     calibration: tuple[CalibrationBin, ...] = ()
     conditions: tuple[FailCondition, ...] = ()
+    unpaired: str = ""  # why there is no pair, in a sentence; "" where there is one
 
     @property
     def tau(self) -> Estimate | None:
