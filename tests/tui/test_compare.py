@@ -70,15 +70,9 @@ def test_light(snap_compare):
 @pytest.mark.parametrize("size", SIZES, ids=names)
 async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why(size):
     """As our capture of a chat beside another engine's of bare prompts."""
-    first, second = (
-        "SmolLM2-135M-Instruct-of-a-long-name-that-is-cut",
-        "SmolLM2-135M-Instruct-of-a-long-name-that-is-cut-0.1.2",
-    )
+    model, asked = "SmolLM2-135M-Instruct-of-a-long-name-that-is-cut", "The capital of France is"
     a, b = side(seed=1, requests=3), side(seed=1, requests=3)
-    for made, model, prompt in (
-        (a, first, "<user>The capital of France is<end>"),
-        (b, second, "The capital of France is"),
-    ):
+    for made, target, prompt in ((a, model, f"<user>{asked}<end>"), (b, f"{model}-0.1.2", asked)):
         made.captures[0].run = dataclasses.replace(made.captures[0].run, target=target)
         for request in made.requests:
             tokens = np.array([len(target)], np.int32)
