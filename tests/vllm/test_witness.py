@@ -116,7 +116,7 @@ def test_a_scheduler_that_tells_nothing_is_enough():
 
 def test_parameters_are_told_and_unknown_ones_are_labels():
     engine = Engine()
-    given = params(temperature=0.5, min_p=0.1, logit_bias={3: 1.0}, min_tokens=4, seed=None, bad_words=['no'])
+    given = params(temperature=0.5, min_p=0.1, logit_bias={3: 1.0}, min_tokens=4, seed=None, bad_words=["no"])
     engine.step({"a": []}, new={"a": ([1, 1], given)}, temperature={"a": 0.5})
     engine.witness.finish(None)
     info = engine.records[0].admitted[0]
