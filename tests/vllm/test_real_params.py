@@ -31,6 +31,7 @@ def test_vllm_refuses_what_was_called_ignored_and_several_outputs_are_requests(t
     (tmp_path / "job.json").write_text(json.dumps(job))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
     environment["SPECSCOPE_CAPTURE"] = str(capture)
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [PYTHON, "-P", str(HERE / "asking.py"), str(tmp_path / "job.json"), str(out)]
     subprocess.run(command, env=environment, check=True, timeout=600)
     *refused, outputs = json.loads(out.read_text())

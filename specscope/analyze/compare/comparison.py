@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from specscope.analyze.compare.columns import Side, SideRequest
-from specscope.analyze.compare.configuration import differences, models
+from specscope.analyze.compare.configuration import differences, explained, models
 from specscope.analyze.compare.contexts import align
 from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.evidence import fields
-from specscope.analyze.compare.explained import explained
 from specscope.analyze.compare.failif import FailLimit, judge
 from specscope.analyze.compare.pairing import hint, match, unpaired
 from specscope.analyze.compare.parting import Partings

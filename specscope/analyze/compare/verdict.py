@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specscope.analyze.compare.bootstrap import FEWEST
-from specscope.analyze.compare.explained import of_cause
+from specscope.analyze.compare.configuration import of_cause
 from specscope.analyze.compare.failif import change, named
 from specscope.analyze.compare.result import (
     ABOUT,
