@@ -12,6 +12,7 @@ from offline import engine_options  # beside this file; it sets vLLM's environme
 
 def main():
     from vllm import LLM, SamplingParams
+    from vllm.exceptions import VLLMValidationError
 
     job, answers = json.loads(Path(sys.argv[1]).read_text()), []
     llm = LLM(model=job["model"], **engine_options(job))
@@ -21,7 +22,7 @@ def main():
                 params["logit_bias"] = {int(token): value for token, value in bias.items()}
             (out,) = llm.generate([job["prompt"]], SamplingParams(ignore_eos=True, **params), use_tqdm=False)
             answers.append([list(one.token_ids) for one in out.outputs])
-        except ValueError as error:
+        except VLLMValidationError as error:
             answers.append(str(error))
     Path(sys.argv[2]).write_text(json.dumps(answers))
 
