@@ -39,7 +39,13 @@ def test_every_flag_that_the_pages_name_exists():
     params = [param for command in (*_commands(cli), *_commands(bench)) for param in command.params]
     known = {opt for param in params for opt in (*param.opts, *param.secondary_opts)}
     known |= {"--help", "--version", "--no-deps", "--lf", "--speculative-config"}  # pip's, pytest's and vLLM's
-    known |= {"--otlp-traces-endpoint", "--enable-trace", "--save-result", "--tail"}  # vLLM's, SGLang's and docker's
+    known |= {
+        "--otlp-traces-endpoint",
+        "--max-num-batched-tokens",
+        "--enable-trace",
+        "--save-result",
+        "--tail",
+    }  # vLLM's, SGLang's and docker's
     known |= {"--model-path", "--speculative-algorithm", "--speculative-draft-model-path"}  # SGLang's
     known |= {"--metrics", "--log-jsonl", "--spec-synth-len"}  # llama.cpp's
     known |= {"--enable-feature", "--data-urlencode", "--config"}  # Prometheus', curl's, the collector's

@@ -13,10 +13,10 @@ from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
 from specscope.errors import UserError
 from specscope.trace.history.at_parent import above
-from specscope.trace.history.decided import deciding, ended_by
+from specscope.trace.history.decided import deciding, ended_by, wanted
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.undrafted import Undrafted, count_undrafted, undrafted_text
-from specscope.trace.history.why import Asker, headline, wanted, why, why_step
+from specscope.trace.history.why import Asker, headline, why, why_step
 from specscope.trace.history.wording import plural, quoted
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord

@@ -208,8 +208,10 @@ def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
         differences=tuple(
             (difference.name, difference.a, difference.b, difference.note) for difference in comparison.differences
         ),
+        undiffering=tables.configuration(comparison).note,
         changed=tuple(tables.changes(comparison).rows),
         pairs=tuple(pair(number, matched) for number, matched in enumerate(comparison.pairs)),
+        unpaired=comparison.unpaired,
         vocabularies=(a.vocabulary, b.vocabulary),
         dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
         causes=tuple(KnownCause(cause.value, ABOUT[cause], cause in HARMLESS) for cause in PartingCause),

@@ -239,7 +239,7 @@ def debug(
     if over is not None:
         refuse_others("--over", "debugs a recording as it is", DEBUG_FLAGS)
     if attach is not None:
-        engine = {field.name for field in fields(EngineConfig)}  # of the one that forks
+        engine = {field.name for field in fields(EngineConfig)} - {"adaptive", "costs"}  # of the one that forks
         refuse_others("--attach", "debugs what runs there", DEBUG_FLAGS | engine)
     lines = None if script is None else Script.read(script, stop_on_error=stop_on_error)
     if over is not None:

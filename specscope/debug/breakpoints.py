@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.events import Event, EventKind, events, types_of
 from specscope.errors import UserError
-from specscope.trace.checked import short
+from specscope.trace.checked import short, whole
 from specscope.trace.history.expressions import Expression
 from specscope.trace.history.history import History
 from specscope.trace.record.records import StepRecord
@@ -82,12 +82,7 @@ class Breakpoints:
 
     def add(self, event: str, condition: str = "", *, temporary: bool = False) -> Breakpoint:
         """`break EVENT [if EXPR]`. Raises UserError."""
-        matches = [kind for kind in EventKind if kind.value.startswith(event)] if event else []
-        exact = [kind for kind in matches if kind.value == event]
-        if len(exact or matches) != 1:
-            raise UserError(f"unknown event {short(event)}: use {', '.join(kind.value for kind in EventKind)}")
-        point = Breakpoint(0, (exact or matches)[0], condition, temporary=temporary)
-        return self._keep(point)
+        return self._keep(Breakpoint(0, _event(event), condition, temporary=temporary))
 
     def watch(self, condition: str) -> Breakpoint:
         """`watch EXPR`: stop when it changes truth for a request. Raises UserError."""
@@ -107,11 +102,24 @@ class Breakpoints:
             raise UserError(f"there is no breakpoint {number}; there are: {known}")
         return self.points[number]
 
-    def delete(self, numbers: Iterable[int] | None = None) -> None:
-        """Delete some, or all. Raises UserError and deletes none where one is unknown."""
-        gone = list(self.points) if numbers is None else [self.get(number).number for number in numbers]
+    def delete(self, words: Sequence[str] = ()) -> list[Breakpoint]:
+        """Delete those of the numbers or at the events that are named, or all. Raises UserError and deletes none where
+        there is none of a name.
+        """
+        gone = {point.number: point for word in words for point in self._named(word)} if words else dict(self.points)
         for number in gone:
-            self.points.pop(number, None)
+            del self.points[number]
+        return list(gone.values())
+
+    def _named(self, word: str) -> list[Breakpoint]:
+        number = whole(word)
+        if number is not None:
+            return [self.get(number)]
+        kind = _event(word)
+        there = [point for point in self.points.values() if point.kind is kind and not point.watch]
+        if not there:
+            raise UserError(f"there is no breakpoint at {kind.value}")
+        return there
 
     def shown(self) -> tuple[BreakpointInfo, ...]:
         """All breakpoints, as a screen shows them."""
@@ -144,6 +152,15 @@ class Breakpoints:
                     if point.temporary:
                         del self.points[point.number]
         return Stop(StopReason.BREAKPOINT, record.step, tuple(hits)) if hits else None
+
+
+def _event(name: str) -> EventKind:
+    """The event of that name or unique prefix. Raises UserError."""
+    matches = [kind for kind in EventKind if kind.value.startswith(name)] if name else []
+    exact = [kind for kind in matches if kind.value == name]
+    if len(exact or matches) != 1:
+        raise UserError(f"unknown event {short(name)}: use {', '.join(kind.value for kind in EventKind)}")
+    return (exact or matches)[0]
 
 
 def step_condition(text: str) -> Expression:

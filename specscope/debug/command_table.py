@@ -93,7 +93,13 @@ COMMANDS = (
     ConsoleCommand("ignore", "N COUNT", "skip the next COUNT hits of breakpoint N", passive=True),
     ConsoleCommand("enable", "[N ...]", "enable breakpoints N ..., or all of them", passive=True),
     ConsoleCommand("disable", "[N ...]", "disable breakpoints N ..., or all of them", passive=True),
-    ConsoleCommand("delete", "[N ...]", "delete breakpoints N ..., or all of them", ("d",), passive=True),
+    ConsoleCommand(
+        "delete",
+        "[N|EVENT ...]",
+        "delete breakpoints N ..., those at EVENT ..., or all of them",
+        ("d", "clear"),
+        passive=True,
+    ),
     ConsoleCommand(
         "commands",
         "N [LINE; ...]",

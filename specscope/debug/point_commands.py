@@ -74,9 +74,9 @@ class PointCommands:
         return self.do_enable(text, yes=False)
 
     def do_delete(self, text: str) -> str:
-        """Those of the numbers, or all."""
-        self.session.breakpoints.delete(self._numbers(text) if text else None)
-        return ""
+        """Those of the numbers, those at the events, or all."""
+        gone = self.session.breakpoints.delete(text.replace(",", " ").split())
+        return "\n".join(f"deleted breakpoint {point.number}: {point.describe()}" for point in gone)
 
     def do_ignore(self, text: str) -> str:
         """`N COUNT`: skip a breakpoint's next hits."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from specscope.debug.commands import WhatIf
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session
-from specscope.engine.config import EngineConfig
+from specscope.engine.config import DRAFTERS, EngineConfig
 from specscope.engine.engine import Engine
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.live.local import EngineWhatIf
 from specscope.live.start import start_engine
+from specscope.model.places import on_disk
 from specscope.speculate.tokens import Tokens
 from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import RunInfo
 
 # How far the two engines may be apart on the target's likeliest token: their kernels and dtypes may differ.
 MOST_APART, LEAST_OF_TOP = 0.01, 0.9
@@ -30,11 +33,31 @@ class BesideEngine(WhatIf):
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """Run the request from its last step on, with the changes and without. Raises UserError."""
         if self._engine is None:
-            self._engine = start_engine(self._config, self._progress)
+            self._engine = start_engine(like(self._config, session.history.run), self._progress)
         session.history.vocabulary = self._engine.vocabulary  # the recording has only the tokens that vLLM met
         borrowed = _Borrowed(self._engine, session)
         borrowed.check_model()
         return borrowed.fork(session, words)
+
+
+def like(config: EngineConfig, run: RunInfo | None) -> EngineConfig:
+    """The config of the engine that forks: where neither models nor a drafter are named, with those of the other.
+
+    It measures no costs, for which the other would stand still: its trees are not adaptive, as no other engine's are.
+    """
+    fixed = replace(config, adaptive=False, costs=None, speculation="on")
+    named = config.target, config.draft_model, config.tree
+    if any(named) or config.drafter != EngineConfig().drafter or run is None or on_disk(run.target_path) is None:
+        return fixed
+    drafter = run.drafter if run.drafter in DRAFTERS else "none"
+    return replace(
+        fixed,
+        target=run.target_path,
+        drafter=drafter,
+        draft_model=run.draft_path or None if drafter != "none" else None,
+        tree=run.tree or None if drafter != "none" else None,
+        dtype=run.dtype if config.dtype == "auto" else config.dtype,
+    )
 
 
 class _Borrowed(EngineWhatIf):

@@ -207,7 +207,11 @@ STEP: dict[str, WordField] = {
         lambda f: f.tokens()[0] if f.node is not None else None if f.verdict is None else f.verdict.token,
     ),
     "final_p": WordField(float, "probability with which the final token was drawn", _of_verdict("final_p")),
-    "final_coin": WordField(float, "the coin with which the final token was drawn", _of_verdict("final_coin")),
+    "final_coin": WordField(
+        float,
+        "the coin with which the final token was drawn, if one was",
+        lambda f: None if f.verdict is None else f.verdict.final_coin or None,
+    ),
     "final_margin": WordField(
         float, "how far p would have to move for another final token", _of_verdict("final_margin")
     ),
@@ -262,8 +266,8 @@ NODE: dict[str, WordField] = {
     ),
     "u": WordField(
         float,
-        "the node's coin: a uniform random number; under the standard rule it is rejected if u >= a",
-        _of_node("coin"),
+        "the node's coin, if one was tossed: a uniform random number; under the standard rule it is rejected if u >= a",
+        lambda f: _of_node("coin")(f) or None,  # coins lie in the open interval (0, 1)
     ),
     "ahead": WordField(
         bool,

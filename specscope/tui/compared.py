@@ -47,8 +47,10 @@ class Compared:
     reasons: tuple[str, ...]
     missing: tuple[str, ...]  # what was not compared, and why
     differences: tuple[tuple[str, str, str, str], ...]  # what, A, B, what it leads to
+    undiffering: str  # what is said of the configuration where it has no differences
     changed: tuple[tuple[str, ...], ...]  # what changed most: what, A, B, B - A, interval, drafts, * or ""
     pairs: tuple[ComparedPair, ...]
+    unpaired: str  # why there is none; "" where there is one
     vocabularies: tuple[Vocabulary, Vocabulary]
     dtypes: tuple[str, str]
     causes: tuple[KnownCause, ...]  # all that there are

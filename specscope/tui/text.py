@@ -10,6 +10,7 @@ from typing import Literal
 from rich.cells import cell_len, set_cell_size
 
 from specscope.trace.history.wording import probability as probability
+from specscope.trace.history.wording import shared_beginning
 from specscope.trace.record.vocabulary import Vocabulary
 
 Ink = Literal[
@@ -34,6 +35,7 @@ Line = Sequence[tuple[str, Ink]]
 
 NOTHING = "–"
 NARROWEST_TEXT = 10  # cells of a text beside a label
+BEFORE = 4  # characters that are shown before what tells two texts apart
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -48,6 +50,15 @@ def cut(text: str, width: int) -> str:
     if width <= 0:
         return ""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def cut_apart(a: str, b: str, width_a: int, width_b: int) -> tuple[str, str]:
+    """Two texts that differ, each in its cells: from shortly before they do where their beginnings alone would fit."""
+    common = shared_beginning(a, b)
+    whole = cell_len(a) <= width_a and cell_len(b) <= width_b
+    if not whole and common > BEFORE and common + 1 >= min(width_a, width_b):
+        a, b = (f"…{text[common - BEFORE :]}" for text in (a, b))
+    return cut(a, width_a), cut(b, width_b)
 
 
 def left(text: str, width: int) -> str:

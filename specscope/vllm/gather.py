@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specscope.trace.record.parents import TINY, TOP
 from specscope.vllm.call import Rows
-from specscope.vllm.gathered import Gathered, GatheredTables, Layout, Table, layouts
+from specscope.vllm.gathered import Gathered, GatheredTables, Layout, Table, empty_tables, layouts
 from specscope.vllm.v2 import rule
 
 PART = 2**24  # numbers in a part: rows times tokens
@@ -30,12 +30,17 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
     step = max(PART // rows.vocabulary, 1)
     of_rows = [_row_columns(rows, low, min(low + step, count), full) for low in range(0, count, step)]
     scale = _add_blocks(rows, of_rows, step) if rows.by_step and rows.probs is not None and of_rows else None
-    of_ends = [_end_columns(rows, low, min(low + step, requests), scale) for low in range(0, requests, step)]
+    of_ends = [_end_columns(rows, low, min(low + step, requests), scale, full) for low in range(0, requests, step)]
     scored = full and bool(rows.scores) and bool(of_rows)
     of_scores = [_score_columns(rows, torch.cat([part["top"][:, 0] for part in of_rows]), step)] if scored else []
-    tables = list(zip((of_rows, of_scores, of_ends), layouts(likeliest), strict=True))
-    ints = _packed([(parts, layout[0]) for parts, layout in tables], torch.int64, rows.first.device)
-    floats = _packed([(parts, layout[1]) for parts, layout in tables], torch.float64, rows.first.device)
+    parts = (of_rows, of_scores, of_ends)
+    there = [
+        tuple(_gathered(made, layout) for layout in both) for made, both in zip(parts, layouts(likeliest), strict=True)
+    ]
+    ints, floats = (
+        _packed([(made, both[kind]) for made, both in zip(parts, there, strict=True)], dtype, rows.first.device)
+        for kind, dtype in enumerate((torch.int64, torch.float64))
+    )
     ints, floats, arrived = sent(ints, floats)
     described = partial(
         GatheredTables,
@@ -49,7 +54,7 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
     )
     counts = (count, count if scored else 0, requests)
     return Gathered(
-        tables=lambda: described(*_unpacked(ints, floats, likeliest, counts)),
+        tables=lambda: described(*_unpacked(ints, floats, likeliest, there, counts)),
         requests=requests,
         bytes=ints.nbytes + floats.nbytes,
         arrived=arrived,
@@ -66,9 +71,9 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
         "token": rows.tokens[low:high],
         "choice": best,
         "p": hit,
-        "rank": hit == 1,
-        "choice_p": torch.ones_like(best),
     }
+    if full:
+        made |= {"rank": hit == 1, "choice_p": torch.ones_like(best)}
     if rows.positions is not None:
         made["position"] = rows.positions[low:high]
     if rows.coins is not None:
@@ -79,16 +84,18 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
         p = rows.probs(low, high)
         likeliest, choice = p.max(1)
         here = p.gather(1, token)
-        drawn = {"choice": choice, "choice_p": likeliest, "p": here, "rank": _ranks(p, here)}
+        drawn = {"choice": choice, "p": here}
+        if full:
+            drawn |= {"choice_p": likeliest, "rank": _ranks(p, here)}
         made |= {name: torch.where(greedy, made[name].flatten(), value.flatten()) for name, value in drawn.items()}
         if full:
             made |= _spreads(p, ~greedy, "")
     if rows.q is not None:
         q = rows.q(low, high)
         here = q.gather(1, token)
-        made |= {"q": here, "q_rank": _ranks(q, here)}
+        made["q"] = here
         if full:
-            made |= _spreads(q, ~greedy, "q_")
+            made |= {"q_rank": _ranks(q, here), **_spreads(q, ~greedy, "q_")}
     if full:
         weights = _weights(rows.raw(torch.arange(low, high, device=token.device)))
         mass = weights.sum(1, keepdim=True)
@@ -139,7 +146,7 @@ def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
     return columns
 
 
-def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None) -> Columns:
+def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None, full: bool) -> Columns:
     """The outcome of requests from..to, and what their final tokens were drawn from.
 
     `scale` [R]: of p at each row, before q is taken from it; 1 where None.
@@ -160,12 +167,10 @@ def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None) -> Colum
         left = torch.where((token < 0)[:, None], whole, left)
     mass = left.sum(1, keepdim=True)
     drawn = torch.where(rejected[:, None] & (mass > 0), left / mass.clamp_min(TINY), whole)
-    return made | {
-        "mass": mass,
-        "final_p": drawn.gather(1, final),
-        "final_target_p": whole.gather(1, final),
-        **_spreads(drawn, ~made["greedy"], "final_"),
-    }
+    made |= {"mass": mass, "final_p": drawn.gather(1, final)}
+    if full:
+        made |= {"final_target_p": whole.gather(1, final), **_spreads(drawn, ~made["greedy"], "final_")}
+    return made
 
 
 def _weights(logits: Tensor) -> Tensor:
@@ -187,18 +192,18 @@ def _spreads(p: Tensor, where: Tensor, prefix: str) -> Columns:
     return {name: torch.where(where, value.clamp_min(0), 0) for name, value in spreads.items()}
 
 
+def _gathered(parts: Sequence[Columns], layout: Layout) -> Layout:
+    """The columns that something was gathered for: no others are copied. All parts have the same."""
+    return {name: width for name, width in layout.items() if parts and name in parts[0]}
+
+
 def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One table after the other, row by row; a column that nothing was gathered for is 0."""
-    rows = []
-    for parts, layout in tables:
-        for part in parts:
-            count = len(next(iter(part.values())))
-            zero = torch.zeros(count, max(layout.values()), dtype=dtype, device=device)
-            columns = [
-                part[name].reshape(count, width).to(dtype) if name in part else zero[:, :width]
-                for name, width in layout.items()
-            ]
-            rows.append(torch.cat(columns, dim=1).flatten())
+    """One table after the other, row by row."""
+    rows = [
+        torch.cat([part[name].reshape(-1, width).to(dtype) for name, width in layout.items()], dim=1).flatten()
+        for parts, layout in tables
+        for part in (parts if layout else ())
+    ]
     return torch.cat(rows) if rows else torch.zeros(0, dtype=dtype, device=device)
 
 
@@ -214,12 +219,15 @@ def sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
     return there[0], there[1], arrived
 
 
-def _unpacked(ints: Tensor, floats: Tensor, likeliest: int, counts: Sequence[int]) -> list[Table]:
-    """What `_packed` put together."""
-    both = layouts(likeliest)
-    of_ints = _columns(ints, [layout[0] for layout in both], counts)
-    of_floats = _columns(floats, [layout[1] for layout in both], counts)
-    return [some | others for some, others in zip(of_ints, of_floats, strict=True)]
+def _unpacked(
+    ints: Tensor, floats: Tensor, likeliest: int, there: Sequence[tuple[Layout, ...]], counts: tuple[int, int, int]
+) -> list[Table]:
+    """What `_packed` put together; a column that nothing was gathered for is 0."""
+    tables = empty_tables(likeliest, counts)
+    for kind, packed in enumerate((ints, floats)):
+        for table, columns in zip(tables, _columns(packed, [both[kind] for both in there], counts), strict=True):
+            table.update(columns)
+    return tables
 
 
 def _columns(packed: Tensor, layouts: Sequence[Layout], counts: Sequence[int]) -> list[Table]:
@@ -230,6 +238,6 @@ def _columns(packed: Tensor, layouts: Sequence[Layout], counts: Sequence[int]) -
         table = values[start : start + count * width].reshape(count, width)
         start += count * width
         ends = np.cumsum(list(layout.values()))
-        columns = zip(layout, np.split(table, ends[:-1], axis=1), strict=True)
+        columns = zip(layout, np.split(table, ends, axis=1)[:-1], strict=True)
         tables.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
     return tables

@@ -22,8 +22,6 @@ from specscope.vllm.scheduling import Arrival, Ended
 
 # How vLLM's server begins the ids of requests; offline they are numbers
 CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
-LEFT_OUT = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
-IGNORED = "ignored by vLLM"
 LABELS = (*RULES, "repetition_detection")
 LONGEST = 200  # characters of a label
 OTHER_FORMS = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
@@ -100,12 +98,10 @@ def _stops(params: Any) -> frozenset[int]:
 
 
 def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
-    """(The parameters that specscope has, the others as labels). What V1 ignores under speculation is a label too."""
+    """(The parameters that specscope has, the others as labels)."""
     if params is None:
         return SamplingParams(), {}
     labels = {name: _short(value) for name in LABELS if (value := getattr(params, name, None))}
-    if ignored := [f"{name}={value!r}" for name in LEFT_OUT if (value := getattr(params, name, None))]:
-        labels[IGNORED] = _short(", ".join(ignored))
     asked = getattr(params, FORM, None)
     form = None if asked is None or params.ignore_eos else _form(asked)  # ours ends with the form, whatever else
     if asked is not None and form is None:
@@ -117,6 +113,8 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
         "temperature": params.temperature,
         "top_k": max(params.top_k or 0, 0),
         "top_p": params.top_p,
+        "min_p": getattr(params, "min_p", 0.0) or 0.0,  # vLLM refuses this one, and a bias, where it speculates
+        "logit_bias": dict(getattr(params, "logit_bias", None) or {}),
         "repetition_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,

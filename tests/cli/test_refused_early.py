@@ -101,6 +101,7 @@ def test_a_flag_without_effect_is_refused():
         (["--over", PLANTED, "--temperature", "0"], "leave out --temperature"),
         (["--over", PLANTED, "--raw"], "leave out --raw"),
         (["--attach", "none", "--stop", "x"], "--attach debugs what runs there: leave out --stop"),
+        (["--attach", "none", "--adaptive"], "--attach debugs what runs there: leave out --adaptive"),
     ):
         code, _, err = run_here(["debug", *words])
         assert (code, err) == (2, f"specscope: error: {err.split('error: ')[1]}")

@@ -350,6 +350,8 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("break reject if depth = 1", "write =="),
         ("break finish if depth == 1", "there is no field depth here"),
         ("delete 9", "there is no breakpoint 9"),
+        ("clear reject", "there is no breakpoint at reject"),
+        ("clear nothing", "unknown event"),
         ("ignore 1", "write ignore N COUNT"),
         ("commands 4", "there is no breakpoint 4"),
         ("next many", "COUNT must be"),
@@ -428,6 +430,39 @@ def test_an_empty_session_says_so():
 def test_every_command_has_a_method_and_every_method_is_a_command():
     methods = {name for name in dir(Commands) if name.startswith("do_")}
     assert methods == {command.method for command in COMMANDS}
+
+
+def test_breakpoints_are_deleted_by_number_or_by_their_event_as_in_gdb(either):
+    for line in ("break reject", "break accept", "break reject if p > 0.5", "watch accepted > 0"):
+        either.run(line)
+    either.run("break step")
+    assert either.run("clear reject").splitlines() == [
+        "deleted breakpoint 1: break reject",
+        "deleted breakpoint 3: break reject if p > 0.5",
+    ]
+    with pytest.raises(UserError, match="no breakpoint 1"):
+        either.run("delete 2 1")
+    assert list(either.session.breakpoints.points) == [2, 4, 5]
+    assert either.run("clear step") == "deleted breakpoint 5: break step"  # and no watch
+    assert either.run("d 2") == "deleted breakpoint 2: break accept"
+    assert either.run("clear") == "deleted breakpoint 4: watch accepted > 0"
+    assert either.run("info breakpoints") == "no breakpoints"
+
+
+def test_at_temperature_0_there_is_a_choice_and_no_coin(tiny):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, evidence="lean", **HOW)
+    commands = commands_over(engine)
+    engine.add("abcabcab", SamplingParams(max_tokens=24, ignore_eos=True))
+    commands.run("break reject if kind == 'recovered' and p_tried == 0")
+    stop = commands.run("continue")
+    token = commands.session.history.vocabulary.show(commands.session.part.verdict.token)
+    assert f"rejected: the target's choice is ‘{token}’, and no coin decides" in stop
+    (record,) = commands.session.history.steps[-1:]  # as another engine's record has it: no coin was tossed
+    (part,) = record.requests
+    verdict = dataclasses.replace(part.verdict, coin=part.verdict.coin * 0, final_coin=0.0)
+    record = dataclasses.replace(record, requests=(dataclasses.replace(part, verdict=verdict),))
+    commands.session.history.replace_last(record)
+    assert [commands.run(f"print {name}") for name in ("u @ 0", "final_coin", "u < 1 @ 0")] == ["None", "None", "None"]
 
 
 def test_a_stop_at_a_node_makes_it_the_current_one(either):

@@ -1,12 +1,14 @@
 """A fork of another engine's request in one of ours: here the other is ours too, so that the answer is known."""
 
+import dataclasses
+
 import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.debug.session import Session
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
-from specscope.live.beside import BesideEngine
+from specscope.live.beside import BesideEngine, like
 from specscope.live.fork import beside as beside_engine
 from specscope.live.local import EngineWhatIf, session_over
 from specscope.remote.debug_server import context
@@ -67,6 +69,33 @@ def test_an_engine_beside_one_that_drafts_from_text_and_model(tiny, words, draft
     other = beside_engine(engine, Changes(engine=words))
     assert (other.drafter.name, other.config.drafter) == (drafter, drafter)
     assert other.run_info.rule == words.get("rule", "standard")
+
+
+def test_another_engine_waits_for_no_measurement(stopped, tiny, tmp_path):
+    """While a fork's engine loads, vLLM and its clients stand still: what a step costs is not measured meanwhile."""
+    _, session = stopped
+    costs, stages = tmp_path / "costs.json", []
+    how = SETTINGS | {"tree": "dynamic:4,depth=2,top=2", "adaptive": True, "costs": str(costs)}
+    beside = BesideEngine(EngineConfig(target=str(tiny), **how), stages.append)
+    assert beside.fork(told(session, tmp_path), ["token=65", "tokens=5"]).outputs
+    assert not [stage for stage in stages if "measuring" in stage]
+    assert not costs.exists()
+
+
+def test_without_names_the_models_are_those_of_the_other_engine(stopped, tiny, tmp_path):
+    _, session = stopped
+    run = dataclasses.replace(session.history.run, tree="sampled:4")
+    assert like(EngineConfig(), run) == EngineConfig(
+        target=str(tiny), drafter="draft_model", draft_model="self:1", tree="sampled:4", dtype="float32", adaptive=False
+    )
+    other = dataclasses.replace(run, drafter="medusa", draft_path="HEADS")
+    assert like(EngineConfig(), other).drafter == "none"
+    named = EngineConfig(target=str(tiny), drafter="ngram", tree="2x2")
+    assert like(named, run) == dataclasses.replace(named, adaptive=False)
+    gone = dataclasses.replace(run, target_path=str(tmp_path / "gone"))
+    assert like(EngineConfig(), gone) == dataclasses.replace(EngineConfig(), adaptive=False)
+    beside = BesideEngine(EngineConfig(kv_memory=0.01), lambda stage: None)
+    assert beside.fork(told(session, tmp_path), ["temperature=0", "tokens=5"]).outputs
 
 
 def test_another_model_is_refused(stopped, tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import asynccontextmanager
 from functools import cache
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 from textual.command import CommandPalette
@@ -63,6 +65,25 @@ def test_parting(snap_compare):
 def test_light(snap_compare):
     app = CompareApp(sample(), Settings(theme="light"))
     assert snap_compare(app, terminal_size=(120, 40), press=["n", "enter"])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=names)
+async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why(size):
+    """As our capture of a chat beside another engine's of bare prompts."""
+    model, asked = "SmolLM2-135M-Instruct-of-a-long-name-that-is-cut", "The capital of France is"
+    a, b = side(seed=1, requests=3), side(seed=1, requests=3)
+    for made, target, prompt in ((a, model, f"<user>{asked}<end>"), (b, f"{model}-0.1.2", asked)):
+        made.captures[0].run = dataclasses.replace(made.captures[0].run, target=target)
+        for request in made.requests:
+            tokens = np.array([len(target)], np.int32)
+            request.info = dataclasses.replace(request.info, prompt=prompt, prompt_tokens=tokens)
+    async with running(compared(a, b, compare(a, b)), size) as (app, _):
+        (line,) = [
+            line for line in text_of(app.screen.query_one("#configuration")).splitlines() if line[:6] == "model "
+        ]
+        assert "is-cut " in line
+        assert "is-cut-0.1.2" in line
+        assert "A's are within a chat template" in " ".join(text_of(app.screen.query_one(PairsPanel)).split())
 
 
 async def test_the_list_says_where_pairs_part_and_why():

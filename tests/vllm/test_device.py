@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specscope.trace.record.parents import TOP
 from specscope.vllm import gather as device
@@ -108,7 +109,46 @@ def test_bytes_are_counted():
     drafted = [3, 3, 5]
     small, large = (gather(rows_of(call(1, drafted, [0.8] * 3, tokens=v), []), full=True).bytes for v in (50, 5000))
     rows, requests = sum(drafted), len(drafted)
-    assert small == large == 8 * (rows * (5 + TOP + 12 + TOP) + requests * (6 + 5))
+    assert small == large == 8 * (rows * (2 + TOP + 1 + 6 + TOP) + requests * (5 + 5))
+
+
+@pytest.mark.parametrize(
+    ("heat", "draft_probs", "numbers"), [(0.0, False, (3, 5)), (0.8, False, (4, 7)), (0.8, True, (5, 7))]
+)
+def test_lean_evidence_copies_only_what_it_gathered(heat, draft_probs, numbers):
+    """Token, choice and p of a row, its coin and q; of a request its rows, its outcome and the final draw."""
+    drafted = [3, 3, 5]
+    made = call(1, drafted, [heat] * 3, tokens=50, draft_probs=draft_probs)
+    scores = [(passes(1, 5, 3, 50), row) for row in range(3)]
+    of_row, of_request = numbers
+    assert gather(rows_of(made, scores), full=False).bytes == 8 * (sum(drafted) * of_row + len(drafted) * of_request)
+
+
+def work(made, drafter, *, full):
+    """(operations on whole rows of the vocabulary, all operations) of one call: on a GPU each is a launch or more."""
+    wide, every = [], []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            shapes = [value.shape for value in (*args, out) if isinstance(value, torch.Tensor)]
+            if not function.is_view:
+                every.append(function)
+                wide.extend([function] if any(shape[-1:] == (50,) for shape in shapes) else [])
+            return out
+
+    with Count():
+        gather(rows_of(made, drafter), full=full)
+    return len(wide), len(every)
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_lean_evidence_does_a_part_of_the_work(heat):
+    made = call(1, [3, 3, 5], [heat] * 3, tokens=50, draft_probs=heat > 0)
+    scores = [(passes(1, 5, 3, 50), row) for row in range(3)]
+    lean, full = (work(made, scores, full=every) for every in (False, True))
+    assert lean[0] < full[0] / 2
+    assert lean[1] < full[1] / 2
 
 
 def test_nothing_waits_for_the_device():

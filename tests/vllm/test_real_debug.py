@@ -14,7 +14,9 @@ import pytest
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
+from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
+from specscope.live.beside import BesideEngine
 from specscope.remote.debug_client import AttachedCommands
 from specscope.trace.wire.reading import read_capture
 from tests.vllm.test_real import HERE, PYTHON, model, speculation
@@ -28,13 +30,15 @@ PROMPTS = ["The capital of France is", "The best way to learn a language is"]
 class Vllm:
     """A vLLM that waits for its prompts, with the debugger's socket."""
 
-    def __init__(self, folder, *, processes, tokens=80, timeout=None):
+    def __init__(self, folder, *, processes, tokens=80, timeout=None, greedy=None):
+        """`greedy`: where nothing is said, vLLM samples if it is one process."""
         self.folder, self.socket, self.capture = folder, folder / "debug.sock", folder / "run.jsonl"
+        greedy = processes if greedy is None else greedy
         job = {
             "model": model(),
             "speculation": speculation("eagle3", 3),
             "prompts": PROMPTS,
-            "params": {"max_tokens": tokens} | ({"temperature": 0} if processes else {"temperature": 0.8, "seed": 7}),
+            "params": {"max_tokens": tokens} | ({"temperature": 0} if greedy else {"temperature": 0.8, "seed": 7}),
             "go": str(folder / "go"),
         }
         (folder / "job.json").write_text(json.dumps(job))
@@ -48,11 +52,11 @@ class Vllm:
         command = [PYTHON, "-P", str(HERE / "serving.py"), str(folder / "job.json"), str(folder / "out.json")]
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
 
-    def attach(self):
+    def attach(self, beside=None):
         end = time.monotonic() + LOAD_SECONDS
         while True:
             try:
-                return AttachedCommands(str(self.socket))
+                return AttachedCommands(str(self.socket), beside)
             except UserError:  # it has not come so far
                 assert self.process.poll() is None, (self.folder / "vllm.log").read_text()[-2000:]
                 assert time.monotonic() < end
@@ -126,6 +130,27 @@ def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
     assert 42 in outputs[0]
     trial = judge(reader.history, source="run")
     assert [c.name for group in trial.groups for c in group.checks if c.result is CheckResult.FAILED] == []
+
+
+def test_at_temperature_0_it_shows_choices_and_forks_without_measuring(vllm):
+    """The fork's engine is like vLLM without being told how, and so gives what vLLM gives."""
+    one, stages = vllm(processes=False, tokens=24, greedy=True), []
+    client = one.attach(BesideEngine(EngineConfig(), stages.append))
+    client.run("break reject")
+    one.start()
+    while "recovered" not in (stop := client.run("continue")):
+        pass
+    token = re.search(r"recovered (.*)", stop)[1]
+    assert f"rejected: the target's choice is ‘{token}’, and no coin decides" in stop
+    assert [client.run(f"print {name}") for name in ("u", "final_coin")] == ["None", "None"]
+    assert client.run("clear reject") == "deleted breakpoint 1: break reject"
+    assert "the same tokens" in client.run("fork tokens=12")
+    assert not [stage for stage in stages if "measuring" in stage]
+    client.run("quit")
+    output, (both, _), steps = one.outputs()[0], client.forked.outputs, (client.forked.original, client.forked.fork)
+    assert len(both) == 12
+    assert both in [output[place : place + 12] for place in range(len(output))]
+    assert steps[0][0].tree.token.tolist() == steps[1][0].tree.token.tolist()
 
 
 @pytest.mark.parametrize("processes", [False, True], ids=["one process", "a worker process"])

@@ -125,17 +125,17 @@ def test_a_scheduler_that_tells_nothing_is_enough():
     assert one.output.shape == (2, 1)
 
 
-def test_parameters_that_are_ignored_or_unknown_are_labels():
+def test_parameters_are_told_and_unknown_ones_are_labels():
     engine = Engine()
-    given = params(temperature=0.5, min_p=0.1, logit_bias={3: 1.0}, min_tokens=4, seed=None)
+    given = params(temperature=0.5, min_p=0.1, logit_bias={3: 1.0}, min_tokens=4, seed=None, bad_words=["no"])
     engine.step({"a": []}, new={"a": ([1, 1], given)}, temperature={"a": 0.5})
     engine.witness.finish(None)
     info = engine.records[0].admitted[0]
     assert info.params.temperature == 0.5
-    assert info.params.min_p == 0
-    assert info.labels["ignored by vLLM"] == "min_p=0.1, logit_bias={3: 1.0}"
+    assert (info.params.min_p, dict(info.params.logit_bias)) == (0.1, {3: 1.0})
     assert info.params.min_tokens == 4
     assert "min_tokens" not in info.labels
+    assert info.labels["bad_words"] == "['no']"
     assert info.labels["seed"] == "none"
     json.dumps(dict(info.labels))
 

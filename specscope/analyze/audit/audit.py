@@ -46,8 +46,13 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
     return " ".join(lines) or "Nothing could be judged."
 
 
+def of_drafter(name: str) -> bool:
+    """Whether a check is about the drafter."""
+    return name in {*DRAFTER, TREE[0], EMBEDDING[0]}
+
+
 def _part(name: str) -> str:
-    return "drafter" if name.startswith("drafter") else name if name in ("context", "committed tokens") else "target"
+    return "drafter" if of_drafter(name) else name if name in ("context", "committed tokens") else "target"
 
 
 def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specscope.analyze.audit.audit import Audit, verdict
+from specscope.analyze.audit.audit import Audit, of_drafter, verdict
 from specscope.analyze.audit.tally import Finding
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.table import Table, count
@@ -36,7 +36,7 @@ def _header(audit: Audit) -> RichTable:
     grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    drafted = any(check.name.startswith("drafter") and check.tested for check in (f.check for f in audit.findings))
+    drafted = any(of_drafter(check.name) and check.tested for check in (f.check for f in audit.findings))
     models = audit.target + (f", drafter {audit.draft_model}" if audit.draft_model and drafted else "")
     steps = plural(audit.steps, "decode step")
     audited = steps if audit.audited == audit.steps else f"{audit.audited:,} of {steps}"

@@ -2,91 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from specscope.analyze.compare.columns import Side, SideRequest
-from specscope.analyze.compare.configuration import differences
+from specscope.analyze.compare.configuration import differences, explained, models
 from specscope.analyze.compare.contexts import align
 from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.evidence import fields
-from specscope.analyze.compare.explained import explained
 from specscope.analyze.compare.failif import counted, judge
+from specscope.analyze.compare.pairing import hint, match, unpaired
 from specscope.analyze.compare.parting import Partings
-from specscope.analyze.compare.result import Comparison, Pair, PairedBy, SideFacts
+from specscope.analyze.compare.result import NOT_KNOWN, Comparison, Pair, PairedBy, SideFacts
 from specscope.analyze.compare.verdict import verdict
 from specscope.trace.history.thresholds import Threshold
 from specscope.trace.history.wording import plural
-from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.rules import MADE_UP
 from specscope.trace.record.tree import Bools, Drawn
 from specscope.trace.record.vocabulary import printable
-
-# Which request of one side belongs to which of the other.
-
-
-def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
-    """Pairs of places in both lists of requests, in A's order.
-
-    Matched by prompt and all parameters, then without the seed, then by prompt alone, then by order.
-    Of several equal requests, the first of A is paired with the first of B. Only requests whose prompt is not known on
-    one side (captures made with --no-text) are paired by order: requests with different prompts make no pair. Nor do
-    requests of which steps are missing.
-    """
-    left, right = ({i: request for i, request in enumerate(side.requests) if request.whole} for side in (a, b))
-    pairs: list[tuple[int, int, PairedBy]] = []
-    for kind, key in _KEYS:
-        theirs: dict[Hashable, list[int]] = defaultdict(list)
-        for place, request in right.items():
-            if (mark := key(request)) is not None:
-                theirs[mark].append(place)
-        for place, request in list(left.items()):
-            mark = key(request)
-            if mark is not None and theirs[mark]:
-                other = theirs[mark].pop(0)
-                pairs.append((place, other, kind))
-                del left[place], right[other]
-    for place in list(left):
-        other_place = next((o for o in right if _prompt(left[place]) is None or _prompt(right[o]) is None), None)
-        if other_place is not None:
-            pairs.append((place, other_place, PairedBy.ORDER))
-            del left[place], right[other_place]
-    return sorted(pairs)
-
-
-def _prompt(request: SideRequest) -> Hashable | None:
-    """The prompt's tokens, or its text; None where neither is known."""
-    if request.info is None:
-        return None
-    tokens = request.info.prompt_tokens
-    return tokens.tobytes() if len(tokens) else request.info.prompt or None
-
-
-def _with(*left_out: str) -> Callable[[SideRequest], Hashable | None]:
-    names = sorted(PARAM_NAMES - set(left_out))
-
-    def key(request: SideRequest) -> Hashable | None:
-        prompt = _prompt(request)
-        if prompt is None or request.info is None:
-            return None
-        params = request.info.params
-        return prompt, tuple(map(_plain, (getattr(params, name) for name in names)))
-
-    return key
-
-
-def _plain(value: object) -> Hashable:
-    return tuple(sorted(value.items())) if isinstance(value, Mapping) else str(value)
-
-
-_KEYS: tuple[tuple[PairedBy, Callable[[SideRequest], Hashable | None]], ...] = (
-    (PairedBy.EXACT, _with()),
-    (PairedBy.SEED, _with("seed")),
-    (PairedBy.PROMPT, _prompt),
-)
-
 
 TITLE = 200  # characters
 
@@ -101,9 +35,10 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     other = tuple(differences(a, b, matched))
     evidence = tuple(explained(fields(aligned), other, alike=aligned.some_alike))
     judged = verdict(pairs, evidence, estimates, grouped, other)
+    names = models(a, b)
     return Comparison(
-        a=_facts(a, len(matched)),
-        b=_facts(b, len(matched)),
+        a=_facts(a, names[0], len(matched)),
+        b=_facts(b, names[1], len(matched)),
         answer=judged.answer,
         summary=judged.summary,
         headline=judged.headline,
@@ -118,6 +53,7 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
         groups=grouped,
         calibration=tuple(calibration(a, b)),
         conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),
+        unpaired=unpaired(a, b, matched),
     )
 
 
@@ -174,13 +110,13 @@ def _tau(side: Side, request: SideRequest) -> float | None:
     return 1 + float(accepted[drafts].sum()) / int(drafts.sum()) if drafts.any() else None
 
 
-def _facts(side: Side, matched: int) -> SideFacts:
+def _facts(side: Side, target: str, matched: int) -> SideFacts:
     runs = [capture.run for capture in side.captures if capture.run is not None]
     return SideFacts(
         sources=tuple(printable(capture.source) for capture in side.captures),
         warnings=tuple(line for capture in side.captures for line in capture.warnings),
-        target=", ".join(dict.fromkeys(printable(run.target) for run in runs)) or "not known",
-        drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in runs)) or "not known",
+        target=target,
+        drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in runs)) or NOT_KNOWN,
         requests=len(side.requests),
         unmatched=len(side.requests) - matched,
         engine_steps=sum(capture.engine_steps for capture in side.captures),
@@ -226,11 +162,7 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> 
     for name, side in (("A", a), ("B", b)):
         if part := sum(not request.whole for request in side.requests):
             lines.append(f"steps of {plural(part, 'request')} of {name} are missing: only distributions are compared")
-    if (
-        not matched
-        and all(request.whole for side in (a, b) for request in side.requests)
-        and a.tells_tokens
-        and b.tells_tokens
-    ):
-        lines.append("no request of A has the prompt of one of B: only distributions are compared")
+    if a.tells_tokens and b.tells_tokens:
+        why = hint(a, b, matched) if matched else unpaired(a, b, matched)
+        lines += [why if matched else f"{why}; only distributions are compared"] if why else []
     return lines

@@ -1,16 +1,20 @@
-"""What is configured differently, and what is seen to run differently: a line each, what explains most first."""
+"""What is configured differently, or seen to run differently, a line each; and what of the evidence that explains."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
 from specscope.analyze.compare.columns import Side
-from specscope.analyze.compare.result import Difference, PairedBy
-from specscope.trace.history.wording import plural
+from specscope.analyze.compare.evidence import FEATURES, FIRST
+from specscope.analyze.compare.parting import LENGTH
+from specscope.analyze.compare.result import NOT_KNOWN, Difference, Field, PairedBy, PartingCause
+from specscope.analyze.compare.trees import TREE
+from specscope.trace.history.wording import plural, shared_beginning
 from specscope.trace.record.draft_vocabulary import DIGEST, digest
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import TEMPLATE, RunInfo
@@ -19,6 +23,8 @@ from specscope.trace.record.vocabulary import printable
 
 NONE = "–"
 SHOWN = 4  # values of a side
+LONGEST = 200  # characters of a value
+BEFORE = 10  # of them before what differs, where a value's beginning does not
 # Other drafters have none of these and older captures do not record them: a side that lacks one is not a difference
 _OF_HEADS = ("aux layers", "draft vocabulary", "draft tokens", "draft revision")
 # Of a run: (name, value, what it leads to)
@@ -50,9 +56,29 @@ def _digest(run: RunInfo) -> str:
     return digest(run.draft_tokens).removeprefix(DIGEST) if run.draft_tokens else ""
 
 
+def models(a: Side, b: Side) -> tuple[str, str]:
+    """The targets' names on both sides; where these are the same and the models are not, with what tells them apart."""
+    runs = _runs(a, b)
+
+    def listed(name: Callable[[RunInfo], str]) -> tuple[str, str]:
+        first, second = (", ".join(dict.fromkeys(printable(name(run)) for run in side)) for side in runs)
+        return first or NOT_KNOWN, second or NOT_KNOWN
+
+    names = listed(lambda run: run.target)
+    if all(run.target_digest for side in runs for run in side):
+        whole = listed(lambda run: f"{run.target} ({run.target_digest[:8]})")
+    else:
+        whole = listed(lambda run: run.target_path or run.target)
+    return whole if names[0] == names[1] and whole[0] != whole[1] else names
+
+
+def _runs(a: Side, b: Side) -> list[list[RunInfo]]:
+    return [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
+
+
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
     """All differences in the configuration and in what was observed to run, those that explain most first."""
-    runs = [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
+    runs = _runs(a, b)
     lines: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
     if all(runs):
         lines += [
@@ -63,6 +89,7 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) ->
             lines = [line for line in lines if line is None or line.name != "revision"]
             first, second = ([run.target_digest for run in side] for side in runs)
             lines.insert(1, _unlike("revision", first, second, "the weights or the configuration of the model differ"))
+        lines = [line and _named(line, runs) for line in lines]
     lacking = _OF_HEADS if a.tells_tokens and b.tells_tokens else (*_OF_HEADS, "EOS tokens")
     lines = [line for line in lines if line is None or line.name not in lacking or NONE not in (line.a, line.b)]
     params = _params(a, b, pairs)
@@ -75,6 +102,15 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) ->
         versions = [[run.versions for run in side] for side in runs]
         lines += [_unlike(f"version of {name}", _each(versions[0], name), _each(versions[1], name)) for name in names]
     return [line for line in lines if line is not None]
+
+
+def _named(line: Difference, runs: Sequence[Sequence[RunInfo]]) -> Difference:
+    """A line that names other models: the same weights under another name are no other model."""
+    digest = {"model": "target_digest", "draft model": "draft_digest"}.get(line.name)
+    first, second = ({getattr(run, digest) if digest else "" for run in side} for side in runs)
+    if first != second or "" in first:
+        return line
+    return Difference(f"{line.name}'s name", line.a, line.b, "the same weights under another name")
 
 
 def _speculation(runs: Sequence[Sequence[RunInfo]]) -> list[Difference | None]:
@@ -94,15 +130,25 @@ def _speculation(runs: Sequence[Sequence[RunInfo]]) -> list[Difference | None]:
 
 def _unlike(name: str, a: Iterable[object], b: Iterable[object], note: str = "") -> Difference | None:
     first, second = (list(dict.fromkeys(map(str, side))) for side in (a, b))
-    return None if set(first) == set(second) else Difference(printable(name), _some(first), _some(second), note)
+    return None if set(first) == set(second) else Difference(printable(name), *_both(first, second), note)
 
 
 def _each(versions: Sequence[Mapping[str, str]], name: str) -> list[str]:
     return [packages.get(name, "") for packages in versions]
 
 
+def _both(a: Sequence[str], b: Sequence[str]) -> tuple[str, str]:
+    """Both sides' values; where they are the same as far as they are shown, from shortly before they differ."""
+    first, second = _some(a), _some(b)
+    if first != second:
+        return first, second
+    whole = [printable(", ".join(side)) for side in (a, b)]
+    start = max(shared_beginning(*whole) - BEFORE, 0)
+    return f"…{whole[0][start : start + LONGEST]}", f"…{whole[1][start : start + LONGEST]}"
+
+
 def _some(values: Sequence[str]) -> str:
-    shown = [printable(value)[:200] or NONE for value in values[:SHOWN]]
+    shown = [printable(value)[:LONGEST] or NONE for value in values[:SHOWN]]
     return ", ".join([*shown, f"{len(values) - SHOWN} more"] if len(values) > SHOWN else shown) or NONE
 
 
@@ -172,3 +218,72 @@ def _load(a: Side, b: Side) -> list[Difference | None]:
         _unlike("steps with drafts", [drafting[0]], [drafting[1]]),
         _unlike("forced verdicts", [forced[0]], [forced[1]], "their acceptance measures nothing"),
     ]
+
+
+# A version, a device or the load explains nothing: whether these change the evidence is the question asked. A dtype
+# explains differences by its rounding, which the tolerances allow for.
+_MODEL = ("model", "revision")
+_SHAPE = tuple(sorted(PARAM_NAMES - LENGTH))  # parameters that shape p, and q with it
+_DRAFTER = ("drafts", "drafter", "draft model", "aux layers", "draft vocabulary", "draft tokens")
+_PLAN = ("tree", "step costs", "rule")
+OTHER_ENGINE = "speculative config: "  # begins the name of a setting of another engine's speculation
+_OTHER_PLAN = f"{OTHER_ENGINE}num_speculative_tokens"
+
+_FIELDS = {
+    "target p": (*_MODEL, *_SHAPE),
+    "target p, cut": (*_MODEL, *_SHAPE),
+    "target entropy": (*_MODEL, *_SHAPE),
+    "target p, raw": _MODEL,
+    "target p, first token": _MODEL,
+    FIRST: _MODEL,
+    FEATURES: (*_MODEL, "aux layers"),
+    "drafter q": (*_MODEL, *_DRAFTER, *_SHAPE),
+    "drafter q, cut": (*_MODEL, *_DRAFTER, *_SHAPE),
+    "draft p": (*_MODEL, *_DRAFTER, *_SHAPE),
+    "drafter entropy": (*_MODEL, *_DRAFTER, *_SHAPE),
+    TREE: (*_MODEL, *_DRAFTER, *_SHAPE, *_PLAN),
+    "coin": ("rule",),  # under match siblings share one
+    "verdict": ("rule", "forced verdicts"),
+}
+_CAUSES = {
+    PartingCause.TARGET: _MODEL,
+    PartingCause.DRAFTER: (*_MODEL, *_DRAFTER),
+    PartingCause.COIN: ("rule",),
+    PartingCause.VERDICT: ("rule", "forced verdicts"),
+    PartingCause.PARAMETERS: _SHAPE,
+    PartingCause.RULE: ("rule",),
+}
+
+
+def of_field(name: str, differences: Iterable[Difference], *, alike: bool) -> tuple[str, ...]:
+    """What explains a field. `alike`: whether it was compared only where the same parameters shape p."""
+    left_out = set(_SHAPE) if alike else set()
+    names = [difference.name for difference in differences if difference.name not in left_out]
+    allowed = _FIELDS.get(name, ())
+    drafting = "drafter" in allowed
+    return tuple(
+        setting
+        for setting in names
+        if setting in allowed
+        or (drafting and setting.startswith(OTHER_ENGINE) and (name == TREE or setting != _OTHER_PLAN))
+    )
+
+
+def of_cause(cause: PartingCause, differences: Iterable[Difference]) -> tuple[str, ...]:
+    """What explains a parting."""
+    allowed = _CAUSES.get(cause, ())
+    drafting = cause is PartingCause.DRAFTER
+    return tuple(
+        difference.name
+        for difference in differences
+        if difference.name in allowed or (drafting and difference.name.startswith(OTHER_ENGINE))
+    )
+
+
+def explained(fields: Sequence[Field], differences: Sequence[Difference], *, alike: bool) -> list[Field]:
+    """The fields; those that the configuration explains are no longer suspect."""
+    checked = []
+    for field in fields:
+        names = of_field(field.name, differences, alike=alike) if field.suspect or field.unsure else ()
+        checked.append(replace(field, suspect=False, unsure=False, explained=names) if names else field)
+    return checked

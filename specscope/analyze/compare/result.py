@@ -11,6 +11,8 @@ from specscope.analyze.findings import Reference
 from specscope.trace.history.thresholds import RATE, TAU
 from specscope.trace.record.method import SOURCES
 
+NOT_KNOWN = "not known"  # a model or drafter of a side whose run is not recorded
+
 
 class Sameness(StrEnum):
     """Whether the two sides do the same."""
@@ -280,6 +282,7 @@ class Comparison:
     groups: dict[str, tuple[Estimate, ...]] = field(default_factory=dict)  # acceptance length by group
     calibration: tuple[CalibrationBin, ...] = ()
     conditions: tuple[FailCondition, ...] = ()
+    unpaired: str = ""  # why there is no pair, in a sentence; "" where there is one
 
     @property
     def tau(self) -> Estimate | None:

@@ -9,6 +9,7 @@ from specscope.analyze.compare.changes import Change, changed, is_depth
 from specscope.analyze.compare.result import (
     ABOUT,
     HARMLESS,
+    NOT_KNOWN,
     Comparison,
     Decision,
     Estimate,
@@ -76,30 +77,41 @@ def configuration(comparison: Comparison) -> Table:
         (difference.name, one_line(difference.a, VALUE_SHOWN), one_line(difference.b, VALUE_SHOWN), difference.note)
         for difference in comparison.differences
     ]
-    note = "" if rows else "Nothing differs in the configuration."
+    unknown = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.target == NOT_KNOWN]
+    note = f"The configuration of {' and '.join(unknown)} is not recorded." if unknown else ""
+    note = note or ("" if rows else "Nothing differs in the configuration.")
     words = ("A", "B", "leads to")
     return Table("Configuration", ("what differs", *words), rows, note, frozenset(words))
 
 
 def partings(comparison: Comparison) -> Table:
     """Pairs whose outputs part, and those with the same output from other decisions."""
+    if not comparison.pairs:
+        return Table("Where outputs part", (), [], f"No outputs are compared: {comparison.unpaired}.")
     parted = [pair for pair in comparison.pairs if pair.parting is not None]
     alike = [pair for pair in comparison.pairs if pair.parting is None]
     marked = accused(comparison.pairs, comparison.differences)
     listed = [*parted, *(pair for pair in alike if _is_accused(pair, marked))]
     listed.sort(key=lambda pair: not _is_accused(pair, marked))
     rows = [_parting_row(pair, marked) for pair in listed[:PARTINGS_SHOWN]]
-    causes = ", ".join(f"{n:,} {cause.value}" for cause, n in comparison.partings.items())
-    note = f"{len(parted):,} of {plural(len(comparison.pairs), 'pair')} part" + (f": {causes}." if causes else ".")
-    otherwise = sum(pair.first is not None for pair in alike)
+    note = _parted_note(comparison, len(parted), sum(pair.first is not None for pair in alike))
     note += " !: nothing in seed, text, rounding or configuration explains it." if marked else ""
-    note += f" The other {len(alike):,} have the same output"
-    note += f", {otherwise:,} of them by other decisions." if otherwise else "."
     note += f" {len(listed) - PARTINGS_SHOWN:,} more; the JSON has them all." if len(listed) > PARTINGS_SHOWN else ""
     columns = ("request", "in B", "at token", "A", "B", "cause", "first other decision")
     return Table(
         "Where outputs part", columns, rows, note, frozenset(["in B", "A", "B", "cause", "first other decision"])
     )
+
+
+def _parted_note(comparison: Comparison, parted: int, otherwise: int) -> str:
+    """How many pairs part, and how many have the same output, `otherwise` of them by other decisions."""
+    pairs = len(comparison.pairs)
+    alike, by = pairs - parted, f", {otherwise:,} of them by other decisions" if otherwise else ""
+    if not parted:
+        return f"{'The pair has' if pairs == 1 else f'All {pairs:,} pairs have'} the same output{by}."
+    note = f"{parted:,} of {plural(pairs, 'pair')} {'parts' if parted == 1 else 'part'}"
+    note += f": {', '.join(f'{n:,} {cause.value}' for cause, n in comparison.partings.items())}."
+    return f"{note} The other {alike:,} {'has' if alike == 1 else 'have'} the same output{by}." if alike else note
 
 
 def _is_accused(pair: Pair, marked: Container[PartingCause]) -> bool:
@@ -179,6 +191,10 @@ def contexts(comparison: Comparison) -> Table:
         for field in comparison.fields
         if field.compared
     ]
+    if not comparison.steps:
+        return Table(
+            "At equal contexts", (), rows, "No step of A stands at the context of one of B: nothing is compared."
+        )
     note = (
         f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides stand at the same "
         "context: the same request, output so far and path. !: nothing in seed, text, rounding or configuration "

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specscope.analyze.compare.bootstrap import FEWEST
-from specscope.analyze.compare.explained import of_cause
+from specscope.analyze.compare.configuration import of_cause
 from specscope.analyze.compare.failif import change, named
 from specscope.analyze.compare.result import (
     ABOUT,
@@ -68,8 +68,9 @@ def _without_reasons(
     if untold:
         return Sameness.UNKNOWN, f"cannot be told: {untold[0]}", [*untold[1:], *configured]
     if configured:
-        rest = "nothing else differs beyond error in"
-        return Sameness.CONFIGURED, f"different as configured; {rest} {_covered(fields, tau)}", configured
+        covered = _covered(fields, tau)
+        rest = f"nothing else differs beyond error in {covered}" if covered else "nothing else could be compared"
+        return Sameness.CONFIGURED, f"different as configured; {rest}", configured
     if pairs and all(pair.same and pair.first is None for pair in pairs):
         return Sameness.SAME, f"the same: {plural(len(pairs), 'pair')} made exactly the same decisions", []
     if tau is None or tau.a is None or tau.visible is None:
@@ -176,13 +177,13 @@ def _unsure(fields: Iterable[Field]) -> list[str]:
 
 
 def _covered(fields: Iterable[Field], tau: Estimate | None) -> str:
-    """What was judged and does not differ, with its n and unit."""
+    """What was judged and does not differ, with its n and unit; "" where nothing was."""
     judged = [field for field in fields if field.judged and field.compared and not field.explained]
     names = [f"{field.name} at {field.compared:,}" for field in judged[:NAMED]]
     names += [f"{len(judged) - NAMED} more"] if len(judged) > NAMED else []
-    acceptance = [] if tau is None else [f"acceptance over {plural(tau.clusters, 'request')}"]
-    contexts = f"{', '.join(names)} equal contexts" if names else "nothing at equal contexts"
-    return " and ".join([*acceptance, contexts])
+    acceptance = [] if tau is None or not tau.clusters else [f"acceptance over {plural(tau.clusters, 'request')}"]
+    contexts = [f"{', '.join(names)} equal contexts"] if names else []
+    return " and ".join([*acceptance, *contexts])
 
 
 def _different(tau: Estimate | None) -> str:
@@ -205,7 +206,7 @@ def headline(tau: Estimate | None) -> str:
 
 def _too_little(tau: Estimate | None) -> str:
     if tau is None or tau.difference is None:
-        return "one side has no drafts"
+        return "there are no drafts on one side or both"
     return (
         f"{plural(tau.clusters, 'request')} with drafts on both sides are too few for an interval ({FEWEST} at least)"
     )

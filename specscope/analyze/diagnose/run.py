@@ -12,6 +12,7 @@ from specscope.analyze.compare.reading import NoStepsError, need_decode_steps
 from specscope.analyze.compare.result import Comparison
 from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import DRAFTER
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import Trial, judge
@@ -77,17 +78,17 @@ def rerun(
     from specscope.analyze.diagnose.rerun.rows import of_model
 
     case, models = Case.of(history, trial), Models(options)
-    failed = {
-        finding.check.name.split()[0] for finding in audited.findings if finding.check.result is CheckResult.FAILED
-    }
+    failed = {finding.check.name for finding in audited.findings if finding.check.result is CheckResult.FAILED}
+    drafter = failed & {*DRAFTER}
+    target = {name for name in failed if name.split()[0] in ("target", "final")}
     asked: list[tuple[str, Callable[[], list[Suspect]]]] = []
-    if failed & {"target", "final"}:
+    if target:
         asked.append(("the target under named mistakes", lambda: target_mistakes(case, models, audited)))
-    if "drafter" in failed and options.draft is not None:
+    if drafter and options.draft is not None:
         asked.append(("the drafter under named mistakes", lambda: drafter_mistakes(case, models, audited)))
     if any(case.checks[name].failed for name in CHECKS if name in case.checks):
         asked.append(("the decisions by other rows", lambda: other_decisions(case, of_model(models.target))))
-    if not failed & {"target", "drafter", "final"}:
+    if not target and not drafter:
         asked.append(("the final draws again", lambda: shared_noise(case, models)))
     suspects: list[Suspect] = []
     for number, (what, ask) in enumerate(asked):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from specscope.trace.history.at_parent import above, end, is_deterministic
+from specscope.trace.history.at_parent import AtParent, TokenThere, above, end, is_deterministic
 from specscope.trace.history.ratios import ratios
 from specscope.trace.history.wording import probability, quoted
+from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import MATCH, looks_ahead
 from specscope.trace.record.tree import ROOT
@@ -59,6 +60,28 @@ def ended_by(step: RequestStep) -> int:
     """Where to look first for why the path ended: the first node that was rejected there, else the final token."""
     recovered = step.verdict is not None and step.verdict.kind is FinalKind.RECOVERED
     return next(iter(deciding(step)), len(step.tree)) if recovered else len(step.tree)
+
+
+def wanted(place: AtParent) -> TokenThere | None:
+    """The target's likeliest token as sampled at a place; where that is not recorded, the one that was taken there.
+
+    None where the path never came there, and where token ids were left out.
+    """
+    step, verdict = place.step, place.step.verdict
+    if verdict is not None and verdict.token == NO_TOKEN:
+        return None
+    if place.choice is not None:
+        return place.of_token(place.choice.token)
+    if verdict is None or not verdict.is_greedy:
+        return None  # what was drawn need not be the likeliest
+    if not place.children:
+        return None  # after a leaf nothing is recorded but the token itself
+    if not {*place.children, len(step.tree)}.isdisjoint(verdict.forced.tolist()):
+        return None
+    accepted = [node for node in place.children if node in verdict.path.tolist()]
+    if accepted:
+        return place.of_node(accepted[0])
+    return place.of_token(verdict.token) if place.parent == end(step).parent else None
 
 
 def decision_text(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
@@ -118,7 +141,7 @@ def _contradiction(verdict: Verdict, node: int) -> str:
 def _greedy(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary) -> str:
     if verdict.outcome[node] == Outcome.ACCEPTED:
         return "it is the target's choice, and no coin decides"
-    choice = above(step, node).choice
+    choice = wanted(above(step, node))
     named = "another token" if choice is None else quoted(vocabulary, choice.token)
     return f"the target's choice is {named}, and no coin decides"
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specscope.trace.history.at_parent import OUTSIDE, AtParent, TokenThere, above, end, is_deterministic
-from specscope.trace.history.decided import deciding, decision_text, ended_by
+from specscope.trace.history.decided import deciding, decision_text, ended_by, wanted
 from specscope.trace.history.history import History
 from specscope.trace.history.undrafted import ABOUT, Undrafted, why_undrafted
 from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import MAX_NODES
@@ -110,26 +109,6 @@ def _briefly(there: TokenThere, whose: str) -> str:
         known = there.draft_rank != OUTSIDE
         facts.append(f"{whose} {ordinal(there.draft_rank)}" if known else "outside the draft vocabulary")
     return ", ".join(facts)
-
-
-def wanted(place: AtParent) -> TokenThere | None:
-    """The target's likeliest token as sampled at a place; where that is not recorded, the one that was taken there.
-
-    None where the path never came there, and where token ids were left out.
-    """
-    step, verdict = place.step, place.step.verdict
-    if verdict is not None and verdict.token == NO_TOKEN:
-        return None
-    if place.choice is not None:
-        return place.of_token(place.choice.token)
-    if verdict is None or not verdict.is_greedy or len(verdict.forced):
-        return None  # what was drawn need not be the likeliest
-    if not place.children:
-        return None  # after a leaf nothing is recorded but the token itself
-    accepted = [node for node in place.children if node in verdict.path.tolist()]
-    if accepted:
-        return place.of_node(accepted[0])
-    return place.of_token(verdict.token) if place.parent == end(step).parent else None
 
 
 def would_have_kept(step: RequestStep, node: int, asker: Asker) -> list[str]:

@@ -13,7 +13,7 @@ from specscope.tui.compared import Compared, ComparedPair
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Hint, Over, keys_of
 from specscope.tui.screens.parting_view import PartingScreen
-from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, fit, folded, left, right
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, fit, folded, left, right
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import PickPanel
 
@@ -64,15 +64,16 @@ class ConfigurationPanel(ComparedPanel):
             (f"  {len(rows)} {'differs' if len(rows) == 1 else 'differ'}", "dim"),
         ]
         if not rows:
-            return Sheet([[("nothing differs", "faint")]], title)
+            return Sheet([[(cut(self._compared.undiffering, width), "faint")]], title)
         name = min(max(len(row[0]) for row in rows), 31, width // 2)
         half = min(max(len(row[1]) for row in rows), (width - name - 4) // 2)
         lines: list[Line] = []
         for what, a, b, note in rows:
             rest = width - name - half - 4
+            first, second = cut_apart(clean(a), clean(b), half, rest)
             line: list[tuple[str, Ink]] = [(left(clean(what), name), "dim"), ("  ", "dim")]
-            line += [(left(clean(a), half), "text"), ("  ", "dim"), (cut(clean(b), rest), "text")]
-            room = rest - len(clean(b)) - 3
+            line += [(left(first, half), "text"), ("  ", "dim"), (second, "text")]
+            room = rest - len(second) - 3
             if note and room > 12:
                 line += [("   ", "dim"), (cut(note, room), "faint")]
             lines.append(line)
@@ -165,7 +166,7 @@ class PairsPanel(PickPanel):
             width - 2,
         )
         if not every:
-            return Sheet([[("no request of A has the prompt of one of B", "faint")]], title)
+            return Sheet([[(text, "faint")] for text in folded(self._compared.unpaired, width)], title)
         name = min(max(max(len(pair.a) for pair in every), 7), 14)
         wide = width >= 100
         cells = [("request", left("request", name))]

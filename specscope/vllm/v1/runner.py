@@ -67,7 +67,7 @@ class RunnerHooks:
             self._witness = self._guard.safely(self._make, runner)
             if self._witness is not None:
                 sampled = self._witness.run.speculation.get("draft_sample_method") == "probabilistic"
-                self._scores = DrafterScores(self._guard, sampled=sampled)
+                self._scores = DrafterScores(self._guard, sampled=sampled, full=self._witness.full)
         return None if self._guard.is_off else self._witness
 
     def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +136,7 @@ class RunnerHooks:
             drafts = original(runner, *args, **kwargs)
             if witness is not None and scores is not None:
                 witness.phase("draft", began, time.time_ns())
-                self._guard.safely(lambda: scores.end(list(runner.input_batch.req_ids) if witness.full else ()))
+                self._guard.safely(lambda: scores.end(list(runner.input_batch.req_ids)))
             return drafts
 
         return propose_draft_token_ids

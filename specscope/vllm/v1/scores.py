@@ -17,8 +17,9 @@ NONE: Passes = ((), 0)
 class DrafterScores:
     """Keeps the logits of the drafter's own model while it drafts; n-gram and suffix have none."""
 
-    def __init__(self, guard: ErrorGuard, *, sampled: bool) -> None:
-        self._guard, self._sampled = guard, sampled
+    def __init__(self, guard: ErrorGuard, *, sampled: bool, full: bool) -> None:
+        """`full`: whether the scores are of use; without, only what suffix decoding matched is kept."""
+        self._guard, self._sampled, self._full = guard, sampled, full
         self._passes: list[Tensor] = []
         self._scored: dict[str, Passes] = {}
         self._listens = self._drafts = False
@@ -29,7 +30,8 @@ class DrafterScores:
         if not self._listens:
             self._listens = True
             drafter = getattr(runner, "drafter", None)
-            self._listen(getattr(drafter, "model", None))
+            if self._full:
+                self._listen(getattr(drafter, "model", None))
             self._listen_to_suffixes(getattr(drafter, "suffix_cache", None))
         self._passes, self._matches, self._drafts = [], {}, True
 

@@ -372,8 +372,11 @@ def test_what_is_not_recorded_is_not_said():
     lean = dataclasses.replace(step, parents=None)
     assert why(lean, 0, asker) == [
         "Target wanted ‘␣for’, drafted ‘,’ (draft p 0.263).",
-        "Rejected: the target's choice is another token, and no coin decides.",
+        "Rejected: the target's choice is ‘␣for’, and no coin decides.",
     ]
+    forced = dataclasses.replace(step.verdict, forced=np.array([len(step.tree)], np.int32))
+    sentences = why(dataclasses.replace(lean, verdict=forced), 0, asker)
+    assert sentences[1] == "Rejected: the target's choice is another token, and no coin decides."
     untold = dataclasses.replace(step.verdict, final_p=0.0, p=step.verdict.p * 0, p_trial=step.verdict.p_trial * 0)
     sentences = why(dataclasses.replace(lean, verdict=untold), 0, asker)
     assert sentences == [
