@@ -86,7 +86,8 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
     if rows.q is not None:
         q = rows.q(low, high)
         here = q.gather(1, token)
-        made |= {"q": here, "q_rank": _ranks(q, here)}
+        rank = _ranks(q, here)
+        made |= {"q": here, "q_rank": torch.where((rank == 1) & (q.argmax(1, keepdim=True) != token), 2, rank)}
         if full:
             made |= _spreads(q, ~greedy, "q_")
     if full:
