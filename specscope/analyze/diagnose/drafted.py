@@ -192,25 +192,27 @@ def other_draws(case: Case, check: Check) -> list[Suspect]:
     likeliest, always = draws.likeliest, draws.likeliest.hits == draws.likeliest.count
     if (c.sibling > 0).any() and not always:  # siblings that are sorted, pruned or swapped are another matter
         return []
+    side = "likelier" if draws.bias < 0 else "less likely"
+    line = f"drafts are {side} than draws from their q: {check.detail}"
+    if not always and draws.bias < 0 and (more := _drawn_within_top_k(c)):
+        return [Suspect(Cause.Q_UNPROCESSED, CONDITION, (line, more), example=check.example, chance=check.p_value)]
     if draws.takes_likeliest:
         lines, score = (likeliest.words,), CERTAIN - 0.05 if always else STATISTICAL + 0.2
         return [Suspect(Cause.Q_NOT_DRAWN, score, lines, example=check.example, chance=likeliest.p_value)]
-    side = "likelier" if draws.bias < 0 else "less likely"
-    line = f"drafts are {side} than draws from their q, as of a {'lower' if draws.bias < 0 else 'higher'} temperature: "
-    line += check.detail
-    if draws.bias < 0 and (wide := _wider_than_top_k(c)):
-        more = f"q has more tokens than top-k leaves at {wide[0]:,} of {plural(wide[1], 'parent')}"
-        return [Suspect(Cause.Q_UNPROCESSED, CONDITION, (line, more), example=check.example, chance=check.p_value)]
     return [Suspect(Cause.Q_TEMPERATURE, STATISTICAL, (line,), example=check.example, chance=check.p_value)]
 
 
-def _wider_than_top_k(c: Columns) -> tuple[int, int] | None:
-    """At how many parents, of how many, q has a larger entropy than k tokens can have; None where that is seldom."""
+def _drawn_within_top_k(c: Columns) -> str:
+    """Where q has more tokens than top-k leaves, and none of them is drafted, that in a line; else ""."""
     e = c.parents
-    top_k = np.array([params.top_k for params in c.params], np.float64)[e.step]
-    tested = (e.q_entropy > 0) & (top_k > 0)
-    wide = int((tested & (e.q_entropy > np.log(np.maximum(top_k, 1)) + NATS)).sum())
-    return (wide, int(tested.sum())) if wide > 0.1 * tested.sum() else None
+    top_k = np.array([params.top_k for params in c.params], np.int64)
+    tested = (e.q_entropy > 0) & (top_k[e.step] > 0)
+    # No k tokens have a larger entropy than log k
+    wide = int((tested & (e.q_entropy > np.log(np.maximum(top_k[e.step], 1)) + NATS)).sum())
+    beyond = (e.q_rank > top_k[c.step]) & (top_k[c.step] > 0)
+    if wide <= 0.1 * tested.sum() or beyond.any():
+        return ""
+    return f"q has more tokens than top-k leaves at {wide:,} of {plural(int(tested.sum()), 'parent')}; none is drafted"
 
 
 def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:

@@ -50,7 +50,7 @@ class Chances:
         c, e = self.c, self.c.parents
         of_kind = (c.kind == RECOVERED) if recovered else (c.kind == BONUS) | (c.kind == TARGET)
         steps = np.flatnonzero(of_kind & self.free() & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
-        return _surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
+        return surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
 
     def _output(self) -> tuple[Bools, Bools]:
         """[N] accepted nodes and [S] final tokens that a sum over what came out may count.
@@ -98,7 +98,7 @@ class Chances:
         varentropy = np.concatenate([e.varentropy[parent], e.final_varentropy[others]])
         steps = np.concatenate([c.step[nodes], ends, others])
         usable = varentropy > FLAT
-        return _surprisal(p[usable], entropy[usable], varentropy[usable], steps[usable])
+        return surprisal(p[usable], entropy[usable], varentropy[usable], steps[usable])
 
     def top_token(self) -> Sum:
         """Whether the target's first choice came out, against its p; numbered by step."""
@@ -119,7 +119,7 @@ class Chances:
         parts = list(self._draws())
         nodes, q, entropy, varentropy = (np.concatenate(column) for column in zip(*parts, strict=True))
         first = self.c.sibling[nodes] == 0
-        sums = [_surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first)]
+        sums = [surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first)]
         return Draws(sums[0], Likeliest.of(q[first], self.c.parents.q_rank[nodes[first]] == 1)), sums[1]
 
     def _draws(self) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
@@ -168,7 +168,7 @@ class Chances:
         return Sum.of((first > second) - chance, chance * (1 - chance), 1.0, nodes)
 
 
-def _surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
+def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
     """The sum over tokens drawn with these probabilities. Its bound is the largest difference that was seen."""
     difference = -np.log(np.maximum(p, 1e-45)) - entropy
     return Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), places)
