@@ -17,7 +17,7 @@ from specscope.analyze.significance import holm
 from specscope.analyze.verify import coins
 from specscope.analyze.verify.exact import BONUS, RECOVERED, TARGET
 from specscope.analyze.verify.parents import LACKING
-from specscope.analyze.verify.sums import Distance, Draws, Likeliest, Sum
+from specscope.analyze.verify.sums import Distance, DrawsFromQ, Likeliest, Sum
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
@@ -114,13 +114,13 @@ class Chances:
         difference, variance = (e.choice[parent] == token) - chance, chance * (1 - chance)
         return Sum.of(difference[usable], variance[usable], 1.0, steps[usable])
 
-    def drafted(self) -> tuple[Draws, Sum]:
+    def drafted(self) -> tuple[DrawsFromQ, Sum]:
         """Sampled drafts against q: first siblings, and the surprisal of later ones; numbered by node."""
         parts = list(self._draws())
         nodes, q, entropy, varentropy = (np.concatenate(column) for column in zip(*parts, strict=True))
         first = self.c.sibling[nodes] == 0
         sums = [surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first)]
-        return Draws(sums[0], Likeliest.of(q[first], self.c.parents.q_rank[nodes[first]] == 1)), sums[1]
+        return DrawsFromQ(sums[0], Likeliest.of(q[first], self.c.parents.q_rank[nodes[first]] == 1)), sums[1]
 
     def _draws(self) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
         """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from.
@@ -186,7 +186,7 @@ class Cell:
     """One sum of a check: over everything, or over one depth, place or size."""
 
     name: str  # "" where there is only one
-    sum: Sum | Distance | Draws
+    sum: Sum | Distance | DrawsFromQ
     more: str = ""  # what else it is judged by, in words
 
 

@@ -118,7 +118,7 @@ class Likeliest:
 
 
 @dataclass(frozen=True)
-class Draws:
+class DrawsFromQ:
     """Tokens against what they are said to be drawn from: their surprisal, and how often they are the likeliest."""
 
     surprisal: Sum

@@ -9,7 +9,7 @@ from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.statistical import Chances
-from specscope.analyze.verify.sums import Draws, Likeliest, Sum
+from specscope.analyze.verify.sums import DrawsFromQ, Likeliest, Sum
 from specscope.analyze.verify.trial import judge
 from specscope.trace.record.parents import ParentsBuilder
 from tests.analyze.synthetic import Synthetic
@@ -41,7 +41,7 @@ def draws(q, token):
     varentropy = (q * logs**2).sum(1) - entropy**2
     difference = -np.log(here) - entropy
     surprisal = Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), np.arange(len(q)))
-    return Draws(surprisal, Likeliest.of(here, q.argmax(1) == token))
+    return DrawsFromQ(surprisal, Likeliest.of(here, q.argmax(1) == token))
 
 
 def run(rng, n, kind, *, stated=1.0, taken=1.0, likeliest=0.0):
