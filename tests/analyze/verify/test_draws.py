@@ -135,7 +135,7 @@ def test_a_drafter_that_takes_the_likeliest_is_convicted_and_named():
 
 def test_under_a_rule_that_looks_ahead_only_the_roots_children_count():
     """Which inner nodes are accepted depends there on what is drawn below them: their children are no fair sample."""
-    c = judge(Synthetic(2, "1x1").run(1, 50), source="x").evidence
+    c = judge(Synthetic(2, "2x2").run(1, 50), source="x").evidence
     every = Chances(c).drafted()[0].count
     ahead = np.ones(len(c), bool)
     changed = type(c.by_rule)(**{**vars(c.by_rule), "ahead": ahead, "walks": ~ahead})
