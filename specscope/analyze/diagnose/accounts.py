@@ -20,8 +20,8 @@ def token_lost(case: Case, check: Check) -> list[Suspect]:
     if check.name == "tokens in the cache" and all(map(_keeps_rejected, wrong)):
         lengths = Counter(map(_gap, wrong))
         text = ", ".join(f"{size:+d} ({count:,})" for size, count in lengths.most_common(3))
-        lines = (f"the cache is too long behind a rejection in {counted(check)}, by fewer than were rejected: {text}",)
-        return [Suspect(Cause.CACHE_NOT_CROPPED, CERTAIN + 0.01, lines, example=check.example)]
+        line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected: {text}"
+        return [Suspect(Cause.CACHE_NOT_CROPPED, CERTAIN + 0.01, (line,), example=check.example)]
     gaps = Counter[tuple[str, int]]()
     for visit in wrong:
         gaps[_when(visit), _gap(visit)] += 1
