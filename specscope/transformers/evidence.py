@@ -115,7 +115,7 @@ def evidence(round_: Round, how: Judging, scores: Tensor, committed: list[int], 
 def _outcome(round_: Round, how: Judging, scores: Tensor, committed: list[int]) -> _Outcome:
     k, draws = round_.k, round_.draws
     if round_.judged is not None:
-        if draws is None or len(draws.coins) != 1 or len(draws.probs) != 2:
+        if draws is None or len(draws.coins) != 1 or len(draws.probs) < 2:
             raise RoundError("the ratio test drew other numbers than it is known to")
         tokens, accepted = round_.judged
         coins = draws.coins[0].double().reshape(-1).cpu().numpy()

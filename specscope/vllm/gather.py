@@ -95,7 +95,11 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
         here = q.gather(1, token)
         made["q"] = here
         if full:
-            made |= {"q_rank": _ranks(q, here), **_spreads(q, ~greedy, "q_")}
+            rank = _ranks(q, here)
+            rank = torch.where(
+                (rank == 1) & (q.argmax(1, keepdim=True) != token), 2, rank
+            )  # of equal ones, one is first
+            made |= {"q_rank": rank, **_spreads(q, ~greedy, "q_")}
     if full:
         weights = _weights(rows.raw(torch.arange(low, high, device=token.device)))
         mass = weights.sum(1, keepdim=True)

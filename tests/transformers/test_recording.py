@@ -6,12 +6,9 @@ import pytest
 import torch
 from transformers import GenerationMixin
 from transformers.generation import utils
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
 import specscope
-from specscope.analyze.diagnose.by_check import diagnose
-from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
@@ -220,48 +217,11 @@ def test_lean_evidence_has_no_parents(tmp_path):
     assert all(part.parents is None for part in steps(history))
 
 
-def test_a_drafter_that_is_greedy_beside_a_sampled_q_is_convicted(tmp_path, monkeypatch):
-    """transformers #32867: the token is q's likeliest, and the ratio test is told that it was drawn from q."""
-    original = AssistedCandidateGenerator._generate_candidates
-
-    def likeliest(self, arguments):
-        config = arguments["generation_config"]
-        config.do_sample = False
-        try:
-            return original(self, arguments)
-        finally:
-            config.do_sample = True
-
-    monkeypatch.setattr(AssistedCandidateGenerator, "_generate_candidates", likeliest)
-    calls = [lambda seed=seed: generate(CASES["assistant, plain"], seed) for seed in range(6)]
-    history = recorded(tmp_path / "run.jsonl", *calls)
-    assert sum(part.emitted for part in steps(history)) <= 200
-    assert {"drafted surprisal", "emitted surprisal"} <= set(failed(history))
-    found = diagnose(history, verify=judge(history, source="a test"))
-    assert found.suspects[0].cause is Cause.Q_NOT_DRAWN
-
-
 def test_a_universal_assistant_with_q_of_other_tokens_is_convicted(tmp_path):
     """A bug of transformers 5.20 to 5.24: q's columns follow the assistant's ids, the pruned head its `get_vocab()`."""
     case = Case(SAMPLED, True, "universal falling")
     history = recorded(tmp_path / "run.jsonl", lambda: generate(case, tokens=64))
     assert "q at trials" in failed(history), "mended: say in docs/transformers.md since when"
-
-
-def test_a_cache_that_is_not_cropped_is_convicted(tmp_path, monkeypatch):
-    from transformers import DynamicCache
-
-    crop = DynamicCache.crop
-
-    def keep(self, length):
-        crop(self, min(length + 1, 0) if length < 0 else length)
-
-    def call():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DynamicCache, "crop", keep)
-            generate(CASES["lookup, greedy"])
-
-    assert "tokens in the cache" in failed(recorded(tmp_path / "run.jsonl", call))
 
 
 def test_rejected_nodes_have_a_residual(tmp_path):

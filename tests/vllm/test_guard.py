@@ -15,6 +15,19 @@ def test_an_error_is_counted_and_told_and_goes_no_further(caplog):
     assert "the engine continues without it" in caplog.text
 
 
+def test_an_error_in_a_method_whose_owner_has_no_repr_goes_no_further():
+    class Owner:
+        def __repr__(self):
+            raise TypeError("a configuration that holds a tensor")
+
+        def fails(self):
+            raise RuntimeError("broken")
+
+    guard = ErrorGuard()
+    assert guard.safely(Owner().fails) is None
+    assert guard.errors == 1
+
+
 def test_after_some_errors_it_steps_aside(caplog):
     guard, calls = ErrorGuard(), []
     for _ in range(MOST):

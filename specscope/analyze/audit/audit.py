@@ -42,7 +42,7 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
         for finding in parts.get("drafter", [])
         if finding.check.result is CheckResult.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
     ]
-    lines = [sentence for sentence in (*sentences, *skipped, *unjudged) if sentence]
+    lines = [sentence for sentence in (*sentences, *dict.fromkeys(skipped), *unjudged) if sentence]
     return " ".join(lines) or "Nothing could be judged."
 
 

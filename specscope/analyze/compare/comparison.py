@@ -150,9 +150,7 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> 
                 f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known"
             )
         if side.steps["varies"].any():
-            lines.append(
-                f"{name} has trees that follow costs, load or other requests too: by these alone tau may differ"
-            )
+            lines.append(f"{name} has trees that follow costs, load, a threshold or other requests: so tau may differ")
         if side.steps["forced"].any():
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
         if made_up := {side.names[rule] for rule in np.unique(side.steps["rule"])} & set(MADE_UP):

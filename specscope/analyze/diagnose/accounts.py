@@ -17,6 +17,11 @@ from specscope.trace.record.records import RequestStep
 def token_lost(case: Case, check: Check) -> list[Suspect]:
     """Steps that do not begin where the one before ended: by how much, and after what."""
     wrong = [case.visits[place] for place in check.wrong.tolist()]
+    if check.name == "tokens in the cache" and all(map(_keeps_rejected, wrong)):
+        lengths = Counter(map(_gap, wrong))
+        text = ", ".join(f"{size:+d} ({count:,})" for size, count in lengths.most_common(3))
+        line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected: {text}"
+        return [Suspect(Cause.CACHE_NOT_CROPPED, CERTAIN + 0.01, (line,), example=check.example)]
     gaps = Counter[tuple[str, int]]()
     for visit in wrong:
         gaps[_when(visit), _gap(visit)] += 1
@@ -47,6 +52,14 @@ def _gap(visit: Visit) -> int:
         return 0
     due = visit.part.found if visit.preempted else visit.before.context_len + _added_kv(visit.before)
     return visit.part.context_len - due
+
+
+def _keeps_rejected(visit: Visit) -> bool:
+    """Whether the step begins with more in the cache than was due, and rejected drafts of the one before can be it."""
+    before = visit.before
+    if before is None or before.verdict is None or visit.preempted:
+        return False
+    return 0 < _gap(visit) <= len(before.tree) - before.verdict.accepted
 
 
 def _added_kv(part: RequestStep) -> int:

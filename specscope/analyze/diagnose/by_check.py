@@ -50,7 +50,7 @@ EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
     "top-p": verdicts.parameters,
     "temperature and penalties": verdicts.parameters,
     "draft's temperature": drafted.other_q,
-    "drafted surprisal": drafted.not_drawn,
+    "drafted surprisal": drafted.other_draws,
     "draft vocabulary": drafted.outside_vocabulary,
     "drafts as planned": drafted.planned,
     "likeliest draft first": drafted.likeliest_first,

@@ -4,54 +4,18 @@ from __future__ import annotations
 
 from enum import Enum
 
-# What fails together, by the names of checks. Of audit:
-TARGET = ("target p", "target raw p", "target top tokens", "final token", "final p")
-DRAFTER = ("draft p", "drafter tokens", "drafter top tokens", "drafter tree")
-# Of verify:
-LOSSLESS = ("emitted surprisal", "target's choice emitted")
-ACCEPTANCE = ("acceptance", "acceptance by depth", "acceptance by sibling", "acceptance by size")
-OF_FINALS = (
-    "final tokens",
-    "share of the final token",
-    "entropy of the final draw",
-    "recovered draws",
-    "final token",
-    "final p",
-)
-OF_Q = ("draft's temperature", "drafted surprisal", "later siblings", "order of siblings")
-COINS = ("coins", "coins unequal", "coins of requests", "coins uniform", "coins in series", "coins and draws")
-RULED = (
-    "top-k",
-    "min-p",
-    "top-p",
-    "temperature and penalties",
-    "ranks",
-    "target's choice",
-    "target p",
-    "final p",
-    "final token",
-)
-STEPS = (
-    "step numbers",
-    "tokens in the cache",
-    "positions",
-    "prompt fed",
-    "tokens emitted",
-    "outputs",
-    "ends",
-    "what preceded",
-    "context",
-)
-COUNTED = ("paths", "kind of final token", "accepted KV moved", "greedy acceptance", "outcomes", "greedy tokens")
-LATE = (
-    "accept probability",
-    "trial order",
-    "p at later trials",
-    "q at trials",
-    "residual mass",
-    "siblings",
-    "raw probabilities",
-    "what preceded",
+from specscope.analyze.diagnose.together import (
+    ACCEPTANCE,
+    COINS,
+    COUNTED,
+    DRAFTER,
+    LATE,
+    LOSSLESS,
+    OF_FINALS,
+    OF_Q,
+    RULED,
+    STEPS,
+    TARGET,
 )
 
 
@@ -115,6 +79,12 @@ class Cause(Enum):
         "drafts are the drafter's likeliest tokens, but they are judged as if they had been drawn from q",
         "the drafter takes the argmax of its logits and hands them on: draw from that q, or state a point mass",
         (*OF_Q, *LOSSLESS),
+    )
+    Q_UNPROCESSED = (
+        "q_unprocessed",
+        "drafts were drawn after the sampling parameters were applied, but they are judged by the q of before",
+        "which of the drafter's logits are handed on: those that were drawn from, behind temperature, top-k and top-p",
+        (*OF_Q, *LOSSLESS, "draft p"),
     )
     Q_DROPPED = (
         "q_dropped",
@@ -536,6 +506,12 @@ class Cause(Enum):
             "coins",
             "blocks kept",
         ),
+    )
+    CACHE_NOT_CROPPED = (
+        "cache_not_cropped",
+        "the target's cache keeps KV of rejected drafts",
+        "how far the target's cache goes back after a rejection: to the last accepted token, whatever was drafted",
+        (*TARGET, *STEPS),
     )
     COUNTS_SWAPPED = (
         "counts_swapped",

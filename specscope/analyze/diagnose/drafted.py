@@ -16,6 +16,8 @@ from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check
 from specscope.analyze.verify.drafted import most_cached
 from specscope.analyze.verify.parameters import Nodes, q_bounds
+from specscope.analyze.verify.parents import NATS
+from specscope.analyze.verify.statistical import Chances
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Preceded
 from specscope.trace.record.tree import Bools, Doubles
@@ -184,17 +186,33 @@ def other_q(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.Q_TEMPERATURE, CERTAIN - 0.05, (line,), example=check.example, explained=explained)]
 
 
-def not_drawn(case: Case, check: Check) -> list[Suspect]:
-    """Sampled drafts that were the likeliest token of q every time: the chance of that is the product of their q."""
-    c = case.evidence
-    nodes = np.flatnonzero(c.sampled & (c.sibling == 0) & (c.parents.at_node >= 0) & (c.parents.q_rank > 0) & (c.q < 1))
-    if not len(nodes) or (c.parents.q_rank[nodes] > 1).any():
+def other_draws(case: Case, check: Check) -> list[Suspect]:
+    """Sampled drafts that do not follow their q: its likeliest tokens, or drawn from another distribution."""
+    c, (draws, _) = case.evidence, Chances(case.evidence).drafted()
+    likeliest, always = draws.likeliest, draws.likeliest.hits == draws.likeliest.count
+    if (c.sibling > 0).any() and not always:  # siblings that are sorted, pruned or swapped are another matter
         return []
-    log = float(np.log(c.q[nodes]).sum())
-    line = f"each of {plural(len(nodes), 'draft')} is the likeliest token of its q, by a mean probability of "
-    line += f"{math.exp(log / len(nodes)):.2g}: draws from q would do so with a chance of 10^{log / math.log(10):.0f}"
-    chance = math.exp(max(log, -700))
-    return [Suspect(Cause.Q_NOT_DRAWN, CERTAIN - 0.05, (line,), example=c.at_node(int(nodes[0])), chance=chance)]
+    side = "likelier" if draws.bias < 0 else "less likely"
+    line = f"drafts are {side} than draws from their q: {check.detail}"
+    if not always and draws.bias < 0 and (more := _drawn_within_top_k(c)):
+        return [Suspect(Cause.Q_UNPROCESSED, CONDITION, (line, more), example=check.example, chance=check.p_value)]
+    if draws.takes_likeliest:
+        lines, score = (likeliest.words,), CERTAIN - 0.05 if always else STATISTICAL + 0.2
+        return [Suspect(Cause.Q_NOT_DRAWN, score, lines, example=check.example, chance=likeliest.p_value)]
+    return [Suspect(Cause.Q_TEMPERATURE, STATISTICAL, (line,), example=check.example, chance=check.p_value)]
+
+
+def _drawn_within_top_k(c: Columns) -> str:
+    """Where q has more tokens than top-k leaves, and none of them is drafted, that in a line; else ""."""
+    e = c.parents
+    top_k = np.array([params.top_k for params in c.params], np.int64)
+    tested = (e.q_entropy > 0) & (top_k[e.step] > 0)
+    # No k tokens have a larger entropy than log k
+    wide = int((tested & (e.q_entropy > np.log(np.maximum(top_k[e.step], 1)) + NATS)).sum())
+    beyond = (e.q_rank > top_k[c.step]) & (top_k[c.step] > 0)
+    if wide <= 0.1 * tested.sum() or beyond.any():
+        return ""
+    return f"q has more tokens than top-k leaves at {wide:,} of {plural(int(tested.sum()), 'parent')}; none is drafted"
 
 
 def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:

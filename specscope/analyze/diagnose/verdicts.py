@@ -18,6 +18,8 @@ from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, Reference
 from specscope.analyze.verify.exact import residual_p
 from specscope.analyze.verify.parents import of_all_p
+from specscope.analyze.verify.statistical import nats, surprisal
+from specscope.analyze.verify.sums import Sum
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools
@@ -294,14 +296,25 @@ def final_tokens(case: Case, check: Check) -> list[Suspect]:
     if count or recovered[steps].all():
         by_p, by_q = float(c.p[at_end].sum()), float(c.q[at_end & c.sampled].sum())
         from_q = count > 0 and abs(count - by_q) / max(by_q, 1) ** 0.5 < abs(count - by_p) / max(by_p, 1) ** 0.5
-        cause = Cause.FINAL_NOT_RESIDUAL if from_q else Cause.FINAL_FROM_P
+        against_p = _against_p(c)
+        cause = Cause.FINAL_NOT_RESIDUAL if from_q or against_p.p_value < CHANCE else Cause.FINAL_FROM_P
         lines = [f"after a rejection the final token has no place in what is left of p in {counted(check)}"]
+        if against_p.p_value < CHANCE:
+            lines.append(f"nor does it follow p: off by {nats(against_p.bias)}, z = {against_p.z:.1f}")
         if count:
             expected = f"drawn from p that comes in {by_p:.1f} steps, from q in {by_q:.1f}"
             lines.append(f"it had just been rejected in {plural(count, 'step')}: {expected}")
         return [Suspect(cause, CERTAIN - 0.02, tuple(lines), example=check.example)]
     line = f"the final token had no probability in {counted(check)}"
     return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (line,), example=check.example)]
+
+
+def _against_p(c: Columns) -> Sum:
+    """The surprisal in p of the tokens behind a rejection, against what it is had they been drawn from p."""
+    e = c.parents
+    parent = e.at_row[c.final_row]
+    steps = np.flatnonzero(_recovered(c) & c.told & e.there & ~c.forced_final & ~c.greedy & (parent >= 0))
+    return surprisal(e.final_p[steps], e.entropy[parent[steps]], e.varentropy[parent[steps]], steps)
 
 
 def final_shares(case: Case, check: Check) -> list[Suspect]:

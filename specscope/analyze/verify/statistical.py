@@ -17,7 +17,7 @@ from specscope.analyze.significance import holm
 from specscope.analyze.verify import coins
 from specscope.analyze.verify.exact import BONUS, RECOVERED, TARGET
 from specscope.analyze.verify.parents import LACKING
-from specscope.analyze.verify.sums import Distance, Sum
+from specscope.analyze.verify.sums import Distance, DrawsFromQ, Likeliest, Sum
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
@@ -50,7 +50,7 @@ class Chances:
         c, e = self.c, self.c.parents
         of_kind = (c.kind == RECOVERED) if recovered else (c.kind == BONUS) | (c.kind == TARGET)
         steps = np.flatnonzero(of_kind & self.free() & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
-        return _surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
+        return surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
 
     def _output(self) -> tuple[Bools, Bools]:
         """[N] accepted nodes and [S] final tokens that a sum over what came out may count.
@@ -98,7 +98,7 @@ class Chances:
         varentropy = np.concatenate([e.varentropy[parent], e.final_varentropy[others]])
         steps = np.concatenate([c.step[nodes], ends, others])
         usable = varentropy > FLAT
-        return _surprisal(p[usable], entropy[usable], varentropy[usable], steps[usable])
+        return surprisal(p[usable], entropy[usable], varentropy[usable], steps[usable])
 
     def top_token(self) -> Sum:
         """Whether the target's first choice came out, against its p; numbered by step."""
@@ -114,12 +114,13 @@ class Chances:
         difference, variance = (e.choice[parent] == token) - chance, chance * (1 - chance)
         return Sum.of(difference[usable], variance[usable], 1.0, steps[usable])
 
-    def drafted(self) -> tuple[Sum, Sum]:
-        """Surprisal of sampled drafts against the entropy of q: first siblings, and later ones; numbered by node."""
+    def drafted(self) -> tuple[DrawsFromQ, Sum]:
+        """Sampled drafts against q: first siblings, and the surprisal of later ones; numbered by node."""
         parts = list(self._draws())
         nodes, q, entropy, varentropy = (np.concatenate(column) for column in zip(*parts, strict=True))
         first = self.c.sibling[nodes] == 0
-        return tuple(_surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first))  # type: ignore[return-value]
+        sums = [surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first)]
+        return DrawsFromQ(sums[0], Likeliest.of(q[first], self.c.parents.q_rank[nodes[first]] == 1)), sums[1]
 
     def _draws(self) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
         """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from.
@@ -133,6 +134,9 @@ class Chances:
         k = e.at_row[rows]
         sums[0, rows], sums[1, rows] = -e.q_entropy[k], e.q_varentropy[k] + e.q_entropy[k] ** 2
         usable = c.sampled & (parent >= 0) & self.free()[c.step] & (c.q > 0)
+        # Under rules that look ahead what is drawn below an inner node has a part in whether that node is accepted, and
+        # so in whether its children are seen here
+        usable &= c.by_rule.walks[c.step] | (c.depth == 1)
         for place in range(int(c.sibling[usable].max(initial=0)) + 1):
             nodes = np.flatnonzero(usable & (c.sibling == place))
             left, (first, second) = c.q_left[nodes], sums[:, c.row[nodes]]
@@ -164,7 +168,7 @@ class Chances:
         return Sum.of((first > second) - chance, chance * (1 - chance), 1.0, nodes)
 
 
-def _surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
+def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
     """The sum over tokens drawn with these probabilities. Its bound is the largest difference that was seen."""
     difference = -np.log(np.maximum(p, 1e-45)) - entropy
     return Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), places)
@@ -182,7 +186,8 @@ class Cell:
     """One sum of a check: over everything, or over one depth, place or size."""
 
     name: str  # "" where there is only one
-    sum: Sum | Distance
+    sum: Sum | Distance | DrawsFromQ
+    more: str = ""  # what else it is judged by, in words
 
 
 BY_OUTCOME = "requests were kept for their outcome (--keep): they are no fair sample"
@@ -231,6 +236,7 @@ class Family:
         least = max(cell.sum.least_bias(level / len(cells)) for cell in _large(cells))
         here = f"{worst.name}: " if worst.name else ""
         detail = f"{here}off by {self.unit(measured.bias)} on average, z = {measured.z:.2f} over {measured.count:,}"
+        detail += f"; {worst.more}" if worst.more else ""
         return Check(
             self.name,
             CheckResult.FAILED if failed else CheckResult.PASSED,
@@ -321,7 +327,7 @@ def _draws(c: Columns) -> list[Family]:
     no_draws = lacking if c.sampled.any() else "no draft was sampled"
 
     def family(name: str, about: str, total: Sum, unit: Scale = nats, why: str = lacking) -> Family:
-        return Family(name, about, [Cell("", total)], unit, c.nodes if total in (first, later) else c.steps, why)
+        return Family(name, about, [Cell("", total)], unit, c.nodes if total is later else c.steps, why)
 
     return [
         family("recovered draws", "recovered tokens follow the residual", chances.final_draws(recovered=True)),
@@ -333,7 +339,14 @@ def _draws(c: Columns) -> list[Family]:
             chances.top_token(),
             share,
         ),
-        family("drafted surprisal", "first siblings follow q", first, why=no_draws),
+        Family(
+            "drafted surprisal",
+            "first siblings follow q, and are its likeliest token no more often than draws are",
+            [Cell("", first, first.likeliest.words)],
+            nats,
+            c.nodes,
+            no_draws,
+        ),
         family("later siblings", "siblings drawn after the first follow what is left of q", later, why=no_draws),
         Family(
             "order of siblings",

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
-from specscope.trace.record.tree import Doubles
+from specscope.trace.record.tree import Bools, Doubles
 
 POWER = 1.645  # standard deviations by which a bias must lie beyond the limit to be seen in 95 % of runs
 FEWEST = 20  # differences
 Z95 = 1.96
+SHARES = (1.0, 0.9, 0.5, 0.2, 0.1)  # of drafts that are taken as the likeliest and not drawn
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,15 @@ class Sum:
         return self.total / self.count
 
     @property
-    def p_value(self) -> float:
-        """An upper bound on the chance of a sum so far from 0."""
+    def log_chance(self) -> float:
+        """The natural logarithm of an upper bound on the chance of a sum so far from 0."""
         t = abs(self.total)
-        return min(1.0, 2 * math.exp(-t * t / (2 * (self.variance + self.bound * t / 3))))
+        return min(0.0, math.log(2) - t * t / (2 * (self.variance + self.bound * t / 3)))
+
+    @property
+    def p_value(self) -> float:
+        """The bound."""
+        return math.exp(self.log_chance)
 
     def least_bias(self, alpha: float) -> float:
         """The smallest mean that a test at this level would have seen with 95 % power."""
@@ -68,6 +74,94 @@ class Sum:
         limit = self.bound * log / 3
         limit += math.sqrt(limit * limit + 2 * self.variance * log)
         return (limit + POWER * math.sqrt(self.variance)) / self.count
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """How often draws are the likeliest token of what they are said to be drawn from.
+
+    A drafter that takes its likeliest token, of probability q, in a share s of its drafts and draws the others gives
+    that token with s + (1 - s) q, and any other with 1 - s times its own probability. Over all drafts the product of
+    these over the probabilities of draws is a martingale where drafts are drawn, whatever decides how many there are;
+    so is its mean over SHARES. By Ville's inequality it ever exceeds 1 / x with a probability of x at most. For s = 1
+    it is the product of 1 / q. What the likeliest token has where another was drawn is never asked.
+    """
+
+    hits: int
+    count: int
+    log_chance: float  # natural logarithm of an upper bound on the chance of so many hits; 0 at most
+
+    @staticmethod
+    def of(q: Doubles, hit: Bools) -> Likeliest:
+        """`q` [n] of the tokens that were drawn, above 0; `hit` [n]: which of them are the likeliest of their row."""
+        more, hits = 1 / np.minimum(q[hit], 1.0) - 1, int(hit.sum())
+        logs = np.array([float(np.log1p(share * more).sum()) for share in SHARES])
+        if misses := len(q) - hits:
+            with np.errstate(divide="ignore"):
+                logs += misses * np.log1p(-np.array(SHARES))
+        largest = float(logs.max())
+        mean = largest + math.log(float(np.exp(logs - largest).mean()))
+        return Likeliest(hits, len(q), -max(mean, 0.0))
+
+    @property
+    def p_value(self) -> float:
+        """The bound on the chance."""
+        return math.exp(self.log_chance)
+
+    @property
+    def words(self) -> str:
+        """`177 of 177 are the likeliest token of their q; draws are so with a chance of 10^-239 at most`."""
+        power = self.log_chance / math.log(10)
+        chance = f"10^{math.ceil(power)}" if power < -3 else f"{self.p_value:.2g}"
+        hits = f"{self.hits:,} of {self.count:,} are the likeliest token of their q"
+        return f"{hits}; draws are so with a chance of {chance} at most"
+
+
+@dataclass(frozen=True)
+class DrawsFromQ:
+    """Tokens against what they are said to be drawn from: their surprisal, and how often they are the likeliest."""
+
+    surprisal: Sum
+    likeliest: Likeliest
+
+    @property
+    def judged(self) -> bool:
+        """Whether there are enough to say anything."""
+        return self.surprisal.judged
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self.surprisal.count
+
+    @property
+    def worst(self) -> int:
+        """The draw that adds most to the surprisal's sum."""
+        return self.surprisal.worst
+
+    @property
+    def z(self) -> float:
+        """The surprisal's sum in standard deviations."""
+        return self.surprisal.z
+
+    @property
+    def bias(self) -> float:
+        """The surprisal's mean difference."""
+        return self.surprisal.bias
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether chance explains this worst: another temperature shows in surprisals first."""
+        return self.likeliest.log_chance < self.surprisal.log_chance
+
+    @property
+    def p_value(self) -> float:
+        """An upper bound on the chance of the rarer of the two (Bonferroni's correction)."""
+        return min(1.0, 2 * min(self.surprisal.p_value, self.likeliest.p_value))
+
+    def least_bias(self, alpha: float) -> float:
+        """The smallest mean of surprisals that a test at this level would have seen with 95 % power."""
+        return self.surprisal.least_bias(alpha / 2)
 
 
 @dataclass(frozen=True)

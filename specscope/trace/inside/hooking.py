@@ -44,7 +44,7 @@ class ErrorGuard:
         try:
             return function(*args)
         except Exception as error:
-            self.caught(getattr(function, "__qualname__", str(function)), error)
+            self.caught(getattr(function, "__qualname__", type(function).__name__), error)  # a repr may fail itself
             return None
 
 

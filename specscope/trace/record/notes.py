@@ -87,7 +87,9 @@ class ParentNotes(ArrayEq):
     # the target's raw probability of the node's token; 0 where the parent was not tried
     raw_p: Annotated[Floats, Wire("", Probability, "n")]
     rank: Annotated[Ints, Wire("", Count, "n")]  # of the token in p, from 1; 0 where its p is 0, or it was not tried
-    q_rank: Annotated[Ints, Wire("", Count, "n")]  # of the token in q; 0 where the node is deterministic or not tried
+    # of the token in q; 0 where the node is deterministic or not tried. Only one token is 1, also where several have as
+    # much: so the chance of a 1 is that token's q
+    q_rank: Annotated[Ints, Wire("", Count, "n")]
     final_entropy: Annotated[float, Wire("", Nats)]  # of the distribution that the final token was drawn from
     final_varentropy: Annotated[float, Wire("", SquareNats)]  # likewise
     final_target_p: Annotated[float, Wire("", Probability)]  # of the final token in p before any rejection

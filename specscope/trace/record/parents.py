@@ -85,7 +85,8 @@ class ParentsBuilder:
     def drawn(self, index: int, q: Floats, children: Indices, tokens: Indices) -> None:
         """What sampled children were drawn from."""
         self.parent["q_entropy"][index], self.parent["q_varentropy"][index] = spread(q)
-        self.node["q_rank"][children] = ranks(q, tokens)
+        placed = ranks(q, tokens)
+        self.node["q_rank"][children] = np.where((placed == 1) & (tokens != q.argmax()), 2, placed)
 
     def drafter(self, index: int, q: RawRow, raw: RawRow, d2t: Indices | None) -> None:
         """The drafter's own, where it is a model. `d2t`: the target's token behind each of a reduced vocabulary."""

@@ -585,8 +585,8 @@ class RunInfo:
     @property
     def raw_is_masked(self) -> bool:
         """Whether raw p is that after the form's mask: vLLM masks the logits before its sampler is called."""
-        return not self.is_ours
+        return "vllm" in self.versions
 
     def drafter_params(self, params: SamplingParams) -> SamplingParams:
-        """What of a request's parameters shapes the drafter's q: of ours all of them, of vLLM the temperature alone."""
-        return params if self.is_ours else SamplingParams(temperature=params.temperature)
+        """What of a request's parameters shapes the drafter's q: all of them, but in vLLM the temperature alone."""
+        return SamplingParams(temperature=params.temperature) if "vllm" in self.versions else params

@@ -242,7 +242,7 @@ def test_adaptive_trees_follow_costs_and_load():
         one.steps["varies"] = True
     found = compare(plain, other)
     assert not any(field.suspect or field.unsure for field in found.fields)
-    assert sum("follow costs, load or other requests" in line for line in found.missing) == 2
+    assert sum("follow costs, load, a threshold or other requests" in line for line in found.missing) == 2
 
 
 def test_what_changed_most_comes_first():
