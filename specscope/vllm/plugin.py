@@ -37,11 +37,12 @@ def register() -> None:
 
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.vllm import known
-    from specscope.vllm.aggregates import offer, why_lacking
+    from specscope.vllm.aggregates import offer
     from specscope.vllm.run_info import vllm_version
     from specscope.vllm.v1.runner import RunnerHooks
     from specscope.vllm.v1.sampler import SamplerHooks
     from specscope.vllm.v2.runner import V2Hooks
+    from specscope.vllm.v2.scores import DraftLogits
 
     try:
         settings.sampling()
@@ -50,12 +51,19 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         guard.step_aside(str(error))
         return
     version = vllm_version()
-    if lacking := "aggregates were asked for" if settings.aggregates else why_lacking(version):
+    fit = known.Fit((), (), ()) if settings.aggregates else known.here()
+    if settings.aggregates or fit.lacking:
         if settings.capture or settings.endpoint:
             offer()
-        guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
+        why = f"vLLM {version} is not as it is known: {fit.lacking}" if fit.lacking else "aggregates were asked for"
+        guard.step_aside(f"{why}. Of a server there are aggregates, and no evidence")
         return
     v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
+    for name, runner_guard, differing in (("V1", v1, fit.v1), ("V2", v2, fit.v2)):
+        if differing:
+            runner_guard.step_aside(f"the {name} runner of vLLM {version} is not as it is known: {differing[0]}")
+    if remark := known.remark(version):
+        log.warning("specscope: %s", remark)
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
 
     debugger: Debugger | None = None
@@ -74,7 +82,8 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
             log.warning("specscope: the V2 model runner cannot be debugged: set VLLM_USE_V2_MODEL_RUNNER=0")
         return make(runner)
 
-    runner, second = RunnerHooks(v1, sampler, make, *debugging), V2Hooks(v2, make_v2)
+    runner = RunnerHooks(v1, sampler, make, *debugging)
+    second = V2Hooks(v2, make_v2, DraftLogits(v2, wanted=lambda: settings.full and _rank() is not None))
     for name, install, guards in (
         (known.SCHEDULER, scheduler.install, (guard, v1, v2)),
         (known.PLAIN, sampler.install_plain, (v1,)),
@@ -82,6 +91,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         (known.RUNNER, runner.install, (v1,)),
         (known.V2_PLAIN, second.install_plain, (v2,)),
         (known.V2_REJECTION, second.install_rejection, (v2,)),
+        (known.V2_DRAFTER, second.install_drafter, (v2,)),
         (known.V2_RUNNER, second.install_runner, (v2,)),
     ):
         on_import(name, _checked(install, guards, version))
@@ -94,7 +104,7 @@ def _checked(
     from specscope.vllm.known import differences
 
     def check(module: ModuleType) -> None:
-        if changes := differences(module, version):
+        if changes := differences(module):
             for guard in guards:
                 guard.step_aside(f"vLLM {version} is not as it is known: {changes[0]}")
         elif not guards[0].is_off:

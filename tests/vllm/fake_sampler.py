@@ -55,7 +55,9 @@ def sample_recovered_tokens(
     return (left / noise).argmax(-1).int()
 
 
-def rejection_sample(drafts, counts, longest, cu_num_draft_tokens, draft_probs, target_logits, bonus, sampling):
+def rejection_sample(
+    drafts, counts, longest, cu_num_draft_tokens, draft_probs, target_logits, bonus_token_ids, sampling
+):
     output = torch.full((len(counts), longest + 1), -1, dtype=torch.int32)
     choices = target_logits.argmax(-1)
     if not sampling.all_greedy:
@@ -78,6 +80,6 @@ def rejection_sample(drafts, counts, longest, cu_num_draft_tokens, draft_probs, 
             if not accepted:
                 break
         else:
-            output[request, count] = bonus[request, 0]
+            output[request, count] = bonus_token_ids[request, 0]
         row += count
     return output

@@ -48,6 +48,12 @@ def engine_options(job):
 def main():
     with open(sys.argv[1]) as file:
         job = json.load(file)
+    if job.get("v2"):
+        sys.path.insert(0, os.path.dirname(__file__))
+        import interpreted  # beside this file
+
+        interpreted.prepare()
+        interpreted.complete()
     if job.get("mend", True):
         mend()
     if job.get("faults"):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.inside.hooking import ErrorGuard, wrap
+from specscope.trace.inside.hooking import ErrorGuard, named, wrap
 from specscope.vllm.call import SamplerCall
 
 
@@ -47,12 +47,14 @@ class SamplerHooks:
         return forward
 
     def _rejection_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The target's logits after every rule are its sixth argument. 0.33's lossy rules write into the drafts."""
+        """It gets the target's logits after every rule. 0.33's lossy rules write into the drafts."""
+        arguments = named(original)
 
         def rejection_sample(*args: Any, **kwargs: Any) -> Any:
             if self.call is not None:
-                self.call.target_logits = kwargs.get("target_logits", args[5] if len(args) > 5 else None)
-                self.call.bonus_tokens = kwargs.get("bonus_token_ids", args[6] if len(args) > 6 else None)
+                given = arguments(args, kwargs)
+                self.call.target_logits = given.get("target_logits")
+                self.call.bonus_tokens = given.get("bonus_token_ids")
             return original(*args, **kwargs)
 
         return rejection_sample
@@ -70,12 +72,13 @@ class SamplerHooks:
         return make
 
     def _recovers(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The normalised target is its sixth argument."""
+        """It gets the normalised target."""
+        arguments = named(original)
 
         def sample_recovered_tokens(*args: Any, **kwargs: Any) -> Any:
             tokens = original(*args, **kwargs)
             if self.call is not None:
-                self.call.target_probs = kwargs.get("target_probs", args[5] if len(args) > 5 else None)
+                self.call.target_probs = arguments(args, kwargs).get("target_probs")
                 self.call.recovered = tokens
             return tokens
 
