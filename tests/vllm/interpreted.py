@@ -6,8 +6,6 @@ Not a test. vLLM takes Triton only where it has a backend of its platform, and T
 import os
 import types
 
-os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
-
 
 class Driver:
     @staticmethod
@@ -17,16 +15,21 @@ class Driver:
 
 def prepare():
     """Let Triton run on this CPU, and vLLM find that it does."""
-    import numpy as np
+    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
     import triton.backends
-    import triton.runtime.interpreter as interpreter
 
     triton.backends.backends.setdefault("cpu", types.SimpleNamespace(driver=Driver, compiler=None))
+    take_integer_masks()
+
+
+def take_integer_masks():
+    """Masks made by arithmetic are integers, which the interpreter's loads and stores do not take."""
+    import numpy as np
+    import triton.runtime.interpreter as interpreter
+
     builder = interpreter.InterpreterBuilder
 
     def with_boolean_masks(function, place):
-        """Masks made by arithmetic are integers, which the interpreter's loads and stores do not take."""
-
         def called(self, *args, **kwargs):
             mask = args[place]
             if mask.data.dtype != np.bool_:

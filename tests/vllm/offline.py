@@ -54,6 +54,10 @@ def main():
 
         interpreted.prepare()
         interpreted.complete()
+        if job.get("chunk"):
+            import vllm.v1.worker.gpu.spec_decode.rejection_sampler as v2
+
+            v2.get_max_chunk_logits = lambda vocab_size: job["chunk"]
     if job.get("mend", True):
         mend()
     if job.get("faults"):
