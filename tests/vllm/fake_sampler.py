@@ -9,7 +9,8 @@ import torch
 class Sampler:
     """Samples the bonus token."""
 
-    def sample(self, logits, sampling):
+    def sample(self, logits, sampling_metadata):
+        sampling = sampling_metadata
         if sampling.all_greedy:
             return logits.argmax(-1, keepdim=True)
         probs = logits.div_(sampling.temperature.clamp(min=1e-5)[:, None]).softmax(-1)
@@ -20,7 +21,8 @@ class RejectionSampler:
     def __init__(self):
         self.sampler = Sampler()
 
-    def forward(self, metadata, draft_probs, logits, sampling):
+    def forward(self, metadata, draft_probs, logits, sampling_metadata):
+        sampling = sampling_metadata
         bonus = self.sampler.sample(logits[metadata.bonus_logits_indices], sampling)
         target = logits[metadata.target_logits_indices].float()
         if not sampling.all_greedy:

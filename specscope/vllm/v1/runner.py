@@ -89,11 +89,11 @@ class RunnerHooks:
         return execute_model
 
     def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _sample(runner: Any, logits: Any, metadata: Any) -> Any:
+        def _sample(runner: Any, *args: Any, **kwargs: Any) -> Any:
             witness, began = self._witness, time.time_ns()
             self._sampler.listening = witness is not None and not self._guard.is_off
             try:
-                output = original(runner, logits, metadata)
+                output = original(runner, *args, **kwargs)
             finally:
                 self._sampler.listening = False
             if witness is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -35,16 +35,22 @@ class SamplerHooks:
         wrap(module, "sample_recovered_tokens", self._recovers)
 
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(sampler: Any, metadata: Any, draft_probs: Any, logits: Any, sampling: Any, **kwargs: Any) -> Any:
+        arguments = named(original)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
             self.call = None
             if self.listening:
-                self.call = self._guard.safely(SamplerCall.of, metadata, draft_probs, logits, sampling, self._cut)
-            output = original(sampler, metadata, draft_probs, logits, sampling, **kwargs)
+                self.call = self._guard.safely(self._begun, arguments(args, kwargs))
+            output = original(*args, **kwargs)
             if self.call is not None:
                 self.call.output = output.sampled_token_ids
             return output
 
         return forward
+
+    def _begun(self, given: Mapping[str, Any]) -> SamplerCall:
+        names = "metadata", "draft_probs", "logits", "sampling_metadata"
+        return SamplerCall.of(*(given[name] for name in names), self._cut)
 
     def _rejection_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """It gets the target's logits after every rule. 0.33's lossy rules write into the drafts."""
@@ -87,9 +93,16 @@ class SamplerHooks:
     def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Sampling overwrites the logits that it is given: temperature is applied in place."""
 
-        def sample(sampler: Any, logits: Any, sampling: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.call is not None and self.call.bonus_logits is None and not sampling.all_greedy:
-                self.call.bonus_logits = self._guard.safely(logits.clone)
-            return original(sampler, logits, sampling, *args, **kwargs)
+        arguments = named(original)
+
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            if self.call is not None and self.call.bonus_logits is None:
+                self.call.bonus_logits = self._guard.safely(_copied, arguments(args, kwargs))
+            return original(*args, **kwargs)
 
         return sample
+
+
+def _copied(given: Mapping[str, Any]) -> Any:
+    """The logits of a call of the plain sampler; None where all requests are greedy."""
+    return None if given["sampling_metadata"].all_greedy else given["logits"].clone()
