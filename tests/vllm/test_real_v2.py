@@ -51,6 +51,8 @@ class Case:
         return {"eagle3": HEAD, "draft_model": DRAFT}.get(self.method)
 
 
+# Ten blocks, where four requests would take sixteen
+FEW_BLOCKS = {"block_size": 16, "num_gpu_blocks_override": 11, "max_model_len": 128, "max_num_batched_tokens": 128}
 CASES = {
     "ngram": Case("ngram"),
     "ngram warm": Case("ngram", WARM),
@@ -64,7 +66,8 @@ CASES = {
     "in chunks": Case("eagle3", WARM, SAMPLED, chunk=5),
     "block": Case("draft_model", HOT, SAMPLED | {"rejection_sample_method": "block"}),
     "block, drafts greedy": Case("draft_model", HOT, {"rejection_sample_method": "block"}),
-    "preempted": Case("draft_model", WARM, SAMPLED, {"block_size": 16, "num_gpu_blocks_override": 11}, prompt=30),
+    "preempted": Case("draft_model", WARM, SAMPLED, FEW_BLOCKS, prompt=30),
+    "asynchronous": Case("draft_model", WARM, engine={"async_scheduling": True}),
     "prompts in chunks": Case("eagle3", WARM, engine={"max_num_batched_tokens": 32}),
 }
 

@@ -114,11 +114,12 @@ class V2Hooks:
 
     def _judge(self, witness: Witness, batch: Any) -> None:
         calls, self._calls = self._calls, []
-        if sum(call.requests for call in calls) == batch.num_reqs:
-            budget = None if self._confidence is None else int(batch.num_draft_tokens)
-            longest = int(witness.run.speculation.get("num_speculative_tokens") or 0)
-            there = places(batch, self._blocks, witness.run.block_size, longest)
-            witness.judged(there, Judgements(calls), budget)
+        if (judged := sum(call.requests for call in calls)) != batch.num_reqs:
+            raise RuntimeError(f"{judged} of the {batch.num_reqs} requests of a step were seen: it is left out")
+        budget = None if self._confidence is None else int(batch.num_draft_tokens)
+        longest = int(witness.run.speculation.get("num_speculative_tokens") or 0)
+        there = places(batch, self._blocks, witness.run.block_size, longest)
+        witness.judged(there, Judgements(calls), budget)
 
     def _verify(self, original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = named(original)
