@@ -165,7 +165,7 @@ class Engine:
         runner, plain = type("GPUModelRunner", (Runner,), {}), type("Sampler", (PlainSampler,), {})
         sampler._verify = self._counted(sampler._verify)
         hooks.install_plain(SimpleNamespace(Sampler=plain))
-        hooks.install_rejection(SimpleNamespace(RejectionSampler=sampler))
+        hooks.install_rejection(SimpleNamespace(RejectionSampler=sampler, rejection_sample=rejection.rejection_sample))
         hooks.install_runner(SimpleNamespace(GPUModelRunner=runner))
         rejection.get_max_chunk_logits = lambda vocabulary: chunk or 10**6
         self.plain = plain()

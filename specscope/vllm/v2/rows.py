@@ -35,6 +35,7 @@ class Verified:
     states: Any  # vLLM's SamplingStates, by slot
     scores: Tensor | None = None  # [slots, K, V] what deterministic drafts were the likeliest of
     by_block: bool = False  # verified as one block
+    step_seeds: bool = True  # and then each draft's coin has a seed of its own, as since 0.33
     confidence: Tensor | None = None  # [slots, K] what a drafter thinks of its drafts
 
 
@@ -72,6 +73,7 @@ def rows_of_verified(call: Verified) -> Rows:
         positions=call.pos,
         longest=call.sampled.shape[1] - 1,
         by_step=call.by_block,
+        step_seeds=call.by_block and call.step_seeds,
     )
     if (call.states.temperature.np[call.idx_mapping_np] != 0).any():
         _sampled(made, call, place, temperature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -35,6 +36,7 @@ class V2Hooks:
         self._calls: list[Gathered] = []
         self._confidence: Any = None  # with an adaptive budget: what the drafter thinks of its drafts, by slot
         self._blocks = BlockLists()
+        self._step_seeds = True  # whether block verification has a seed for each draft, as since 0.33
         self._fused = False  # whether the plain sampler cut by top-k and top-p inside its kernel
 
     def install_runner(self, module: ModuleType) -> None:
@@ -48,6 +50,8 @@ class V2Hooks:
 
     def install_rejection(self, module: ModuleType) -> None:
         """Into vllm.v1.worker.gpu.spec_decode.rejection_sampler."""
+        kernels = sys.modules.get(getattr(getattr(module, "rejection_sample", None), "__module__", ""))
+        self._step_seeds = kernels is None or hasattr(kernels, "spec_step_seed")
         self._guard.safely(wrap, module.RejectionSampler, "__call__", self._sampler)
         self._guard.safely(wrap, module.RejectionSampler, "_verify", self._verify)
 
@@ -145,6 +149,7 @@ class V2Hooks:
             num_sampled=num_sampled,
             states=sampler.sampler.sampling_states,
             by_block=bool(sampler.use_block_verification),
+            step_seeds=self._step_seeds,
             confidence=self._confidence,
             **{name: given[name] for name in PASSED_ON},
         )
