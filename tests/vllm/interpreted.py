@@ -43,8 +43,12 @@ def take_integer_masks():
 
 
 def complete():
-    """What the interpreter lacks in vLLM's kernels. When vLLM is there."""
+    """What the interpreter lacks or cannot run of vLLM's kernels. When vLLM is there."""
     import triton.language as tl
+    import vllm.v1.sample.ops.topk_topp_sampler as cuts
     import vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils as kernels
 
     kernels.tldevice = types.SimpleNamespace(log1p=lambda x: tl.log(1.0 + x))
+    cuts.apply_top_k_top_p_triton = lambda logits, k, p: cuts.apply_top_k_top_p_pytorch(
+        logits, k, p, allow_cpu_sync=True
+    )
