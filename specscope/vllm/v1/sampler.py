@@ -49,8 +49,8 @@ class SamplerHooks:
         return forward
 
     def _begun(self, given: Mapping[str, Any]) -> SamplerCall:
-        names = "metadata", "draft_probs", "logits", "sampling_metadata"
-        return SamplerCall.of(*(given[name] for name in names), self._cut)
+        metadata, sampling = given["metadata"], given["sampling_metadata"]
+        return SamplerCall.of(metadata, given["draft_probs"], given["logits"], sampling, self._cut)
 
     def _rejection_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """It gets the target's logits after every rule. 0.33's lossy rules write into the drafts."""
