@@ -51,8 +51,8 @@ class Case:
         return {"eagle3": HEAD, "draft_model": DRAFT}.get(self.method)
 
 
-# Ten blocks, where four requests would take sixteen
-FEW_BLOCKS = {"block_size": 16, "num_gpu_blocks_override": 11, "max_model_len": 128, "max_num_batched_tokens": 128}
+# Five blocks, where four requests would take eight
+FEW_BLOCKS = {"block_size": 32, "num_gpu_blocks_override": 6, "max_model_len": 128, "max_num_batched_tokens": 128}
 CASES = {
     "ngram": Case("ngram"),
     "ngram warm": Case("ngram", WARM),
@@ -66,7 +66,7 @@ CASES = {
     "in chunks": Case("eagle3", WARM, SAMPLED, chunk=5),
     "block": Case("draft_model", HOT, SAMPLED | {"rejection_sample_method": "block"}),
     "block, drafts greedy": Case("draft_model", HOT, {"rejection_sample_method": "block"}),
-    "preempted": Case("draft_model", WARM, SAMPLED, FEW_BLOCKS, prompt=30),
+    "preempted": Case("draft_model", WARM, SAMPLED, FEW_BLOCKS, prompt=20),
     "asynchronous": Case("draft_model", WARM, engine={"async_scheduling": True}),
     "prompts in chunks": Case("eagle3", WARM, engine={"max_num_batched_tokens": 32}),
 }
