@@ -8,7 +8,7 @@ TRANSFORMERS := 5.20.2 5.21.1 5.22.2 5.23.0 5.24.0
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools clean
+.PHONY: demo test test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools vllm-sources clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -42,6 +42,10 @@ constraints: .venv/dev ## resolve constraints.txt again for all platforms at onc
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-annotate --no-header --python-version 3.11 \
 	    pyproject.toml --output-file constraints.txt
 	cat .venv/constraints.head constraints.txt > .venv/constraints.txt && cp .venv/constraints.txt constraints.txt
+
+VLLM_SOURCES ?= ../vllm-0.33.0
+vllm-sources: .venv/dev ## the sources of vLLM 0.33.0, which some long tests run and compare (336 MB to download, 10 kept)
+	$(BIN)/python -m tests.vllm.sources $(VLLM_SOURCES)
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

@@ -6,7 +6,6 @@ So the package has none: `offer` adds one to this process, when a variable asks 
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -17,20 +16,9 @@ from typing import Any
 from specscope.trace.history.interval import counts_run, interval_record
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.vllm import known
 
 SOURCE = "vLLM stat logger"
 SECONDS = 1.0  # of an interval
-
-
-def why_lacking(version: str) -> str:
-    """Why this vLLM gives no evidence; "" where it does. Its sources are read as text: nothing is imported."""
-    if not known.is_known(version):
-        return f"vLLM {version} is not known, only {', '.join(known.KNOWN)}"
-    spec = importlib.util.find_spec("vllm")
-    roots = [] if spec is None else list(spec.submodule_search_locations or ())
-    differences = known.differences_in_text(Path(roots[0]), version) if roots else []
-    return f"vLLM {version} is not as it is known: {differences[0]}" if differences else ""
 
 
 def offer() -> None:

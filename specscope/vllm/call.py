@@ -136,7 +136,8 @@ class Rows:
     seeds: Tensor | None = None  # int64 [B] where coins follow from a seed
     positions: Tensor | None = None  # int64 [R] and a position
     longest: int = 0  # drafts of a chain at most, where chains are verified as blocks
-    by_step: bool = False  # and from a draft's place in its chain: the chain is verified as one block
+    by_step: bool = False  # the chain is verified as one block
+    step_seeds: bool = False  # and each draft's coin has a seed of its own
     confidence: Tensor | None = None  # [R] what the drafter thinks of its draft
 
     @property

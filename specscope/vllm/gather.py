@@ -49,6 +49,7 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
         sampled=rows.q is not None,
         seeded=rows.seeds is not None,
         by_step=rows.by_step,
+        step_seeds=rows.step_seeds,
         confident=rows.confidence is not None,
         full=full,
     )

@@ -67,7 +67,8 @@ class GatheredTables:
     sampled: bool  # whether drafts were sampled, where a request is not greedy
     full: bool
     seeded: bool = False  # whether coins follow from seeds and positions
-    by_step: bool = False  # and from the draft's place in its chain: it was verified as one block
+    by_step: bool = False  # chains were verified as one block
+    step_seeds: bool = False  # and coins follow from the draft's place in its chain too
     confident: bool = False  # whether the drafter said what it thinks of its drafts
     forced: Mapping[int, Forced] = field(default_factory=dict)  # what a debugger forced, by request
 
@@ -179,7 +180,7 @@ class _OneRequest:
         if not self.tables.seeded:
             return self.rows["coin"][: self.n].copy()
         seeds = np.full(self.n, self.end["seed"], np.int64)
-        if self.tables.by_step:
+        if self.tables.step_seeds:
             seeds = of_step(seeds, np.arange(self.n, dtype=np.int64))
         return uniform(seeds, self.rows["position"][: self.n]).astype(np.float64)
 

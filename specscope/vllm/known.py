@@ -1,17 +1,20 @@
-"""What the hooks rely on in vLLM: the functions that they wrap, and their parameters, in the versions that are known.
+"""What the hooks rely on in vLLM: the functions that they wrap, their parameters, and the attributes that they read.
 
-In another version, or where a signature differs, nothing is wrapped: the plugin says so, and gives aggregates instead.
+No version is asked for: vLLM's sources are compared with these. Where something differs nothing is wrapped, and the
+plugin says so; what fits and is no version that was tried is used, and the plugin says that.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from specscope.trace.inside.hooking import Signatures, compared, live, written
+from specscope.trace.inside.hooking import compared, live, written
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 PLAIN = "vllm.v1.sample.sampler"
@@ -19,10 +22,14 @@ REJECTION = "vllm.v1.sample.rejection_sampler"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 V2_PLAIN = "vllm.v1.worker.gpu.sample.sampler"
 V2_REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+V2_DRAFTER = "vllm.v1.worker.gpu.spec_decode.speculator"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
+TRIED = ("0.32.0", "0.33.0")
 
+Written = str | tuple[str, ...]  # a function's parameters, by name; several where versions differ, the oldest first
+Read = Callable[[str, tuple[str, ...]], tuple[str, ...] | None]
 
-_32: Mapping[str, dict[str, str]] = {
+_SHARED: Mapping[str, Mapping[str, Written]] = {
     SCHEDULER: {
         "Scheduler.add_request": "self request",
         "Scheduler._preempt_request": "self request timestamp drop_stale_output",
@@ -30,6 +37,8 @@ _32: Mapping[str, dict[str, str]] = {
         "Scheduler.schedule": "self throttle_prefills",
         "Scheduler.update_from_output": "self scheduler_output model_runner_output",
     },
+}
+_V1: Mapping[str, Mapping[str, Written]] = {
     PLAIN: {
         "Sampler.sample": "self logits sampling_metadata logprobs_mode_override",
     },
@@ -37,7 +46,10 @@ _32: Mapping[str, dict[str, str]] = {
         "RejectionSampler.forward": "self metadata draft_probs logits sampling_metadata",
         "rejection_sample": (
             "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits "
-            "bonus_token_ids sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel"
+            "bonus_token_ids sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel",
+            "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits "
+            "bonus_token_ids sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel "
+            "fly_window_size fly_entropy_threshold fly_entropy_top_k",
         ),
         "generate_uniform_probs": "num_tokens num_draft_tokens generators device",
         "sample_recovered_tokens": (
@@ -54,6 +66,8 @@ _32: Mapping[str, dict[str, str]] = {
             "aux_hidden_states spec_decode_metadata common_attn_metadata slot_mappings"
         ),
     },
+}
+_V2: Mapping[str, Mapping[str, Written]] = {
     V2_PLAIN: {
         "Sampler.__call__": "self logits input_batch",
         "Sampler.sample": (
@@ -61,7 +75,9 @@ _32: Mapping[str, dict[str, str]] = {
             "seq_lens_upper_bound_np return_logprobs"
         ),
         "Sampler._sample_random": (
-            "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p use_fused_sampler"
+            "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p use_fused_sampler",
+            "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p has_topp_only_rows "
+            "use_fused_sampler",
         ),
     },
     V2_REJECTION: {
@@ -69,6 +85,15 @@ _32: Mapping[str, dict[str, str]] = {
         "RejectionSampler._verify": (
             "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np "
             "expanded_idx_mapping expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled"
+        ),
+    },
+    V2_DRAFTER: {
+        "DraftModelSpeculator.compute_draft_logits": "self hidden_states spec_step_idx",
+        "DraftModelSpeculator.sample_draft": (
+            "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits "
+            "spec_step_idx",
+            "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits "
+            "spec_step_idx num_steps",
         ),
     },
     V2_RUNNER: {
@@ -79,62 +104,141 @@ _32: Mapping[str, dict[str, str]] = {
         "GPUModelRunner.sample_tokens": "self grammar_output",
     },
 }
-# What differs since.
-_33: Mapping[str, dict[str, str]] = {
-    REJECTION: {
-        "rejection_sample": (
-            "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits "
-            "bonus_token_ids sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel "
-            "fly_window_size fly_entropy_threshold fly_entropy_top_k"
+# Attributes that the hooks read, by class. What they look for and can do without is not among them.
+_SHARED_READ: Mapping[str, Mapping[str, str]] = {
+    SCHEDULER: {"Scheduler": "running waiting kv_cache_manager get_num_unfinished_requests"},
+    "vllm.v1.core.kv_cache_manager": {"KVCacheManager": "block_pool"},
+    "vllm.v1.core.block_pool": {"BlockPool": "get_num_free_blocks num_gpu_blocks"},
+    "vllm.v1.core.sched.output": {
+        "SchedulerOutput": (
+            "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens finished_req_ids"
         ),
+        "NewRequestData": "req_id prompt_token_ids sampling_params block_ids",
+        "CachedRequestData": "req_ids resumed_req_ids new_block_ids",
     },
-    V2_PLAIN: {
-        "Sampler._sample_random": (
-            "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p has_topp_only_rows "
-            "use_fused_sampler"
-        ),
+    "vllm.v1.request": {
+        "Request": (
+            "request_id arrival_time trace_headers stop_reason get_finished_reason output_token_ids prompt_token_ids "
+            "sampling_params"
+        )
     },
+    "vllm.config.vllm": {"VllmConfig": "model_config cache_config parallel_config speculative_config"},
+    "vllm.config.model": {
+        "ModelConfig": "model served_model_name revision dtype seed max_model_len hf_config try_get_generation_config"
+    },
+    "vllm.config.cache": {"CacheConfig": "num_gpu_blocks block_size"},
+    "vllm.config.parallel": {"ParallelConfig": "data_parallel_rank"},
+    "vllm.config.speculative": {"SpeculativeConfig": "method num_speculative_tokens draft_sample_method"},
 }
+_V1_READ: Mapping[str, Mapping[str, str]] = {
+    RUNNER: {"GPUModelRunner": "vllm_config model_config input_batch discard_request_mask"},
+    "vllm.v1.worker.gpu_input_batch": {"InputBatch": "req_ids num_computed_tokens_cpu block_table"},
+    "vllm.v1.worker.block_table": {"MultiGroupBlockTable": "block_tables", "BlockTable": "block_table"},
+    "vllm.v1.spec_decode.metadata": {
+        "SpecDecodeMetadata": "num_draft_tokens draft_token_ids target_logits_indices bonus_logits_indices"
+    },
+    "vllm.v1.sample.metadata": {"SamplingMetadata": "all_greedy temperature top_p top_k"},
+    "vllm.v1.outputs": {"SamplerOutput": "sampled_token_ids logprobs_tensors"},
+}
+_V2_READ: Mapping[str, Mapping[str, str]] = {
+    V2_RUNNER: {"GPUModelRunner": "vllm_config model_config adaptive_verification"},
+    V2_PLAIN: {"Sampler": "sampling_states"},
+    V2_REJECTION: {"RejectionSampler": "sampler use_block_verification"},
+    V2_DRAFTER: {"DraftModelSpeculator": "max_num_reqs num_speculative_steps draft_logits"},
+    "vllm.v1.worker.gpu.sample.states": {"SamplingStates": "temperature seeds apply_top_k_top_p"},
+    "vllm.v1.worker.gpu.buffer_utils": {"UvaBackedTensor": "gpu np"},
+    "vllm.v1.worker.gpu.input_batch": {
+        "InputBatch": (
+            "req_ids num_reqs num_draft_tokens num_draft_tokens_per_req num_scheduled_tokens num_computed_tokens_np "
+            "prefill_len_np seq_lens_cpu_upper_bound cu_num_logits"
+        )
+    },
+    "vllm.v1.worker.gpu.spec_decode.adaptive_verification": {"AdaptiveVerificationManager": "_confidence_probs"},
+}
+WRAPPED: Mapping[str, Mapping[str, Written]] = {**_SHARED, **_V1, **_V2}
 
 
-def _read(*tables: Mapping[str, dict[str, str]]) -> Mapping[str, Signatures]:
-    """Later tables replace what earlier ones say of a function."""
-    merged: dict[str, dict[str, tuple[str, ...]]] = {}
-    for table in tables:
-        for module, functions in table.items():
-            merged.setdefault(module, {}).update(
-                {name: tuple(parameters.split()) for name, parameters in functions.items()}
-            )
-    return merged
+@dataclass(frozen=True)
+class Fit:
+    """What differs in a vLLM's sources, a line each; a runner's own parts are no matter to the other."""
+
+    shared: tuple[str, ...]
+    v1: tuple[str, ...]
+    v2: tuple[str, ...]
+
+    @property
+    def lacking(self) -> str:
+        """Why neither runner gives evidence; "" where one does."""
+        differing = self.shared or (self.v2 if self.v1 and self.v2 else ())
+        return differing[0] if differing else ""
 
 
-KNOWN: Mapping[str, Mapping[str, Signatures]] = {"0.32.0": _read(_32), "0.33.0": _read(_32, _33)}
+def here() -> Fit:
+    """Of the vLLM that this process imports."""
+    spec = importlib.util.find_spec("vllm")
+    roots = [] if spec is None else list(spec.submodule_search_locations or ())
+    return fit(Path(roots[0])) if roots else Fit(("its sources are not to be found",), (), ())
 
 
-def signatures(version: str) -> Mapping[str, Signatures]:
-    """Known signatures by module. Raises KeyError for a version that is not known."""
-    return KNOWN[version.split("+")[0]]
+def fit(root: Path) -> Fit:
+    """Compare vLLM's sources under `root` (its folder `vllm`) as text: nothing is imported."""
+    parts = ((_SHARED, _SHARED_READ), (_V1, _V1_READ), (_V2, _V2_READ))
+    return Fit(*(tuple(_in_text(root, wrapped, read)) for wrapped, read in parts))
 
 
-def is_known(version: str) -> bool:
-    """Whether the hooks were written for it. `0.32.0+cpu` is 0.32.0."""
-    return version.split("+")[0] in KNOWN
+def remark(version: str) -> str:
+    """What is to be said of a version that fits; "" where it was tried. `0.32.0+cpu` is 0.32.0."""
+    if version.split("+")[0] in TRIED:
+        return ""
+    return f"vLLM {version} is none of {', '.join(TRIED)}, which were tried, but is as they are in all that is hooked"
 
 
-def differences(module: ModuleType, version: str) -> list[str]:
-    """What the hooks would wrap in the module, and is not as they know it; one line each.
+def differences(module: ModuleType) -> list[str]:
+    """What the hooks would wrap in the module, and is not as they know it; a line each.
 
     A function that somebody else put there is passed over: what counts is how vLLM calls it, which has not changed.
     """
-    wanted = signatures(version)[module.__name__]
-    return list(compared(module.__name__, wanted, lambda name: live(module, name, wanted[name])))
+    return list(_compared(module.__name__, WRAPPED[module.__name__], partial(live, module)))
 
 
-def differences_in_text(root: Path, version: str) -> list[str]:
-    """Likewise for all modules, from vLLM's sources under `root` (its folder `vllm`): nothing is imported."""
-    lines: list[str] = []
-    for name, wanted in signatures(version).items():
-        path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
+def _compared(module: str, wrapped: Mapping[str, Written], read: Read) -> Iterator[str]:
+    """A function is to have one of its known signatures; what differs from the newest is told."""
+    for name, known in wrapped.items():
+        line = ""
+        for parameters in (known,) if isinstance(known, str) else known:
+            wanted = {name: tuple(parameters.split())}
+            line = next(compared(module, wanted, lambda name, wanted=wanted: read(name, wanted[name])), "")  # type: ignore[misc]
+            if not line:
+                break
+        if line:
+            yield line
+
+
+def _in_text(
+    root: Path, wrapped: Mapping[str, Mapping[str, Written]], read: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
+    for module in dict.fromkeys([*wrapped, *read]):
+        path = root.joinpath(*module.split(".")[1:]).with_suffix(".py")
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
-        lines += compared(name, wanted, partial(written, tree))
-    return lines
+        yield from _compared(module, wrapped.get(module, {}), lambda name, wanted, tree=tree: written(tree, name))  # type: ignore[misc]
+        for owner, names in read.get(module, {}).items():
+            there = _attributes(tree, owner)
+            yield from (f"{module}.{owner}.{name} is gone" for name in names.split() if name not in there)
+
+
+def _attributes(tree: ast.Module, owner: str) -> set[str]:
+    """What a class has of its own: its fields and methods, and what its methods set on `self`."""
+    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), None)
+    names: set[str] = set()
+    for node in [] if found is None else ast.walk(found):
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            names.add(node.attr)
+    return names
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"

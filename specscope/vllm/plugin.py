@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +15,7 @@ from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.inside.sinks import QUEUED, Losses, of_ranks, sinks, start_line, warn
 from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.open_requests import OpenRequests
-from specscope.vllm.hooks import ENDS, give_grace
+from specscope.vllm.processes import ENDS, engine_number, first_process_tells, give_grace, rank_of_worker
 from specscope.vllm.scheduling import SchedulerHooks
 
 if TYPE_CHECKING:
@@ -31,30 +28,18 @@ def register() -> None:
     if not settings.is_on:
         return
     guard = ErrorGuard()
-    with _first_process_tells():
+    with first_process_tells():
         guard.safely(_install, settings, guard)
-
-
-@contextmanager
-def _first_process_tells() -> Iterator[None]:
-    """Every process of a vLLM finds the same while the plugin is installed: the first one says so."""
-    logger = logging.getLogger("specscope")
-    before = logger.level
-    if multiprocessing.parent_process() is not None:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.vllm import known
-    from specscope.vllm.aggregates import offer, why_lacking
+    from specscope.vllm.aggregates import offer
     from specscope.vllm.run_info import vllm_version
     from specscope.vllm.v1.runner import RunnerHooks
     from specscope.vllm.v1.sampler import SamplerHooks
     from specscope.vllm.v2.runner import V2Hooks
+    from specscope.vllm.v2.scores import DraftLogits
 
     try:
         settings.sampling()
@@ -63,13 +48,20 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         guard.step_aside(str(error))
         return
     version = vllm_version()
-    if lacking := "aggregates were asked for" if settings.aggregates else why_lacking(version):
+    fit = known.Fit((), (), ()) if settings.aggregates else known.here()
+    if settings.aggregates or fit.lacking:
         if settings.capture or settings.endpoint:
             offer()
-        guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
+        why = f"vLLM {version} is not as it is known: {fit.lacking}" if fit.lacking else "aggregates were asked for"
+        guard.step_aside(f"{why}. Of a server there are aggregates, and no evidence")
         return
     on_import(ENDS, partial(guard.safely, give_grace))
     v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
+    for name, runner_guard, differing in (("V1", v1, fit.v1), ("V2", v2, fit.v2)):
+        if differing:
+            runner_guard.step_aside(f"the {name} runner of vLLM {version} is not as it is known: {differing[0]}")
+    if remark := known.remark(version):
+        log.warning("specscope: %s", remark)
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
 
     debugger: Debugger | None = None
@@ -86,7 +78,8 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     def make_v2(runner: Any) -> Any:
         return witness(runner, settings, guard, scheduler, debugger, is_v2=True)
 
-    runner, second = RunnerHooks(v1, sampler, make, *debugging), V2Hooks(v2, make_v2)
+    runner = RunnerHooks(v1, sampler, make, *debugging)
+    second = V2Hooks(v2, make_v2, DraftLogits(v2, wanted=lambda: settings.full and rank_of_worker() is not None))
     for name, install, guards in (
         (known.SCHEDULER, scheduler.install, (guard, v1, v2)),
         (known.PLAIN, sampler.install_plain, (v1,)),
@@ -94,6 +87,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         (known.RUNNER, runner.install, (v1,)),
         (known.V2_PLAIN, second.install_plain, (v2,)),
         (known.V2_REJECTION, second.install_rejection, (v2,)),
+        (known.V2_DRAFTER, second.install_drafter, (v2,)),
         (known.V2_RUNNER, second.install_runner, (v2,)),
     ):
         on_import(name, _checked(install, guards, version))
@@ -106,20 +100,13 @@ def _checked(
     from specscope.vllm.known import differences
 
     def check(module: ModuleType) -> None:
-        if changes := differences(module, version):
+        if changes := differences(module):
             for guard in guards:
                 guard.step_aside(f"vLLM {version} is not as it is known: {changes[0]}")
         elif not guards[0].is_off:
             install(module)
 
     return lambda module: guards[0].safely(check, module)
-
-
-def _rank() -> int | None:
-    """This worker's place in its tensor-parallel group; None before the last pipeline stage, which alone samples."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-
-    return get_tp_group().rank_in_group if get_pp_group().is_last_rank else None
 
 
 def witness(
@@ -137,7 +124,7 @@ def witness(
     from specscope.vllm.witness import Witness
 
     shares_rows = getattr(runner, "batch_sharder", None) is not None  # V2 may have each rank sample its own requests
-    rank = _rank()
+    rank = rank_of_worker()
     if rank is None or (rank and not shares_rows):
         return None
     run = run_info(runner, "full" if settings.full else "lean", settings.privacy)
@@ -145,7 +132,7 @@ def witness(
     vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner, lacking)  # what has no words can tell none
     bus, running = Bus(), OpenRequests()
     bus.subscribe(running, limit=QUEUED)
-    opened = sinks(settings, bus, run, vocabulary, (_engine(runner), rank))
+    opened = sinks(settings, bus, run, vocabulary, (engine_number(runner), rank))
     lacking += opened.lacking
     if debugger is not None and debugger.socket is not None:
         opened.places.append(f"specscope debug --attach {debugger.socket} stops it at a decision")
@@ -195,21 +182,15 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
     from specscope.vllm.run_info import vllm_version
     from specscope.vllm.v1.debugger import limit_of
 
-    if settings.debug is None or _rank() != 0:
+    if settings.debug is None or rank_of_worker() != 0:
         return
-    path = of_ranks(settings.debug, (_engine(runner),))
+    path = of_ranks(settings.debug, (engine_number(runner),))
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
     server = DebugServer(path, debugger, lambda: greeting, commands=partial(HeldCommands, debugger))
     debugger.socket = path
     at_exit(lambda: guard.safely(server.close))
-
-
-def _engine(runner: Any) -> int:
-    """The number of this worker's engine. Every engine of a dense model has the data-parallel rank 0."""
-    config = runner.vllm_config.parallel_config
-    return int(getattr(config, "data_parallel_index", config.data_parallel_rank))
 
 
 def _vocabulary(runner: Any, lacking: list[str]) -> Any:

@@ -9,7 +9,8 @@ import torch
 class Sampler:
     """Samples the bonus token."""
 
-    def sample(self, logits, sampling):
+    def sample(self, logits, sampling_metadata):
+        sampling = sampling_metadata
         if sampling.all_greedy:
             return logits.argmax(-1, keepdim=True)
         probs = logits.div_(sampling.temperature.clamp(min=1e-5)[:, None]).softmax(-1)
@@ -20,7 +21,8 @@ class RejectionSampler:
     def __init__(self):
         self.sampler = Sampler()
 
-    def forward(self, metadata, draft_probs, logits, sampling):
+    def forward(self, metadata, draft_probs, logits, sampling_metadata):
+        sampling = sampling_metadata
         bonus = self.sampler.sample(logits[metadata.bonus_logits_indices], sampling)
         target = logits[metadata.target_logits_indices].float()
         if not sampling.all_greedy:
@@ -55,7 +57,9 @@ def sample_recovered_tokens(
     return (left / noise).argmax(-1).int()
 
 
-def rejection_sample(drafts, counts, longest, cu_num_draft_tokens, draft_probs, target_logits, bonus, sampling):
+def rejection_sample(
+    drafts, counts, longest, cu_num_draft_tokens, draft_probs, target_logits, bonus_token_ids, sampling
+):
     output = torch.full((len(counts), longest + 1), -1, dtype=torch.int32)
     choices = target_logits.argmax(-1)
     if not sampling.all_greedy:
@@ -78,6 +82,6 @@ def rejection_sample(drafts, counts, longest, cu_num_draft_tokens, draft_probs, 
             if not accepted:
                 break
         else:
-            output[request, count] = bonus[request, 0]
+            output[request, count] = bonus_token_ids[request, 0]
         row += count
     return output

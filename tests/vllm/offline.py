@@ -48,6 +48,16 @@ def engine_options(job):
 def main():
     with open(sys.argv[1]) as file:
         job = json.load(file)
+    if job.get("v2"):
+        sys.path.insert(0, os.path.dirname(__file__))
+        import interpreted  # beside this file
+
+        interpreted.prepare()
+        interpreted.complete()
+        if job.get("chunk"):
+            import vllm.v1.worker.gpu.spec_decode.rejection_sampler as v2
+
+            v2.get_max_chunk_logits = lambda vocab_size: job["chunk"]
     if job.get("mend", True):
         mend()
     if job.get("faults"):

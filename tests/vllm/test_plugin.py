@@ -15,6 +15,7 @@ from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm import plugin
+from specscope.vllm.processes import engine_number
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.v1.debugger import Debugger
 from tests.searching import of_file, rows, tells
@@ -28,7 +29,7 @@ PIECES = {token: f"quokka{token} ".encode() for token in range(11)}
 def recorded(monkeypatch, variables, *, ends_request=True):
     """Run a request under the plugin's own witness, and let its process end; the debugger that it told."""
     debugger, ends = Debugger(), []
-    monkeypatch.setattr(plugin, "_rank", lambda: 0)
+    monkeypatch.setattr(plugin, "rank_of_worker", lambda: 0)
     monkeypatch.setattr(plugin, "_vocabulary", lambda *_: Vocabulary(PIECES))
     monkeypatch.setattr(plugin, "at_exit", ends.append)
     runner, guard = test_run_info.runner("org/model"), ErrorGuard()
@@ -95,4 +96,4 @@ def test_what_runs_when_the_process_ends_is_ended_with_it(tmp_path, monkeypatch)
 )
 def test_each_engine_has_its_own_names(numbers, engine):
     config = test_run_info.SimpleNamespace(parallel_config=test_run_info.SimpleNamespace(**numbers))
-    assert plugin._engine(test_run_info.SimpleNamespace(vllm_config=config)) == engine
+    assert engine_number(test_run_info.SimpleNamespace(vllm_config=config)) == engine

@@ -1,5 +1,6 @@
 """The hooks of V2's runner, around stand-ins that call what vLLM's code calls, in its order and with its arguments."""
 
+import dataclasses
 import types
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from specscope.trace.record.records import Preceded
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
 from specscope.vllm.v2.runner import V2Hooks
+from specscope.vllm.v2.scores import DraftLogits
 from specscope.vllm.witness import Witness
 from tests.trace.strategies import RUN
 from tests.vllm.random_calls import call
@@ -40,10 +42,31 @@ class Sampler:
         )
         return SimpleNamespace(sampled_token_ids=sampled.view(-1, 1))
 
-    def sample(self, logits, *args, return_logprobs=False):
+    def sample(
+        self,
+        logits,
+        expanded_idx_mapping,
+        idx_mapping,
+        idx_mapping_np,
+        pos,
+        input_ids,
+        expanded_local_pos,
+        seq_lens_upper_bound_np,
+        return_logprobs=False,
+    ):
         return self._sample_random(self.one.processed, None, None, None, None, None, False, False)
 
-    def _sample_random(self, processed_logits, *rest):
+    def _sample_random(
+        self,
+        processed_logits,
+        expanded_idx_mapping,
+        idx_mapping_np,
+        pos,
+        top_k,
+        top_p,
+        has_topp_only_rows,
+        use_fused_sampler,
+    ):
         return self.one.sampled[:, 0], processed_logits
 
 
@@ -74,7 +97,20 @@ class RejectionSampler:
             )
         return "output"
 
-    def _verify(self, logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, *rest):
+    def _verify(
+        self,
+        logits,
+        draft_logits,
+        draft_sampled,
+        pos,
+        cu_num_logits,
+        idx_mapping,
+        idx_mapping_np,
+        expanded_idx_mapping,
+        expanded_local_pos,
+        seq_lens_upper_bound_np,
+        verify_draft_sampled,
+    ):
         at = int((self.one.idx_mapping == idx_mapping).nonzero())
         low = int(self.one.cu_num_logits[at])
         processed = self.one.processed[low : low + len(logits)]
@@ -102,23 +138,34 @@ def hooked(monkeypatch):
     monkeypatch.setitem(globals(), "RejectionSampler", made["RejectionSampler"])
     module = types.SimpleNamespace(**made)
     records, guard = [], ErrorGuard()
-    witness = Witness(RUN, Vocabulary(), records.append, full=True)
-    hooks = V2Hooks(guard, lambda runner: witness)
+    run = dataclasses.replace(RUN, block_size=4, speculation={"num_speculative_tokens": 3})
+    witness = Witness(run, Vocabulary(), records.append, full=True)
+    hooks = V2Hooks(guard, lambda runner: witness, DraftLogits(guard, lambda: True))
     hooks.install_plain(module)
     hooks.install_rejection(module)
     hooks.install_runner(module)
     return made["GPUModelRunner"], records, guard, witness
 
 
-def scheduled(counts, new=(), **notes):
-    """vLLM's SchedulerOutput."""
+def scheduled(counts, new=(), more=(), **notes):
+    """vLLM's SchedulerOutput. `more`: further blocks of requests that run."""
+    more = dict(more)
     return SimpleNamespace(
         total_num_scheduled_tokens=sum(counts.values()),
         num_scheduled_tokens=counts,
         scheduled_new_reqs=[
-            SimpleNamespace(req_id=name, prompt_token_ids=[5] * 10, sampling_params=None) for name in new
+            SimpleNamespace(
+                req_id=name,
+                prompt_token_ids=[5] * 10,
+                sampling_params=None,
+                block_ids=([10 * row + i for i in range(3)],),
+            )
+            for row, name in enumerate(new, 1)
         ],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+        scheduled_cached_reqs=SimpleNamespace(
+            resumed_req_ids=set(), req_ids=list(more), new_block_ids=[(blocks,) for blocks in more.values()]
+        ),
+        finished_req_ids=set(),
         **{ATTRIBUTE: SchedulerNotes(**notes)},
     )
 
@@ -153,7 +200,7 @@ def test_steps_of_v2(hooked):
     runner.execute_model(None, None, True)  # a dummy run is no step
     runner.execute_model(scheduled({"a": 10, "b": 10}, new=("a", "b")))
     step(runner, [0, 0], [[3], [4]], computed=(0, 0), fed=[10, 10])
-    runner.execute_model(scheduled({"a": 3, "b": 2}))
+    runner.execute_model(scheduled({"a": 3, "b": 2}, more={"a": [13], "b": [23]}))
     made, output = step(runner, [2, 1], [[1, 2], [7]])
     assert output == "output"
     drafts = made.draft_tokens.tolist()
@@ -173,6 +220,7 @@ def test_steps_of_v2(hooked):
     assert (b.tree.token.tolist(), b.verdict.accepted, b.verdict.token) == (drafts[2:], 0, 7)
     a, b = third.requests
     assert (a.context_len, b.context_len) == (12, 11)
+    assert (a.blocks.tolist(), b.blocks.tolist()) == ([13], [22, 23])
     assert (len(a.tree), a.prefill_tokens, a.method.unverified, b.method) == (1, 0, 2, None)
     assert [end.info.id for end in third.finished] == ["a"]
     assert witness.bytes > 0

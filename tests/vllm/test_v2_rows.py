@@ -132,10 +132,11 @@ def exact_block(p, q, tokens):
 
 
 @pytest.mark.parametrize("draft_probs", [True, False])
-def test_block_verification(draft_probs):
-    """Each draft is accepted by h, with a coin of its own seed."""
+@pytest.mark.parametrize("step_seeds", [True, False], ids=["0.33", "0.32"])
+def test_block_verification(draft_probs, step_seeds):
+    """Each draft is accepted by h, with a coin of its own seed since 0.33."""
     made = call(8, [4, 2, 1], [0.8, 1.0, 0.0], tokens=12, draft_probs=draft_probs)
-    v2 = verified(made, [0.8, 1.0, 0.0], by_block=True)
+    v2 = verified(made, [0.8, 1.0, 0.0], by_block=True, step_seeds=step_seeds)
     first = 0
     for request, (n, one) in enumerate(zip([4, 2], numbers(v2)[:2], strict=True)):
         tokens, p = made.draft_tokens[first : first + n].tolist(), made.target_probs[first : first + n].double()
@@ -145,7 +146,7 @@ def test_block_verification(draft_probs):
         tried = one.verdict.outcome > 0
         wanted = np.array(exact_block(p.tolist(), q.tolist(), tokens))
         np.testing.assert_allclose(one.verdict.accept_prob[tried], wanted[tried], rtol=1e-4)
-        seeds = of_step(np.full(n, 7 + request), np.arange(n))
+        seeds = of_step(np.full(n, 7 + request), np.arange(n) if step_seeds else np.zeros(n, np.int64))
         positions = 100 + int(v2.cu_num_logits[request]) + np.arange(n)
         np.testing.assert_array_equal(one.verdict.coin, uniform(seeds, positions))
         first += n

@@ -32,7 +32,8 @@ class Rule:
 
     longest: int  # tokens of a suffix
     shortest: int
-    earliest: bool = False  # vLLM takes what follows the earliest occurrence, our engine the latest ones
+    earliest: bool = False  # vLLM's V1 runner takes what follows the earliest occurrence, others the latest ones
+    filled: bool = False  # vLLM's V2 runner fills the chain with the text's last token where the text ends it
 
 
 def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int = 0) -> dict[tuple[int, ...], int]:
@@ -40,6 +41,15 @@ def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int
 
     `shift`: tokens by which they are taken too late, to reproduce a fault.
     """
+    tree = _found(tokens, depth, width, rule, shift)
+    if not rule.filled:
+        return tree
+    path = max(tree, key=len, default=())
+    chain = (*path, *[int(tokens[-1])] * (depth - len(path)))
+    return {chain[: node + 1]: node for node in range(depth)}
+
+
+def _found(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int) -> dict[tuple[int, ...], int]:
     for size in range(min(rule.longest, len(tokens) - 1), rule.shortest - 1, -1):
         continuations: list[tuple[int, ...]] = []
         ends = _ends(tokens, size)
@@ -86,11 +96,10 @@ def judge_ngram(
     ]
     if speculation:  # vLLM drafts behind a step, so that a request's first one has nothing to judge
         steps = [(request, step) for request, step in steps if not step.part.prefill_tokens]
-    rule = told_rule(speculation)
-    if rule is None:
-        some = steps[:: max(1, len(steps) // 100)]
-        agree = {sizes: sum(_tree(c, s, depth, width, Rule(*sizes)) == _paths(s) for c, s in some) for sizes in SIZES}
-        rule = Rule(*max(SIZES, key=lambda sizes: agree[sizes]))
+    rules = told_rules(speculation) or tuple(Rule(*sizes) for sizes in SIZES)
+    some = steps[:: max(1, len(steps) // 100)]
+    agree = {rule: sum(_tree(c, s, depth, width, rule) == _paths(s) for c, s in some) for rule in rules}
+    rule = max(rules, key=lambda rule: agree[rule])
     for request, step in steps:
         wanted, recorded = _tree(request, step, depth, width, rule), _paths(step)
         text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
@@ -102,15 +111,17 @@ def judge_ngram(
             text=text,
         )
     remark = f"suffixes of {rule.shortest} to {rule.longest} tokens"
+    if rule.filled:
+        return f"{remark}, what followed the latest occurrence, and the last token where nothing did"
     return f"{remark}, and what followed the earliest occurrence" if rule.earliest else remark
 
 
-def told_rule(speculation: Mapping[str, Any]) -> Rule | None:
-    """vLLM's rule, where its configuration is in the capture."""
+def told_rules(speculation: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """The rules of vLLM's two runners, where its configuration is in the capture: it does not name the runner."""
     longest, shortest = speculation.get("prompt_lookup_max"), speculation.get("prompt_lookup_min")
     if not isinstance(longest, int) or not isinstance(shortest, int):
-        return None
-    return Rule(longest, shortest, earliest=True)
+        return ()
+    return Rule(longest, shortest, earliest=True), Rule(longest, shortest, filled=True)
 
 
 def _tree(contexts: Contexts, step: AuditedStep, depth: int, width: int, rule: Rule) -> dict[tuple[int, ...], int]:

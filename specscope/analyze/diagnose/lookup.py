@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rule
+from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rules
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, Suspect
@@ -38,8 +38,7 @@ def shifted_lookup(case: Case) -> Suspect | None:
         pairs = ((step, recorded[id(step)], paths) for step, paths in drafted)
         return [step for step, there, paths in pairs if (bool(there) and there <= paths if shift else there == paths)]
 
-    known_rule = told_rule(run.speculation)
-    rules = [Rule(*sizes) for sizes in SIZES] if known_rule is None else [known_rule]
+    rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
     few = steps[:: max(1, len(steps) // FEW)]
     right = max(rules, key=lambda rule: len(fits(few, rule, 0)))
     alike = {id(step) for step in fits(steps, right, 0)}

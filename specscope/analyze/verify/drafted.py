@@ -17,7 +17,7 @@ from specscope.analyze.verify.exact import check_each
 from specscope.analyze.verify.sums import share_of
 from specscope.trace.plan import StaticPlan, read_plan
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
-from specscope.trace.record.method import TEXT, model_part
+from specscope.trace.record.method import TEXT, model_part, text_part
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Preceded, RunInfo
 from specscope.trace.record.tree import ROOT, Bools, Doubles, DraftTree
@@ -96,7 +96,7 @@ def draft_checks(c: Columns, run: RunInfo | None) -> list[Check]:
         draft_vocabulary(c, run),
         planned(c, run),
         likeliest_first(c, run),
-        in_place(c, follows),
+        in_place(c, run, follows),
         placeholders(c, run, follows),
         fed_features(c),
         drafters_cache(c),
@@ -215,10 +215,11 @@ def chains(c: Columns) -> Indices:
     return np.flatnonzero(chain)
 
 
-def in_place(c: Columns, follows: Follows) -> Check:
+def in_place(c: Columns, run: RunInfo | None, follows: Follows) -> Check:
     """Drafted tokens are the text's at their own depth more often than at another one."""
     name, about = "drafts in place", "drafted tokens are the text's at their own depth, no more often at another"
     nodes = chains(c)
+    nodes = nodes[~_padding(c, run, follows)[nodes]]
     shares: dict[int, tuple[float, float]] = {}  # by shift: the share that fits, and its variance
     for shift in SHIFTS:
         there = follows.token_at(c.step[nodes], c.depth[nodes] + shift)
@@ -249,6 +250,14 @@ def in_place(c: Columns, follows: Follows) -> Check:
         statistic=z,
         p_value=math.erfc(z / math.sqrt(2)),
     )
+
+
+def _padding(c: Columns, run: RunInfo | None, follows: Follows) -> Bools:
+    """Where a text holds nothing more to draft: vLLM's V2 runner fills the chain of an n-gram with the root's token."""
+    if run is None or run.is_ours or not text_part(run.drafter):
+        return np.zeros(len(c.token), np.bool_)
+    others = np.concatenate([[0], np.cumsum(c.token != follows.token_at(c.step, np.zeros_like(c.step)))])
+    return np.asarray(others[c.start[c.step + 1]] == others[:-1], np.bool_)
 
 
 def placeholders(c: Columns, run: RunInfo | None, follows: Follows) -> Check:

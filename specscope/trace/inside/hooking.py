@@ -58,6 +58,12 @@ def wrap(owner: object, name: str, make: Callable[[Callable[..., Any]], Callable
     setattr(owner, name, replaced)
 
 
+def named(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """What reads a call's arguments by the names of the function's parameters, whichever way they are given."""
+    names = tuple(inspect.signature(function).parameters)
+    return lambda args, kwargs: dict(zip(names, args, strict=False)) | kwargs
+
+
 def compared(module: str, wanted: Signatures, read: Callable[[str], tuple[str, ...] | None]) -> Iterator[str]:
     """What differs from the wanted signatures, a line each. `read`: a function's parameters; None where it is gone."""
     for name, parameters in wanted.items():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from multiprocessing.util import Finalize
+from threading import local
 from types import ModuleType
 
 Hook = Callable[[ModuleType], None]
@@ -19,6 +20,10 @@ class _Wrapped(Loader):
 
     def __init__(self, loader: Loader, hook: Hook) -> None:
         self._loader, self._hook = loader, hook
+
+    def __getattr__(self, name: str) -> object:
+        """What else a loader has, for a tool that looks a module up and reads its source."""
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As the loader does."""
@@ -37,17 +42,22 @@ class _Finder(MetaPathFinder):
 
     def __init__(self) -> None:
         self.hooks: dict[str, Hook] = {}
+        self._searches = local()  # of each thread: the module that it searches, as another finder may ask us for it
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """None for every module without a hook."""
-        hook = self.hooks.pop(name, None)  # taken out at once: the search below comes by here again
-        if hook is None:
+        """None for every module without a hook. Looking a module up is not importing it: the hook stays."""
+        hook = self.hooks.get(name)
+        if hook is None or getattr(self._searches, "name", None) == name:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = _Wrapped(spec.loader, hook)
-                return spec
+        self._searches.name = name
+        try:
+            for finder in sys.meta_path:
+                spec = None if finder is self else finder.find_spec(name, path, target)
+                if spec is not None and spec.loader is not None:
+                    spec.loader = _Wrapped(spec.loader, hook)
+                    return spec
+        finally:
+            self._searches.name = None
         return None
 
 

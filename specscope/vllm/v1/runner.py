@@ -13,7 +13,7 @@ from specscope.trace.record.tree import Ints
 from specscope.vllm.call import SamplerCall
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Judgements
-from specscope.vllm.hooks import wrap_loaded
+from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v1.here import DraftVocabulary, gather_here
 from specscope.vllm.v1.rows import rows_of
 from specscope.vllm.v1.sampler import SamplerHooks
@@ -91,11 +91,11 @@ class RunnerHooks:
         return execute_model
 
     def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _sample(runner: Any, logits: Any, metadata: Any) -> Any:
+        def _sample(runner: Any, *args: Any, **kwargs: Any) -> Any:
             witness, began = self._witness, time.time_ns()
             self._sampler.listening = witness is not None and not self._guard.is_off
             try:
-                output = original(runner, logits, metadata)
+                output = original(runner, *args, **kwargs)
             finally:
                 self._sampler.listening = False
             if witness is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.inside.hooking import ErrorGuard, wrap
+from specscope.trace.inside.hooking import ErrorGuard, named, wrap
 from specscope.vllm.call import SamplerCall
 
 
@@ -35,24 +35,32 @@ class SamplerHooks:
         wrap(module, "sample_recovered_tokens", self._recovers)
 
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(sampler: Any, metadata: Any, draft_probs: Any, logits: Any, sampling: Any, **kwargs: Any) -> Any:
+        arguments = named(original)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
             self.call = None
             if self.listening:
-                self.call = self._guard.safely(SamplerCall.of, metadata, draft_probs, logits, sampling, self._cut)
-            output = original(sampler, metadata, draft_probs, logits, sampling, **kwargs)
+                self.call = self._guard.safely(self._begun, arguments(args, kwargs))
+            output = original(*args, **kwargs)
             if self.call is not None:
                 self.call.output = output.sampled_token_ids
             return output
 
         return forward
 
+    def _begun(self, given: Mapping[str, Any]) -> SamplerCall:
+        metadata, sampling = given["metadata"], given["sampling_metadata"]
+        return SamplerCall.of(metadata, given["draft_probs"], given["logits"], sampling, self._cut)
+
     def _rejection_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The target's logits after every rule are its sixth argument. 0.33's lossy rules write into the drafts."""
+        """It gets the target's logits after every rule. 0.33's lossy rules write into the drafts."""
+        arguments = named(original)
 
         def rejection_sample(*args: Any, **kwargs: Any) -> Any:
             if self.call is not None:
-                self.call.target_logits = kwargs.get("target_logits", args[5] if len(args) > 5 else None)
-                self.call.bonus_tokens = kwargs.get("bonus_token_ids", args[6] if len(args) > 6 else None)
+                given = arguments(args, kwargs)
+                self.call.target_logits = given.get("target_logits")
+                self.call.bonus_tokens = given.get("bonus_token_ids")
             return original(*args, **kwargs)
 
         return rejection_sample
@@ -70,12 +78,13 @@ class SamplerHooks:
         return make
 
     def _recovers(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The normalised target is its sixth argument."""
+        """It gets the normalised target."""
+        arguments = named(original)
 
         def sample_recovered_tokens(*args: Any, **kwargs: Any) -> Any:
             tokens = original(*args, **kwargs)
             if self.call is not None:
-                self.call.target_probs = kwargs.get("target_probs", args[5] if len(args) > 5 else None)
+                self.call.target_probs = arguments(args, kwargs).get("target_probs")
                 self.call.recovered = tokens
             return tokens
 
@@ -84,9 +93,16 @@ class SamplerHooks:
     def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Sampling overwrites the logits that it is given: temperature is applied in place."""
 
-        def sample(sampler: Any, logits: Any, sampling: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.call is not None and self.call.bonus_logits is None and not sampling.all_greedy:
-                self.call.bonus_logits = self._guard.safely(logits.clone)
-            return original(sampler, logits, sampling, *args, **kwargs)
+        arguments = named(original)
+
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            if self.call is not None and self.call.bonus_logits is None:
+                self.call.bonus_logits = self._guard.safely(_copied, arguments(args, kwargs))
+            return original(*args, **kwargs)
 
         return sample
+
+
+def _copied(given: Mapping[str, Any]) -> Any:
+    """The logits of a call of the plain sampler; None where all requests are greedy."""
+    return None if given["sampling_metadata"].all_greedy else given["logits"].clone()

@@ -33,7 +33,9 @@ class Verified:
     sampled: Tensor  # [B, K + 1]; what lies beyond `num_sampled` is not written
     num_sampled: Tensor  # [B]
     states: Any  # vLLM's SamplingStates, by slot
+    scores: Tensor | None = None  # [slots, K, V] what deterministic drafts were the likeliest of
     by_block: bool = False  # verified as one block
+    step_seeds: bool = True  # and then each draft's coin has a seed of its own, as since 0.33
     confidence: Tensor | None = None  # [slots, K] what a drafter thinks of its drafts
 
 
@@ -49,8 +51,9 @@ def rows_of_verified(call: Verified) -> Rows:
     accepted = (call.num_sampled.long() - 1).clamp_min(0)
     temperature = call.states.temperature.gpu[call.idx_mapping]
     vocabulary = call.logits.shape[1]
-    if call.draft_logits is not None:
-        vocabulary = min(vocabulary, call.draft_logits.shape[2])
+    own = call.scores if call.draft_logits is None else call.draft_logits
+    if own is not None:
+        vocabulary = min(vocabulary, own.shape[2])
     made = Rows(
         tokens=torch.where(place < drafted[request], fed, -1),
         request=request,
@@ -70,20 +73,15 @@ def rows_of_verified(call: Verified) -> Rows:
         positions=call.pos,
         longest=call.sampled.shape[1] - 1,
         by_step=call.by_block,
+        step_seeds=call.by_block and call.step_seeds,
     )
     if (call.states.temperature.np[call.idx_mapping_np] != 0).any():
         _sampled(made, call, place, temperature)
-    if call.draft_logits is not None:
-        draft_logits, slot, step = (
-            call.draft_logits,
-            call.expanded_idx_mapping,
-            place.clamp_max(call.draft_logits.shape[1] - 1),
-        )
+    if own is not None:
+        slot, step = call.expanded_idx_mapping, place.clamp_max(own.shape[1] - 1)
         every = torch.arange(count, device=cu.device)
-        made.scores = [
-            Scores(every, lambda low, high: draft_logits[slot[low:high], step[low:high], :vocabulary].float())
-        ]
-        made.scored = [draft_logits.shape[1]] * len(first)
+        made.scores = [Scores(every, lambda low, high: own[slot[low:high], step[low:high], :vocabulary].float())]
+        made.scored = [own.shape[1]] * len(first)
     if call.confidence is not None:
         last = call.confidence.shape[1] - 1
         made.confidence = call.confidence[call.expanded_idx_mapping, place.clamp_max(last)]

@@ -83,5 +83,5 @@ def uniform(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> Floats:
 
 
 def of_step(seeds: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Block verification tosses each draft's coin with a seed of its own: vLLM's `spec_step_seed`."""
+    """Since 0.33 block verification tosses each draft's coin with a seed of its own: vLLM's `spec_step_seed`."""
     return seeds ^ (step << 32)

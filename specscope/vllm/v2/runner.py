@@ -1,32 +1,43 @@
-"""Hooks in vLLM's V2 model runner and its samplers. V2 runs on GPUs only: what is gathered is read a step later."""
+"""Hooks in vLLM's V2 model runner and its samplers. What is gathered on a GPU is read a step later."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from specscope.trace.inside.chain import NO_INTS
-from specscope.trace.inside.hooking import ErrorGuard, wrap
+from specscope.trace.inside.hooking import ErrorGuard, named, wrap
+from specscope.trace.record.tree import Ints
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Gathered, Judgements
-from specscope.vllm.hooks import wrap_loaded
+from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v2.rows import Verified, rows_of_verified
+from specscope.vllm.v2.scores import DraftLogits
 from specscope.vllm.witness import BatchPlace, Witness
+
+STEPS_AHEAD = 3  # that the host may be before the device, at most
+# What both samplers' functions are given, and the rows are made of
+PASSED_ON = ("logits", "pos", "idx_mapping", "idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos")
 
 
 class V2Hooks:
     """One for a process."""
 
-    def __init__(self, guard: ErrorGuard, make_witness: Callable[[Any], Witness | None]) -> None:
-        self._guard, self._make = guard, make_witness
+    def __init__(self, guard: ErrorGuard, make_witness: Callable[[Any], Witness | None], scores: DraftLogits) -> None:
+        self._guard, self._make, self._scores = guard, make_witness, scores
         self._witness: Witness | None = None
         self._asked = False
         self._batch: Any = None  # vLLM's InputBatch while a sampler runs in a real step
         self._listens = False  # between execute_model of a real step and the end of its sample_tokens
         self._calls: list[Gathered] = []
         self._confidence: Any = None  # with an adaptive budget: what the drafter thinks of its drafts, by slot
+        self._blocks = BlockLists()
+        self._step_seeds = True  # whether block verification has a seed for each draft, as since 0.33
         self._fused = False  # whether the plain sampler cut by top-k and top-p inside its kernel
 
     def install_runner(self, module: ModuleType) -> None:
@@ -35,8 +46,14 @@ class V2Hooks:
         self._guard.safely(wrap, module.GPUModelRunner, "execute_model", self._execute_model)
         self._guard.safely(wrap, module.GPUModelRunner, "sample_tokens", self._sample_tokens)
 
+    def install_drafter(self, module: ModuleType) -> None:
+        """Into vllm.v1.worker.gpu.spec_decode.speculator."""
+        self._scores.install(module)
+
     def install_rejection(self, module: ModuleType) -> None:
         """Into vllm.v1.worker.gpu.spec_decode.rejection_sampler."""
+        kernels = sys.modules.get(getattr(getattr(module, "rejection_sample", None), "__module__", ""))
+        self._step_seeds = kernels is None or hasattr(kernels, "spec_step_seed")
         self._guard.safely(wrap, module.RejectionSampler, "__call__", self._sampler)
         self._guard.safely(wrap, module.RejectionSampler, "_verify", self._verify)
 
@@ -53,11 +70,14 @@ class V2Hooks:
         return None if self._guard.is_off else self._witness
 
     def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        arguments = named(original)
+
         def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            dummy = bool(kwargs.get("dummy_run", args[1] if len(args) > 1 else False))
+            dummy = arguments((runner, scheduler_output, *args), kwargs).get("dummy_run", False)
             witness, began = None if dummy else self._of(runner), time.time_ns()
             if witness is not None:
                 self._guard.safely(witness.begin, scheduler_output)
+                self._guard.safely(self._blocks.update, scheduler_output)
             output = original(runner, scheduler_output, *args, **kwargs)
             if witness is not None:
                 witness.phase("forward", began, time.time_ns())
@@ -100,128 +120,120 @@ class V2Hooks:
 
     def _judge(self, witness: Witness, batch: Any) -> None:
         calls, self._calls = self._calls, []
-        if sum(call.requests for call in calls) == batch.num_reqs:
-            budget = None if self._confidence is None else int(batch.num_draft_tokens)
-            witness.judged(places(batch), Judgements(calls), budget)
+        if (judged := sum(call.requests for call in calls)) != batch.num_reqs:
+            raise RuntimeError(f"{judged} of the {batch.num_reqs} requests of a step were seen: it is left out")
+        budget = None if self._confidence is None else int(batch.num_draft_tokens)
+        longest = int(witness.run.speculation.get("num_speculative_tokens") or 0)
+        there = places(batch, self._blocks, witness.run.block_size, longest)
+        witness.judged(there, Judgements(calls), budget)
 
     def _verify(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _verify(sampler: Any, logits: Any, draft_logits: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(sampler, logits, draft_logits, *args, **kwargs)
+        arguments = named(original)
+
+        def _verify(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             if self._batch is not None:
-                self._guard.safely(self._keep_verified, sampler, result, logits, draft_logits, *args)
+                self._guard.safely(self._keep_verified, result, arguments(args, kwargs))
             return result
 
         return _verify
 
-    def _keep_verified(
-        self,
-        sampler: Any,
-        result: Any,
-        logits: Any,
-        draft_logits: Any,
-        draft_sampled: Any,
-        pos: Any,
-        cu_num_logits: Any,
-        idx_mapping: Any,
-        idx_mapping_np: Any,
-        expanded_idx_mapping: Any,
-        expanded_local_pos: Any,
-        upper: Any,
-        verify_draft_sampled: Any,
-    ) -> None:
-        """Arguments in the order in which vLLM gives them: known.py says where it does."""
-        processed, sampled, num_sampled = result
+    def _keep_verified(self, result: Any, given: Mapping[str, Any]) -> None:
+        """`given`: the arguments of `_verify`, by name."""
+        sampler, (processed, sampled, num_sampled) = given["self"], result
         call = Verified(
-            logits=logits,
             processed=processed,
-            draft_logits=draft_logits,
-            tokens=verify_draft_sampled,
-            pos=pos,
-            cu_num_logits=cu_num_logits,
-            idx_mapping=idx_mapping,
-            idx_mapping_np=idx_mapping_np,
-            expanded_idx_mapping=expanded_idx_mapping,
-            expanded_local_pos=expanded_local_pos,
+            draft_logits=given["draft_logits"],
+            scores=self._scores.tensor,
+            tokens=given["verify_draft_sampled"],
+            cu_num_logits=given["cu_num_logits"],
             sampled=sampled,
             num_sampled=num_sampled,
             states=sampler.sampler.sampling_states,
             by_block=bool(sampler.use_block_verification),
+            step_seeds=self._step_seeds,
             confidence=self._confidence,
+            **{name: given[name] for name in PASSED_ON},
         )
         assert self._witness is not None
         self._calls.append(gather(rows_of_verified(call), full=self._witness.full))
 
     def _sample_random(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        arguments = named(original)
+
         def _sample_random(*args: Any, **kwargs: Any) -> Any:
-            self._fused = bool(kwargs.get("use_fused_sampler", args[-1] if args else False))
+            self._fused = bool(arguments(args, kwargs).get("use_fused_sampler"))
             return original(*args, **kwargs)
 
         return _sample_random
 
     def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample(sampler: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(sampler, logits, *args, **kwargs)
+        arguments = named(original)
+
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             if self._batch is not None:
-                self._guard.safely(self._keep_sampled, sampler, result, logits, *args)
+                self._guard.safely(self._keep_sampled, result, arguments(args, kwargs))
             return result
 
         return sample
 
-    def _keep_sampled(
-        self,
-        sampler: Any,
-        result: Any,
-        logits: Any,
-        expanded_idx_mapping: Any,
-        idx_mapping: Any,
-        idx_mapping_np: Any,
-        pos: Any,
-        input_ids: Any,
-        expanded_local_pos: Any,
-        *rest: Any,
-    ) -> None:
+    def _keep_sampled(self, result: Any, given: Mapping[str, Any]) -> None:
         """A row for each request, and no drafts. A kernel that cuts by itself leaves its logits uncut."""
-        sampled, processed = result
+        (sampled, processed), states = result, given["self"].sampling_states
         if self._fused:
-            states = sampler.sampling_states
-            processed = states.apply_top_k_top_p(processed.clone(), expanded_idx_mapping, idx_mapping_np)
+            slots = given["expanded_idx_mapping"], given["idx_mapping_np"]
+            processed = states.apply_top_k_top_p(processed.clone(), *slots)
         call = Verified(
-            logits=logits,
             processed=processed,
             draft_logits=None,
-            tokens=input_ids,
-            pos=pos,
+            tokens=given["input_ids"],
             cu_num_logits=self._batch.cu_num_logits,
-            idx_mapping=idx_mapping,
-            idx_mapping_np=idx_mapping_np,
-            expanded_idx_mapping=expanded_idx_mapping,
-            expanded_local_pos=expanded_local_pos,
             sampled=sampled.reshape(-1, 1),
             num_sampled=sampled.new_ones(len(sampled)),
-            states=sampler.sampling_states,
+            states=states,
+            **{name: given[name] for name in PASSED_ON},
         )
         assert self._witness is not None
         self._calls.append(gather(rows_of_verified(call), full=self._witness.full))
 
 
-def places(batch: Any) -> list[BatchPlace]:
+class BlockLists:
+    """The KV blocks of each request, as the scheduler gives them out: V2 keeps its block tables on the device."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[int]] = {}
+
+    def update(self, scheduled: Any) -> None:
+        """`scheduled`: vLLM's SchedulerOutput. One that was preempted comes back as a new one, with other blocks."""
+        for name in scheduled.finished_req_ids:
+            self._of.pop(name, None)
+        for new in scheduled.scheduled_new_reqs:
+            self._of.pop(new.req_id, None)
+            if len(new.block_ids) == 1:
+                self._of[new.req_id] = list(new.block_ids[0])
+        known = scheduled.scheduled_cached_reqs
+        for name, more in zip(known.req_ids, known.new_block_ids, strict=True):
+            if more is not None and name in self._of:
+                self._of[name] += more[0]
+
+    def of(self, name: str, low: int, high: int) -> Ints:
+        """A request's blocks from number `low` to `high`; none where the model has several kinds of cache."""
+        return np.array(self._of.get(name, ())[low:high], NO_INTS.dtype)
+
+
+def places(batch: Any, blocks: BlockLists, size: int, longest: int) -> list[BatchPlace]:
     """The requests of V2's InputBatch. Its host runs ahead: it counts every draft as accepted at first.
 
-    Which KV blocks were written only the device knows.
+    `size`: of a block; `longest`: drafts of a chain at most.
     """
-    drafts = batch.num_draft_tokens_per_req
+    drafts = [0] * batch.num_reqs if batch.num_draft_tokens_per_req is None else batch.num_draft_tokens_per_req.tolist()
     upper = batch.seq_lens_cpu_upper_bound.numpy()
-    return [
-        BatchPlace(
-            name=name,
-            row=row,
-            context=int(batch.num_computed_tokens_np[row]),
-            count=int(batch.num_scheduled_tokens[row]),
-            drafts=0 if drafts is None else int(drafts[row]),
-            ended_prompt=bool(upper[row] >= batch.prefill_len_np[row]),
-            blocks=NO_INTS,
-            first_block=0,
-            ahead=True,
-        )
-        for row, name in enumerate(batch.req_ids)
-    ]
+    found = []
+    for row, name in enumerate(batch.req_ids):
+        context, count = int(batch.num_computed_tokens_np[row]), int(batch.num_scheduled_tokens[row])
+        first = max(context - STEPS_AHEAD * longest, 0) // size
+        written = blocks.of(name, first, (context + count - 1) // size + 1)
+        ended = bool(upper[row] >= batch.prefill_len_np[row])
+        found.append(BatchPlace(name, row, context, count, drafts[row], ended, written, first, ahead=True))
+    return found

@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import numpy as np
+
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
+from specscope.trace.history.history import History
 from tests.analyze.verify.edits import edited, put, replaced
 from tests.heads import DRAFT_VOCAB
 
@@ -63,3 +66,27 @@ def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):
     ours = runs["sampled"].run
     assert planned(ours).result is CheckResult.FAILED
     assert planned(dataclasses.replace(ours, versions={"vllm": "0.32.0"})).result is CheckResult.PASSED
+
+
+def test_what_an_n_gram_is_filled_with_is_no_draft_in_another_place(runs):
+    """vLLM's V2 runner fills the chain with the root's token where the text holds nothing more."""
+    before = runs["sampled"]
+    assert before.run is not None
+    history = History(run=before.run, vocabulary=before.vocabulary)
+    roots: dict[str, int] = {}
+    for record in before.steps:
+        roots |= {info.id: int(info.prompt_tokens[-1]) for info in record.admitted}
+        parts = []
+        for part in record.requests:
+            filled = np.full(len(part.tree), roots[part.request], np.int32)
+            rejected = {} if part.verdict is None else {"verdict__path": np.zeros(0, np.int32), "emitted": 1}
+            parts.append(replaced(part, tree__token=filled, **rejected))
+            roots[part.request] = roots[part.request] if part.verdict is None else part.verdict.token
+        history.append(dataclasses.replace(record, requests=tuple(parts)))
+
+    def in_place(**changed):
+        history.run = dataclasses.replace(before.run, versions={"vllm": "0.32.0"}, **changed)
+        return next(one for one in judge(history, source="run").checks if one.name == "drafts in place").result
+
+    assert in_place(drafter="eagle") is CheckResult.FAILED
+    assert in_place(drafter="ngram") is CheckResult.SKIPPED  # nothing else was drafted

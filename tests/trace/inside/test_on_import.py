@@ -1,3 +1,4 @@
+import importlib.util
 import multiprocessing
 import subprocess
 import sys
@@ -25,6 +26,19 @@ def test_the_hook_is_called_when_the_module_has_run_and_not_before(module):
 
     assert seen == [1]
     assert late_module.__spec__.loader.get_source(module) == "value = 1\n"
+
+
+def test_looking_a_module_up_is_not_importing_it(module):
+    """Tools do, to see whether it is there or to read its source."""
+    seen = []
+    on_import(module, lambda one: seen.append(one.value))
+    for _ in range(2):
+        spec = importlib.util.find_spec(module)
+        assert spec.loader.get_source(module) == "value = 1\n"
+    assert seen == []
+    import late_module  # type: ignore[import-not-found]  # noqa: F401
+
+    assert seen == [1]
 
 
 def test_a_module_that_is_there_is_hooked_at_once(module):

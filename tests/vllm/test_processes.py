@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.vllm.hooks import GRACE_SECONDS, give_grace
+from specscope.vllm.processes import GRACE_SECONDS, give_grace
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, GRACE_SECONDS), (9, 9), (None, None)])

@@ -1,8 +1,11 @@
-"""What the hooks need of vLLM's processes: to hear of a runner that is ready, and time to write when they end."""
+"""vLLM's processes: which one this is, when its runner is ready, and how it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +13,32 @@ from specscope.trace.inside.hooking import wrap
 
 ENDS = "vllm.v1.engine.utils"  # where its server ends its engines
 GRACE_SECONDS = 1.0  # for what a worker writes within 50 ms, on a busy machine
+
+
+@contextmanager
+def first_process_tells() -> Iterator[None]:
+    """Every process of a vLLM finds the same while the plugin is installed: the first one says so."""
+    logger = logging.getLogger("specscope")
+    before = logger.level
+    if multiprocessing.parent_process() is not None:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def rank_of_worker() -> int | None:
+    """This worker's place in its tensor-parallel group; None before the last pipeline stage, which alone samples."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return get_tp_group().rank_in_group if get_pp_group().is_last_rank else None
+
+
+def engine_number(runner: Any) -> int:
+    """The number of this worker's engine. Every engine of a dense model has the data-parallel rank 0."""
+    config = runner.vllm_config.parallel_config
+    return int(getattr(config, "data_parallel_index", config.data_parallel_rank))
 
 
 def wrap_loaded(runner: type, tell: Callable[[Any], object]) -> None:
