@@ -30,6 +30,7 @@ from specscope.cli.export import export
 from specscope.cli.extract import extract
 from specscope.cli.help import GroupedVerbs, help_verb
 from specscope.cli.inside.transformers import transformers
+from specscope.cli.inside.vllm import vllm
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -46,7 +47,6 @@ from specscope.cli.streams import need_terminal, say, warn
 from specscope.cli.train import train
 from specscope.cli.tune import tune
 from specscope.cli.verify import verify
-from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
 from specscope.cli.why import why
 from specscope.engine.config import EngineConfig

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import click
 
 from specscope.cli.inside.flags import privacy_variables, recorded_options, sampling_variables, with_variables
+from specscope.cli.inside.program import interpreter, run_with_screen
 from specscope.cli.options import asked_privacy, checked_endpoint
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
@@ -27,6 +26,10 @@ from importlib.util import find_spec
 there = any(point.value.startswith("specscope.") for point in entry_points(group="torch.backends"))
 raise SystemExit(1 if not find_spec("transformers") else 0 if there else 2)
 """
+MISSING = (
+    "transformers is not installed for {path}: {path} -m pip install transformers torch",
+    "specscope is not installed for {path}, or is an older one: {path} -m pip install specscope",
+)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -69,37 +72,18 @@ def transformers(
         **sampling_variables(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None),
         **privacy_variables(asked_privacy(flags)),
     }
-    command = [interpreter(python), *arguments]
+    command = [interpreter(python, CHECK, *MISSING), *arguments]
+    if os.environ.get(AUTOLOAD, "1") != "1":
+        raise UserError(f"{AUTOLOAD} is {os.environ[AUTOLOAD]}: torch would not call specscope; unset it")
     if screen:
-        from specscope.cli.inside.screen import run_with_screen
 
-        def told(endpoint: str) -> dict[str, str]:
+        def sending_to(endpoint: str) -> dict[str, str]:
             return environment(given | {settings.ENDPOINT: endpoint, "PYTHONUNBUFFERED": "1"})
 
         instead = "specscope transformers --capture FILE SCRIPT"
-        sys.exit(run_with_screen(command, told, lifetime, name=name_of(arguments), instead=instead))
+        sys.exit(run_with_screen(command, sending_to, lifetime, name=name_of(arguments), instead=instead))
     sys.stdout.flush()
     os.execve(command[0], command, environment(given))  # this process: signals and the exit code are the script's own
-
-
-def interpreter(python: str | None) -> str:
-    """The Python that has transformers and us. Raises UserError that says how to install what is missing."""
-    path = shutil.which(python or sys.executable)
-    if path is None:
-        raise UserError(f"--python {python}: no such program")
-    try:
-        missing = subprocess.run([path, "-P", "-c", CHECK], capture_output=True, timeout=60, check=False).returncode
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"--python {path}: it cannot be run ({error})") from None
-    if missing == 1:
-        raise UserError(f"transformers is not installed for {path}: {path} -m pip install transformers torch")
-    if missing == 2:
-        raise UserError(f"specscope is not installed for {path}, or is an older one: {path} -m pip install specscope")
-    if missing:
-        raise UserError(f"--python {path}: it is not Python, or is broken")
-    if os.environ.get(AUTOLOAD, "1") != "1":
-        raise UserError(f"{AUTOLOAD} is {os.environ[AUTOLOAD]}: torch would not call specscope; unset it")
-    return path
 
 
 def environment(given: Mapping[str, str | None]) -> dict[str, str]:

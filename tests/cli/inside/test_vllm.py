@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from specscope.cli.vllm import VllmRun, environment
+from specscope.cli.inside.vllm import VllmRun, environment
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
 from tests.processes import SPECSCOPE, Terminal
@@ -41,7 +41,7 @@ def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypat
 def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch):
     monkeypatch.setenv("SPECSCOPE_KEEP", "cancelled")  # flags alone decide
     seen = []
-    monkeypatch.setattr("specscope.cli.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
+    monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--keep", "error", "--", "serve", "m"]
     assert run_here(words)[0] == 0
     asked = PluginSettings.read(environment(seen[0])).sampling()
@@ -69,7 +69,7 @@ def test_without_sampling_its_variables_do_not_reach_vllm(monkeypatch):
 def test_what_is_left_out_goes_to_the_plugin(level, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_NO_TEXT", "1")  # flags alone decide
     seen = []
-    monkeypatch.setattr("specscope.cli.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
+    monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     words = ["vllm", "--capture", "a.jsonl", *filter(None, [level.flag]), "--", "serve", "m"]
     assert run_here(words)[0] == 0
     assert PluginSettings.read(environment(seen[0])).privacy is level
@@ -88,7 +88,7 @@ def test_the_screen_of_a_vllm_that_dies_at_its_start_says_so_and_so_does_the_end
         drawn = len(terminal.screen)
         terminal.type("q")
         assert terminal.process.wait(HANG_SECONDS) == 1
-        terminal.wait_for(lambda: b"vLLM's output is in" in terminal.screen[drawn:])
+        terminal.wait_for(lambda: b"the output of vLLM is in" in terminal.screen[drawn:])
         assert b"OSError: no such model" in terminal.screen[drawn:]
     finally:
         terminal.close()

@@ -1,21 +1,43 @@
-"""The screen over a program that is started for it, and ends with it."""
+"""A program of the user's own that is recorded: its interpreter, and the screen over it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from specscope.cli.streams import need_terminal, show
+from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
 from specscope.remote.launched import LaunchedEngine, last_lines
 
 GRACE_SECONDS = 20  # for a program to end its own processes
 PRINTED = 12  # lines of its output, where it failed
+
+
+def interpreter(python: str | None, check: str, *missing: str) -> str:
+    """The Python that a program runs with: `python`, or ours. Raises UserError.
+
+    `check`: code whose exit code is 0, or the number, from 1 on, of what is missing; `missing` says how to install it.
+    """
+    path = shutil.which(python or sys.executable)
+    if path is None:
+        raise UserError(f"--python {python}: no such program")
+    try:
+        code = subprocess.run([path, "-P", "-c", check], capture_output=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--python {path}: it cannot be run ({error})") from None
+    if 0 < code <= len(missing):
+        raise UserError(missing[code - 1].format(path=path))
+    if code:
+        raise UserError(f"--python {path}: it is not Python, or is broken")
+    return path
 
 
 def run_with_screen(

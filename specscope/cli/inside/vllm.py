@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from specscope.cli.inside.flags import privacy_variables, recorded_options, sampling_variables, with_variables
+from specscope.cli.inside.program import end, interpreter, run_with_screen
 from specscope.cli.options import asked_privacy
-from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
@@ -28,12 +27,12 @@ from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's default is 300
-GRACE_SECONDS = 20  # for vLLM to end its own processes
-PRINTED = 12  # lines of its log, where it failed
 CHECK = """
 from importlib.util import find_spec
 raise SystemExit(1 if not find_spec("vllm") else 0 if find_spec("specscope") else 2)
 """
+NO_VLLM = "vLLM is not installed for {path}: {where}install it: {path} -m pip install vllm"
+NO_PLUGIN = "the plugin is not installed for {path}: {path} -m pip install 'specscope[vllm]'"
 
 
 @dataclass(frozen=True)
@@ -91,32 +90,17 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
         check_output(run.capture, "--capture", (), CAPTURE, Existing.NEW_NAME)
     if run.debug is not None:
         check_socket(run.debug, "--debug")
-    python = interpreter(run.python)
+    where = "" if run.python else "give --python PATH of an environment that has it, or "
+    python = interpreter(run.python, CHECK, NO_VLLM.format(where=where, path="{path}"), NO_PLUGIN)
     command = [python, "-P", "-m", "specscope.vllm.launch", *run.arguments]
     if run.screen:
-        return _with_screen(run, command, lifetime)
+        variables = partial(environment, run)
+        return run_with_screen(
+            command, variables, lifetime, name="vLLM", instead="specscope vllm --capture FILE -- ..."
+        )
     process = subprocess.Popen(command, env=environment(run), start_new_session=True)
-    lifetime.leave = lambda: _end(process)
+    lifetime.leave = lambda: end(process)
     return _wait(process)
-
-
-def interpreter(python: str | None) -> str:
-    """The Python that has vLLM and the plugin. Raises UserError that says how to install what is missing."""
-    path = shutil.which(python or sys.executable)
-    if path is None:
-        raise UserError(f"--python {python}: no such program")
-    try:
-        missing = subprocess.run([path, "-P", "-c", CHECK], capture_output=True, timeout=60, check=False).returncode
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"--python {path}: it cannot be run ({error})") from None
-    if missing == 1:
-        where = "give --python PATH of an environment that has it, or install it" if python is None else "install it"
-        raise UserError(f"vLLM is not installed for {path}: {where}: {path} -m pip install vllm")
-    if missing == 2:
-        raise UserError(f"the plugin is not installed for {path}: {path} -m pip install 'specscope[vllm]'")
-    if missing:
-        raise UserError(f"--python {path}: it is not Python, or is broken")
-    return path
 
 
 def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
@@ -149,49 +133,3 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
     with handled_by(pass_on):
         return process.wait()
-
-
-def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> int:
-    """The screen in this terminal; vLLM ends with it."""
-    from specscope.debug.viewer import Viewer
-    from specscope.interrupt import ends_at_once
-    from specscope.remote.launched import LaunchedEngine, last_lines
-
-    need_terminal("specscope vllm --capture FILE -- ...")
-    with ends_at_once():
-        from specscope.tui.app import run_app
-
-        launched = LaunchedEngine("vLLM")
-    viewer = Viewer(control=launched)
-    launched.viewer = viewer
-    with tempfile.NamedTemporaryFile(prefix="specscope-vllm-", suffix=".log", delete=False) as log:
-        endpoint = f"http://127.0.0.1:{launched.listening.grpc_port}"
-        process = subprocess.Popen(
-            command, env=environment(run, endpoint), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
-    launched.follow(process, Path(log.name))
-    lifetime.leave = lambda: _end(process)
-    try:
-        run_app(viewer, lifetime, title=f"vLLM · its output: {log.name}")
-    finally:
-        by_itself = process.poll() is not None
-        _end(process)
-        launched.close()
-    code = 0 if process.returncode in (0, -signal.SIGINT, 128 + signal.SIGINT) else process.returncode
-    if code and by_itself:
-        print(*last_lines(Path(log.name), PRINTED), sep="\n", file=sys.stderr)
-    print(f"vLLM's output is in {log.name}")
-    return code
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End vLLM as Ctrl-C does, and kill it where that does not help."""
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGINT)
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
