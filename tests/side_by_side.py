@@ -53,7 +53,7 @@ def ours(cell: Cell, capture: Path) -> str:
     """Record with our engine; why it cannot, or ""."""
     prompts = capture.with_suffix(".prompts")
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    flags = (*OURS[cell.drafting], "--dtype", "float32", "--target", str(TARGET), "--ignore-eos", "--quiet")
+    flags = (*OURS[cell.drafting], "--dtype", "float32", "--target", str(TARGET), "--ignore-eos", "--raw", "--quiet")
     return run(
         *("capture", str(prompts), "-o", str(capture), *flags, "--max-tokens", str(TOKENS), "--seed", str(SEED)),
         *("--temperature", str(TEMPERATURES[cell.sampling])),
@@ -71,19 +71,22 @@ def transformers(cell: Cell, capture: Path) -> str:
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
-    how: dict[str, object] = {"prompt_lookup_num_tokens": LENGTH}
+    how: dict[str, object] = {"prompt_lookup_num_tokens": LENGTH, "max_matching_ngram_size": 4}
     if cell.drafting == "chain, draft model":
-        how = {"assistant_model": AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)}
-        how["num_assistant_tokens"] = LENGTH
+        assistant = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
+        assistant.generation_config.num_assistant_tokens = LENGTH
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+        how = {"assistant_model": assistant}
     if temperature := TEMPERATURES[cell.sampling]:
         how |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     else:
         how |= {"do_sample": False}
+    target.generation_config.eos_token_id = None
     torch.manual_seed(SEED)
     with specscope.record(capture):
         for prompt in PROMPTS:
             inputs = tokenizer(prompt, return_tensors="pt")
-            target.generate(**inputs, **how, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
+            target.generate(**inputs, **how, max_new_tokens=TOKENS)
     return ""
 
 
@@ -110,7 +113,7 @@ def vllm(cell: Cell, capture: Path) -> str:
         "engine": {"max_model_len": 256, "max_num_batched_tokens": 256}
         | ({} if speculation else {"per_request_spec_decode_metrics": "none"}),
         "prompts": PROMPTS,
-        "seeds": [SEED] * len(PROMPTS) if temperature else [None] * len(PROMPTS),
+        "seeds": [SEED if temperature and speculation else None] * len(PROMPTS),  # plain, a CPU has no seeds in 0.32
         "params": {"temperature": temperature, "max_tokens": TOKENS},
     }
     work = capture.with_suffix(".job")
@@ -145,6 +148,13 @@ def verdict(verb: str, *words: str) -> str:
     return {0: "passed", 1: "**failed**"}.get(done.returncode, "not judged")
 
 
+def compared(other: Path, capture: Path) -> str:
+    """What `compare` says of our capture and another, with the number of prompts that both have."""
+    print(specscope("compare", str(other), str(capture)).stdout, file=sys.stderr, flush=True)
+    answer = json.loads(specscope("compare", str(other), str(capture), "--json").stdout)
+    return f"{answer['answer']}, {len(answer['pairs'])} pairs"
+
+
 def row(cell: Cell, folder: Path) -> list[str]:
     """A line of the table."""
     capture = folder / cell.file
@@ -153,8 +163,14 @@ def row(cell: Cell, folder: Path) -> list[str]:
         return [cell.engine, cell.drafting, cell.sampling, why, *["-"] * len(VERBS), "-"]
     judged = [verdict(verb, str(capture)) for verb in VERBS]
     other = folder / Cell("ours", cell.drafting, cell.sampling).file
-    compared = "-" if other == capture else verdict("compare", str(other), str(capture))
-    return [cell.engine, cell.drafting, cell.sampling, counts(capture), *judged, compared]
+    return [
+        cell.engine,
+        cell.drafting,
+        cell.sampling,
+        counts(capture),
+        *judged,
+        "-" if other == capture else compared(other, capture),
+    ]
 
 
 def counts(capture: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +26,25 @@ SIZES = [
 ]  # longest, shortest suffix
 
 
+Path = tuple[int, ...]  # tokens from the root's child on
+
+
 @dataclass(frozen=True)
 class Rule:
     """How a text is looked up."""
 
     longest: int  # tokens of a suffix
     shortest: int
-    earliest: bool = False  # vLLM's V1 runner takes what follows the earliest occurrence, others the latest ones
+    earliest: bool = False  # vLLM's V1 runner and transformers take what follows the earliest occurrence
     filled: bool = False  # vLLM's V2 runner fills the chain with the text's last token where the text ends it
+    cut: bool = False  # transformers leaves out its end, from the first token on that the processors forbid
+
+    def agrees(self, drafted: Collection[Path], given: Collection[Path]) -> bool:
+        """Whether the drafted paths are those that the text gives."""
+        return set(drafted) <= set(given) if self.cut else set(drafted) == set(given)
 
 
-def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int = 0) -> dict[tuple[int, ...], int]:
+def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int = 0) -> dict[Path, int]:
     """The tree as its paths, each with its node: the distinct continuations of the longest suffix that recurs.
 
     `shift`: tokens by which they are taken too late, to reproduce a fault.
@@ -49,9 +57,9 @@ def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int
     return {chain[: node + 1]: node for node in range(depth)}
 
 
-def _found(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int) -> dict[tuple[int, ...], int]:
+def _found(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int) -> dict[Path, int]:
     for size in range(min(rule.longest, len(tokens) - 1), rule.shortest - 1, -1):
-        continuations: list[tuple[int, ...]] = []
+        continuations: list[Path] = []
         ends = _ends(tokens, size)
         for end in reversed(list(ends)) if rule.earliest else ends:
             begin = end + shift
@@ -87,25 +95,27 @@ def judge_ngram(
     """Compare the tree of every step; returns a remark. `limit`: the longest context of a request.
 
     Our captures do not record how long the suffixes were: the lengths under which most sampled steps agree are taken.
-    `speculation`: vLLM's configuration, which records them.
+    `speculation`: another engine's configuration, which records them.
     """
     assert isinstance(plan, StaticPlan)
     depth, width = plan.max_depth, len(plan.shape.children(ROOT))
     steps = [
         (request, step) for request in contexts for step in request.steps if step.part.position + 1 + depth < limit
     ]
-    if speculation:  # vLLM drafts behind a step, so that a request's first one has nothing to judge
-        steps = [(request, step) for request, step in steps if not step.part.prefill_tokens]
     rules = told_rules(speculation) or tuple(Rule(*sizes) for sizes in SIZES)
+    if rules[0].cut:  # all of a draft may be left out
+        steps = [(request, step) for request, step in steps if len(step.part.tree)]
+    elif speculation:  # vLLM drafts behind a step, so that a request's first one has nothing to judge
+        steps = [(request, step) for request, step in steps if not step.part.prefill_tokens]
     some = steps[:: max(1, len(steps) // 100)]
-    agree = {rule: sum(_tree(c, s, depth, width, rule) == _paths(s) for c, s in some) for rule in rules}
+    agree = {rule: sum(rule.agrees(_paths(s), _tree(c, s, depth, width, rule)) for c, s in some) for rule in rules}
     rule = max(rules, key=lambda rule: agree[rule])
     for request, step in steps:
         wanted, recorded = _tree(request, step, depth, width, rule), _paths(step)
         text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
         tally.add(
             step.at(None),
-            differs=wanted != recorded,
+            differs=not rule.agrees(recorded, wanted),
             recorded=float(len(recorded)),
             judged=float(len(wanted)),
             text=text,
@@ -113,27 +123,30 @@ def judge_ngram(
     remark = f"suffixes of {rule.shortest} to {rule.longest} tokens"
     if rule.filled:
         return f"{remark}, what followed the latest occurrence, and the last token where nothing did"
-    return f"{remark}, and what followed the earliest occurrence" if rule.earliest else remark
+    remark += ", and what followed the earliest occurrence" if rule.earliest else ""
+    return f"{remark}, as far as a draft goes" if rule.cut else remark
 
 
 def told_rules(speculation: Mapping[str, Any]) -> tuple[Rule, ...]:
-    """The rules of vLLM's two runners, where its configuration is in the capture: it does not name the runner."""
+    """The rules of another engine, where its configuration is in the capture. vLLM's does not name the runner."""
+    if isinstance(longest := speculation.get("max_matching_ngram_size"), int):  # transformers
+        return (Rule(longest, 1, earliest=True, cut=True),)
     longest, shortest = speculation.get("prompt_lookup_max"), speculation.get("prompt_lookup_min")
     if not isinstance(longest, int) or not isinstance(shortest, int):
         return ()
     return Rule(longest, shortest, earliest=True), Rule(longest, shortest, filled=True)
 
 
-def _tree(contexts: Contexts, step: AuditedStep, depth: int, width: int, rule: Rule) -> dict[tuple[int, ...], int]:
+def _tree(contexts: Contexts, step: AuditedStep, depth: int, width: int, rule: Rule) -> dict[Path, int]:
     return lookup(contexts.text[: step.part.position + 1], depth, width, rule)
 
 
-def _paths(step: AuditedStep) -> dict[tuple[int, ...], int]:
+def _paths(step: AuditedStep) -> dict[Path, int]:
     tree = step.part.tree
     return {tuple(int(tree.token[i]) for i in tree.path_to(node)): node for node in range(len(tree))}
 
 
-def _first(tree: dict[tuple[int, ...], int], show: Callable[[int], str]) -> str:
+def _first(tree: dict[Path, int], show: Callable[[int], str]) -> str:
     """The tokens of its first path, for people."""
     longest = max(tree, key=len, default=())
     return " ".join(map(show, longest)) or "nothing"

@@ -36,7 +36,11 @@ def shifted_lookup(case: Case) -> Suspect | None:
         """Steps whose tree is what the text gives; with a shift, the end may be missing."""
         drafted = ((step, frozenset(lookup(step.text[: step.after], depth, width, rule, shift))) for step in some)
         pairs = ((step, recorded[id(step)], paths) for step, paths in drafted)
-        return [step for step, there, paths in pairs if (bool(there) and there <= paths if shift else there == paths)]
+        return [
+            step
+            for step, there, paths in pairs
+            if (bool(there) and there <= paths if shift else rule.agrees(there, paths))
+        ]
 
     rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
     few = steps[:: max(1, len(steps) // FEW)]

@@ -65,9 +65,9 @@ def _is_ruled(audit: Audit) -> bool:
 
 
 def _is_drawn(audit: Audit) -> bool:
-    """Whether q is wrong and the drafter's raw probabilities are right."""
+    """Whether q is wrong, and the drafter's raw probabilities are right, or not recorded."""
     raw, q = audit.finding("drafter top tokens"), audit.finding("draft p")
-    return raw is not None and raw.check.result is CheckResult.PASSED and q is not None and q.check.failed > 0
+    return (raw is None or raw.check.result is not CheckResult.FAILED) and q is not None and q.check.failed > 0
 
 
 def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
