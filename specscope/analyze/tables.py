@@ -49,19 +49,27 @@ def header(report: Report) -> list[tuple[str, str]]:
     elif run := report.run:
         drafter = run["drafter"] + (f" ({run['draft_model']})" if run["draft_model"] else "")
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        default, others = params_line(run["params"]), plural(report.other_params, "request")
-        blocks = f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens"
+        blocks = f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens, " if run["blocks"] else ""
         lines += [
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
             ("drafter", drafter),
             ("tree", f"adaptive, at most {run['tree']}" if report.adaptive else run["tree"]),
-            ("params", default + (f"; others in {others}" if report.other_params else "")),
+            ("params", _params(report, run["params"])),
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
-            ("KV cache", f"{blocks}, context {run['max_context']}"),
+            ("KV cache", f"{blocks}context {run['max_context']}"),
             ("run", f"{run['run_id']}, seed {run['seed']}"),
             ("versions", versions),
         ]
     return [(name, printable(value)) for name, value in lines if value]
+
+
+def _params(report: Report, default: Mapping[str, Any]) -> str:
+    """The run's, and how many requests have others. Where no request has the run's, they were nobody's."""
+    others = plural(report.other_params, "request")
+    if report.other_params and report.other_params == len(report.requests):
+        lines = {params_line(request.params) for request in report.requests if request.params is not None}
+        return lines.pop() if len(lines) == 1 else f"differ between {others}"
+    return params_line(default) + (f"; others in {others}" if report.other_params else "")
 
 
 def tables(report: Report) -> list[Table]:

@@ -86,8 +86,8 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
     """Refuse a capture that holds only sums, over intervals or of requests, and no steps. Raises UserError."""
     if history.figures_only:
         raise UserError(
-            f"{file} cannot be {what}: it holds figures of requests alone (level `requests` or `steps`), and no steps; "
-            "use replay, report or compare"
+            f"{file} cannot be {what}: it holds figures of requests alone, and no steps (level `requests` or "
+            "`steps`, or each request ended before its first step); use replay, report or compare"
         )
     if history.counts_only:
         sources = {step.aggregate.source for step in history.steps if step.aggregate is not None}

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from specscope.errors import UserError
-from specscope.trace.files import Existing
+from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import StepRecord
@@ -52,12 +52,13 @@ def record(
     `capture`: a file; a run with another target or another drafter gets a file of its own, run.2.jsonl. `endpoint`:
     where spans are sent, as --otlp-endpoint. `tokenizer`: tells tokens as text; None looks for the one beside the
     model, and never on the network. `evidence`: full, or lean. Output and random state are as without. Entering raises
-    UserError where the version of transformers is not known, or something is recorded already.
+    UserError where the version of transformers is not known, something is recorded already, or the file cannot be
+    written. The file's name is of the folder that the script is in at this call, whatever it changes to.
     """
     if evidence not in ("full", "lean"):
         raise UserError(f"evidence is {evidence!r}: use full or lean")
     options = OutputOptions(
-        capture=None if capture is None else str(capture),
+        capture=None if capture is None else os.path.abspath(capture),
         otlp_endpoint=endpoint,
         otlp_protocol=None,
         level=SpanLevel.TREES,
@@ -104,6 +105,8 @@ class Recording:
         self._version = importlib.import_module("transformers").__version__
         known.check_version(self._version)
         utils = importlib.import_module(known.UTILS)
+        if self._options.capture is not None:
+            check_output(self._options.capture, "capture", (), CAPTURE, self._options.existing)
         with _LOCK:
             if _ACTIVE:
                 raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from collections.abc import Iterator
@@ -33,6 +34,27 @@ def shown(report: Report, width: int = 80, **options: object) -> str:
 def rows(text: str) -> dict[str, list[str]]:
     """First words of each line -> the cells after them."""
     return {cells[0]: cells[1:] for line in text.splitlines() if (cells := re.split(r"\s{2,}", line.strip()))}
+
+
+def test_params_that_no_request_has_are_not_told() -> None:
+    """Those of a run inside another engine are nobody's: each request brings its own."""
+    report = build_report(small(), source="run.jsonl")
+    assert report.run is not None
+    warm = {**report.run["params"], "temperature": 0.7, "top_k": 20}
+    same = dataclasses.replace(report, requests=[dataclasses.replace(each, params=warm) for each in report.requests])
+    same = dataclasses.replace(same, other_params=len(same.requests))
+    assert rows(shown(same))["params"] == ["temperature 0.7, top_k 20, seed 0, max_tokens 128"]
+    first = dataclasses.replace(same.requests[0], params=warm | {"top_k": 30})
+    assert rows(shown(dataclasses.replace(same, requests=[first, *same.requests[1:]])))["params"] == [
+        "differ between 2 requests"
+    ]
+
+
+def test_a_run_without_blocks_tells_no_blocks() -> None:
+    report = build_report(small(), source="run.jsonl")
+    assert report.run is not None
+    bare = rows(shown(dataclasses.replace(report, run=report.run | {"blocks": 0, "max_context": 512})))
+    assert bare["KV cache"] == ["context 512"]
 
 
 def test_the_figures_are_there_with_their_names() -> None:

@@ -196,6 +196,23 @@ def test_what_is_recorded_already_is_refused(tmp_path):
         pass
 
 
+@pytest.mark.parametrize(("name", "why"), [("gone/run.jsonl", "there is no folder"), (".", "is a folder")])
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path, name, why):
+    before = wrapped()
+    with pytest.raises(UserError, match=why), specscope.record(tmp_path / name):
+        pass
+    assert wrapped() == before
+
+
+def test_a_script_that_changes_its_folder_does_not_move_the_capture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    with specscope.record("run.jsonl") as recording:
+        monkeypatch.chdir("other")
+        generate(CASES["lookup, greedy"])
+    assert recording.captures == [str(tmp_path / "run.jsonl")]
+
+
 def test_a_screen_that_listens_gets_every_record(tmp_path):
     attached, heard = Attached("127.0.0.1", 0, None), History()
     try:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from specscope.errors import UserError
+
 log = logging.getLogger("specscope")
 Signatures = Mapping[str, tuple[str, ...]]  # by the function's name in its module; * is `**` or `*` and a name
 MOST = 5  # errors, after which specscope steps aside
@@ -25,9 +27,8 @@ class ErrorGuard:
     def caught(self, where: str, error: BaseException) -> None:
         """Count an error and log it."""
         self.errors += 1
-        log.warning(
-            "specscope: %s failed; the engine continues without it: %r", where, error, exc_info=self.errors == 1
-        )
+        trace = self.errors == 1 and not isinstance(error, UserError)  # whose line is for people
+        log.warning("specscope: %s failed; the engine continues without it: %r", where, error, exc_info=trace)
         if self.errors >= MOST:
             self.step_aside(f"{self.errors} errors; what was recorded before is kept")
 
