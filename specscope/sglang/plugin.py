@@ -34,8 +34,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     if known.RESULTS not in sys.modules:
         return  # the frontend, or the detokenizer: nothing is verified here
     try:
-        settings.sampling()
-        settings.level()
+        settings.check()
         if settings.aggregates:
             raise UserError(f"{AGGREGATES} is for vLLM. Of SGLang, `specscope watch` reads the counters")
     except UserError as error:

@@ -58,6 +58,7 @@ def recording_of(settings: PluginSettings) -> Recording:
     from specscope.trace.wire.outputs import OutputOptions
     from specscope.transformers.recording import Recording
 
+    settings.check()
     options = OutputOptions(
         capture=None if settings.capture is None else str(Path(settings.capture).absolute()),  # scripts may chdir
         otlp_endpoint=settings.endpoint,

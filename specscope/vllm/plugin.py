@@ -42,8 +42,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.vllm.v2.scores import DraftLogits
 
     try:
-        settings.sampling()
-        settings.level()
+        settings.check()
     except UserError as error:
         guard.step_aside(str(error))
         return

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from specscope.errors import UserError
@@ -19,7 +21,8 @@ def test_nothing_happens_unless_a_variable_asks_for_it(monkeypatch):
 
 def test_what_it_is_asked():
     read = PluginSettings.read({"SPECSCOPE_CAPTURE": "a.jsonl", "SPECSCOPE_EVIDENCE": "lean", "SPECSCOPE_NO_TEXT": "1"})
-    assert read == PluginSettings(capture="a.jsonl", endpoint=None, debug=None, full=False, privacy=Privacy.NO_TEXT)
+    asked = PluginSettings(None, None, None, evidence="lean", privacy=Privacy.NO_TEXT)
+    assert read == replace(asked, capture="a.jsonl")
     assert read.is_on
 
 
@@ -52,6 +55,15 @@ def test_the_trace_level_has_its_variable():
     assert PluginSettings.read({"SPECSCOPE_TRACE_LEVEL": "requests"}).level() is SpanLevel.REQUESTS
     with pytest.raises(UserError, match="SPECSCOPE_TRACE_LEVEL is 'all': use off, requests, steps, trees"):
         PluginSettings.read({"SPECSCOPE_TRACE_LEVEL": "all"}).level()
+
+
+def test_evidence_that_is_none_is_refused_and_counts_are_aggregates():
+    """As the flag --evidence: a word that is not known must not record more than was asked for."""
+    assert PluginSettings.read({"SPECSCOPE_EVIDENCE": "counts"}).aggregates
+    assert not PluginSettings.read({"SPECSCOPE_EVIDENCE": "lean"}).full
+    assert PluginSettings.read({"SPECSCOPE_EVIDENCE": ""}).full
+    with pytest.raises(UserError, match="SPECSCOPE_EVIDENCE is 'Lean': use full, lean, counts"):
+        PluginSettings.read({"SPECSCOPE_EVIDENCE": "Lean"}).check()
 
 
 def test_a_condition_that_cannot_be_used_switches_the_plugin_off_in_one_line(monkeypatch, caplog):

@@ -261,11 +261,15 @@ class Columns:
         """[S] False where an earlier step of another request had the same seed and position, and so the same coins.
 
         An outcome that depends on coins already seen is no independent event: sums over chance leave it out. Another
-        engine's coins may follow from something else: there the first coin itself is compared too.
+        engine's coins may follow from something else: there the first coin itself is compared too. Greedy requests
+        use no coins.
         """
         seen: set[object] = set()
         fresh = []
-        for visit, position in zip(self.visits, self.position.tolist(), strict=True):
+        for visit, position, greedy in zip(self.visits, self.position.tolist(), self.greedy.tolist(), strict=True):
+            if greedy:
+                fresh.append(True)
+                continue
             info, verdict = visit.request.info, visit.part.verdict
             own_coins = info is None or info.labels.get("seed") == "none"  # no other request shares them
             keys: list[object] = [(visit.request.id if own_coins or info is None else info.params.seed, position)]

@@ -14,6 +14,7 @@ from specscope.trace.wire.spans import SpanLevel
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"
+EVIDENCES = ("full", "lean", "counts")
 NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
 AGGREGATES, LEVEL = "SPECSCOPE_AGGREGATES", "SPECSCOPE_TRACE_LEVEL"
 SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
@@ -30,7 +31,7 @@ class PluginSettings:
     endpoint: str | None  # SPECSCOPE_OTLP_ENDPOINT: a URL
     debug: str | None  # SPECSCOPE_DEBUG_SOCKET: the path of a Unix socket
     protocol: str | None = None  # SPECSCOPE_OTLP_PROTOCOL: grpc or http/protobuf
-    full: bool = True  # SPECSCOPE_EVIDENCE=lean leaves out the notes on parents
+    evidence: str = "full"  # SPECSCOPE_EVIDENCE: lean leaves out the notes on parents; counts, for vLLM: aggregates
     privacy: Privacy = Privacy.EVERYTHING  # SPECSCOPE_NO_TEXT=1 leaves out text, SPECSCOPE_NO_TOKENS=1 token ids too
     aggregates: bool = False  # SPECSCOPE_AGGREGATES=1: sums over all requests, and no evidence
     trace_level: str | None = None  # SPECSCOPE_TRACE_LEVEL: what is sent, as --trace-level
@@ -44,6 +45,18 @@ class PluginSettings:
         """Whether anything is to be done."""
         return any((self.capture, self.endpoint, self.debug))
 
+    @property
+    def full(self) -> bool:
+        """Whether the notes on parents are recorded."""
+        return self.evidence == "full"
+
+    def check(self) -> None:
+        """Raises UserError that names the variable whose value cannot be used."""
+        self.sampling()
+        self.level()
+        if self.evidence not in EVIDENCES:
+            raise UserError(f"{EVIDENCE} is {self.evidence!r}: use {', '.join(EVIDENCES)}")
+
     @staticmethod
     def read(environment: Mapping[str, str] = os.environ) -> PluginSettings:
         """From the environment; an empty variable is as good as none."""
@@ -52,9 +65,9 @@ class PluginSettings:
             endpoint=environment.get(ENDPOINT) or None,
             debug=environment.get(DEBUG) or None,
             protocol=environment.get(PROTOCOL) or None,
-            full=environment.get(EVIDENCE, "full") != "lean",
+            evidence=environment.get(EVIDENCE) or "full",
             privacy=Privacy.of(no_text=_is_set(environment, NO_TEXT), no_tokens=_is_set(environment, NO_TOKENS)),
-            aggregates=_is_set(environment, AGGREGATES),
+            aggregates=_is_set(environment, AGGREGATES) or environment.get(EVIDENCE) == "counts",
             trace_level=environment.get(LEVEL) or None,
             sample=environment.get(SAMPLE) or None,
             keep=environment.get(KEEP) or None,

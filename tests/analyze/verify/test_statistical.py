@@ -166,6 +166,23 @@ def test_coins_that_are_known_already_are_no_chance(engines):
     assert check(history, "acceptance").tested <= sum(len(step.tree) for step in first.steps)
 
 
+def test_a_greedy_request_uses_no_coins_of_a_sampled_one(engines):
+    """They have one seed, and the greedy one comes first: all of the other's chances count."""
+    from specscope.trace.record.params import SamplingParams
+    from tests.engines import PROMPTS
+
+    engine, both = engines["draft tree"], []
+    for temperatures in ([1.3], [0.0, 1.3]):
+        history = History(run=engine.run_info, vocabulary=engine.vocabulary)
+        for temperature in temperatures:
+            engine.add(PROMPTS[0], SamplingParams(max_tokens=40, seed=0, temperature=temperature))
+            while engine.busy:
+                history.append(engine.step())
+        both.append(history)
+    alone, after = both
+    assert check(after, "acceptance").tested == check(alone, "acceptance").tested > 0
+
+
 @pytest.mark.parametrize("by_outcome", [True, False])
 def test_a_sample_of_a_healthy_run_is_not_convicted(by_outcome):
     """Requests with poor acceptance were chosen: their acceptance is poor, which is no fault of the sampler."""
