@@ -185,10 +185,12 @@ def _rule(a: Side, b: Side) -> Difference | None:
 def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
     """Sampling parameters that differ within pairs."""
     seen: dict[str, Counter[tuple[str, str]]] = {}
+    sampled = False
     for first, second, _ in pairs:
         infos = a.requests[first].info, b.requests[second].info
         if infos[0] is None or infos[1] is None:
             continue
+        sampled |= not (infos[0].params.greedy and infos[1].params.greedy)
         for name in (*PARAM_NAMES, "left_out"):
             mine, theirs = (getattr(info.params, name) for info in infos if info is not None)
             if mine != theirs:
@@ -197,7 +199,8 @@ def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> lis
     for name, counts in seen.items():
         values = [list(dict.fromkeys(pair[side] for pair in counts)) for side in (0, 1)]
         note = f"in {plural(counts.total(), 'pair')}"
-        note += "; sampled outputs part, so only distributions can be compared" if name == "seed" else ""
+        if name == "seed" and sampled:
+            note += "; sampled outputs part, so only distributions can be compared"
         lines.append(Difference(name, _some(values[0]), _some(values[1]), note))
     return sorted(lines, key=lambda line: (line.name == "seed", line.name))
 

@@ -54,13 +54,16 @@ def trees(aligned: Aligned) -> list[Field]:
     suspect = many(far, made.compared, rare)
     unsure = not suspect and many(far + unknown, made.compared, rare)
     made = replace(made, judged=True, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note)
-    note = "other seeds draw other tokens; adaptive trees follow costs and load, shared ones other requests"
+    note = (
+        "other seeds draw other tokens; adaptive trees follow costs and load, shared ones other requests; other "
+        "engines may draft nothing behind a prompt"
+    )
     return [field for field in (made, other(here, FREE, differ, ~judged, note=note)) if field.compared]
 
 
 def _judged(aligned: Aligned) -> Bools:
     """[steps] whether the context alone decides what is drafted; where drafts are sampled, with the same coins."""
-    fixed = np.ones(len(aligned.steps[0]), np.bool_)
+    fixed = ~_waits(aligned)
     drawn = np.zeros(len(fixed), np.bool_)
     for side, rows in zip((aligned.a, aligned.b), aligned.steps, strict=True):
         fixed &= ~_varying(side)[rows]
@@ -70,6 +73,20 @@ def _judged(aligned: Aligned) -> Bools:
     request = aligned.a.steps["request"][aligned.steps[0]]
     judged: Bools = fixed & aligned.alike[request] & (aligned.exact[request] | ~drawn)
     return judged
+
+
+def _waits(aligned: Aligned) -> Bools:
+    """[steps] whether one of two engines drafted nothing behind a prompt, as it never does."""
+    sides = (aligned.a, aligned.b)
+    runs = [[capture.run for capture in side.captures if capture.run is not None] for side in sides]
+    engines = [{"" if run.is_ours else run.backend for run in side} for side in runs]
+    if engines[0] == engines[1]:
+        return np.zeros(len(aligned.steps[0]), np.bool_)
+    steps = [side.steps[rows] for side, rows in zip(sides, aligned.steps, strict=True)]
+    waits: Bools = ((steps[0]["nodes"] == 0) != (steps[1]["nodes"] == 0)) & (
+        (steps[0]["prefill"] > 0) | (steps[1]["prefill"] > 0)
+    )
+    return waits
 
 
 def _varying(side: Side) -> Bools:

@@ -297,9 +297,10 @@ def final_tokens(case: Case, check: Check) -> list[Suspect]:
         by_p, by_q = float(c.p[at_end].sum()), float(c.q[at_end & c.sampled].sum())
         from_q = count > 0 and abs(count - by_q) / max(by_q, 1) ** 0.5 < abs(count - by_p) / max(by_p, 1) ** 0.5
         against_p = _against_p(c)
-        cause = Cause.FINAL_NOT_RESIDUAL if from_q or against_p.p_value < CHANCE else Cause.FINAL_FROM_P
+        is_far = against_p.judged and against_p.p_value < CHANCE
+        cause = Cause.FINAL_NOT_RESIDUAL if from_q or is_far else Cause.FINAL_FROM_P
         lines = [f"after a rejection the final token has no place in what is left of p in {counted(check)}"]
-        if against_p.p_value < CHANCE:
+        if is_far:
             lines.append(f"nor does it follow p: off by {nats(against_p.bias)}, z = {against_p.z:.1f}")
         if count:
             expected = f"drawn from p that comes in {by_p:.1f} steps, from q in {by_q:.1f}"

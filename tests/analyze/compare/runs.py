@@ -91,7 +91,7 @@ def draw(weights: np.ndarray, coin: float) -> int:
 
 def draft(made: Made, text: list[int], seed: int, position: int, fault: str) -> tuple[list[int], list[float]]:
     tokens, qs, drawn = [], [], coins(seed, Stream.DRAFT, position, made.chain)
-    for at in range(made.chain):
+    for at in range(0 if fault == "no draft" else made.chain):
         q = made.q(tuple((text + tokens)[-2:]))
         token = draw(q, drawn[at]) if made.sampled else int(np.argmax(q))
         if fault in ("draw", "near draw") and at == 0:
@@ -104,7 +104,7 @@ def draft(made: Made, text: list[int], seed: int, position: int, fault: str) -> 
 def judge(made: Made, text: list[int], seed: int, position: int, fault: str) -> tuple[DraftTree, Verdict]:
     """The standard rule on a chain."""
     tokens, qs = draft(made, text, seed, position, fault)
-    n = made.chain
+    n = len(tokens)
     coin = coins(seed, Stream.VERIFY, position, n + 1)
     if fault == "coin":
         coin = (coin + 0.5) % 1.0

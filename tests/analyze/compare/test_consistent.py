@@ -17,7 +17,7 @@ from specscope.analyze.compare.result import Comparison, Sameness
 from specscope.analyze.compare.verdict import exit_code
 from specscope.trace.record.params import SamplingParams
 
-from .runs import Made, side
+from .runs import RUN, Made, side
 
 NONE_MARKED = (Sameness.SAME, Sameness.CONFIGURED)
 FAULTS = ("coin", "p", "deep p", "verdict", "draw", "near draw")
@@ -234,6 +234,17 @@ def test_near_draws_and_other_seeds_make_no_other_drafter():
     other = compare(plain, side(seed=2))
     assert next(one for one in other.fields if one.name == "draft tree, not judged").differ > 0
     assert not any(one.suspect or one.unsure for one in other.fields)
+
+
+@pytest.mark.parametrize(("backend", "place", "suspect"), [("vllm", 0, False), ("vllm", 2, True), ("made", 0, True)])
+def test_another_engine_may_draft_nothing_behind_a_prompt(backend, place, suspect):
+    """vLLM drafts behind a step: its first one has no tree. In one engine, or elsewhere, that is another drafter."""
+    plain = side(seed=1, sampled=False, temperature=0, run=dataclasses.replace(RUN, backend="made"))
+    plant = {(f"r{at}", int(plain.place[plain.requests[at].first + place])): "no draft" for at in range(24)}
+    run = dataclasses.replace(RUN, backend=backend, versions={"vllm": "0.32.0"} if backend == "vllm" else RUN.versions)
+    found = compare(plain, side(seed=1, sampled=False, temperature=0, plant=plant, run=run))
+    assert any(one.suspect or one.unsure for one in found.fields) == suspect
+    assert not any("sampled outputs part" in difference.note for difference in found.differences)
 
 
 def test_adaptive_trees_follow_costs_and_load():
