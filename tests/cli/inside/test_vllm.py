@@ -15,7 +15,7 @@ LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
 
 @pytest.mark.parametrize(
-    ("evidence", "full", "aggregates"), [("full", True, False), ("lean", False, False), ("counts", True, True)]
+    ("evidence", "full", "aggregates"), [("full", True, False), ("lean", False, False), ("counts", False, True)]
 )
 def test_the_evidence_that_was_asked_for(evidence, full, aggregates, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # flags alone decide
