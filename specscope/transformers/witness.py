@@ -152,11 +152,13 @@ class RequestWitness:
         return None if notes.is_empty else notes
 
     def _sizing(self) -> str:
-        """What bounds the draft."""
-        most = f"at most {most_drafted(self.generator)} drafted"
+        """What bounds the draft, where that is more than the run's own number of tokens."""
+        most = most_drafted(self.generator)
         config = getattr(self.generator, "generation_config", None)
         threshold = getattr(config, "assistant_confidence_threshold", None) if self.source.threshold else None
-        return f"{most}, ends behind a token with q below {float(threshold):.3g}" if threshold else most
+        if threshold:
+            return f"at most {most} drafted, ends behind a token with q below {float(threshold):.3g}"
+        return "" if most == self.source.settings["num_speculative_tokens"] else f"at most {most} drafted"
 
     @staticmethod
     def _phases(round_: Round) -> tuple[Phase, ...]:
