@@ -152,7 +152,7 @@ def compared(other: Path, capture: Path) -> str:
     """What `compare` says of our capture and another, with the number of prompts that both have."""
     print(specscope("compare", str(other), str(capture)).stdout, file=sys.stderr, flush=True)
     answer = json.loads(specscope("compare", str(other), str(capture), "--json").stdout)
-    return f"{answer['answer']}, {len(answer['pairs'])} pairs"
+    return f"{answer['answer']}, {len(answer['pairs'])} pairs" if "answer" in answer else "not judged"
 
 
 def row(cell: Cell, folder: Path) -> list[str]:
