@@ -261,8 +261,8 @@ class Columns:
         """[S] False where an earlier step of another request had the same seed and position, and so the same coins.
 
         An outcome that depends on coins already seen is no independent event: sums over chance leave it out. Another
-        engine's coins may follow from something else: there the first coin itself is compared too. Greedy requests
-        use no coins.
+        engine's coins may follow from something else, as from the position of each token: there the coins themselves
+        are compared too, those of one seed with each other. Greedy requests use no coins.
         """
         seen: set[object] = set()
         fresh = []
@@ -272,9 +272,10 @@ class Columns:
                 continue
             info, verdict = visit.request.info, visit.part.verdict
             own_coins = info is None or info.labels.get("seed") == "none"  # no other request shares them
-            keys: list[object] = [(visit.request.id if own_coins or info is None else info.params.seed, position)]
-            if not self.ours and verdict is not None and len(verdict.coin) and verdict.coin[0] > 0:
-                keys.append(float(verdict.coin[0]))
+            seed = visit.request.id if own_coins or info is None else info.params.seed
+            keys: list[object] = [(seed, position)]
+            if not self.ours and verdict is not None:
+                keys += [(seed, coin) for coin in verdict.coin.tolist() if coin > 0]
             fresh.append(seen.isdisjoint(keys))
             seen.update(keys)
         return np.array(fresh, np.bool_)

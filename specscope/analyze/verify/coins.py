@@ -71,8 +71,8 @@ def of_requests(c: Columns) -> Check:
 
 
 def _share_seed(c: Columns, first: int, second: int) -> bool:
-    """Whether two steps are known to have the same seed and position."""
-    if not (c.known[first] and c.known[second]) or c.position[first] != c.position[second]:
+    """Whether two steps are known to have the same seed, and position; vLLM's V2 goes by that of each token."""
+    if not (c.known[first] and c.known[second]) or (c.ours and c.position[first] != c.position[second]):
         return False
     infos = [visit.request.info for visit in (c.visits[first], c.visits[second])]
     seeded = all(info is not None and info.labels.get("seed") != "none" for info in infos)

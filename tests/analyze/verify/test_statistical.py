@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from specscope.analyze.findings import CheckResult
@@ -11,6 +12,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.tree import Drawn
 from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.sampling_sink import SamplingSink
+from tests.analyze.judges.edits import sample, with_verdict
 from tests.analyze.synthetic import FAULTS, Synthetic
 from tests.analyze.verify.edits import check, failed, passed
 
@@ -198,3 +200,24 @@ def test_a_sample_of_a_healthy_run_is_not_convicted(by_outcome):
     out.run = dataclasses.replace(whole.run, sampling=asked.text)
     assert not failed(out)
     assert (BY_OUTCOME in {one.note for one in judge(out, source="x").checks}) == by_outcome
+
+
+@pytest.mark.parametrize(("versions", "result"), [({"vllm": "0.32.0"}, CheckResult.PASSED), (None, CheckResult.FAILED)])
+def test_another_engines_coins_may_follow_from_the_position_of_each_token(versions, result):
+    """vLLM's V2 runner: requests of one seed have a token's coin in common, one at its root and one deeper."""
+    whole = sample("sampled")
+    run = whole.run if versions is None else dataclasses.replace(whole.run, versions=versions)
+    history = History(run=run, vocabulary=whole.vocabulary)
+    for record in whole.steps:
+        admitted = tuple(
+            dataclasses.replace(info, params=dataclasses.replace(info.params, seed=7)) for info in record.admitted
+        )
+        drafted = [part for part in record.requests if part.verdict is not None and (part.verdict.coin > 0).sum() > 1]
+        parts = list(record.requests)
+        if len(drafted) > 1:
+            first, second = drafted[:2]
+            coin = second.verdict.coin.copy()
+            coin[np.flatnonzero(coin > 0)[1]] = first.verdict.coin[np.flatnonzero(first.verdict.coin > 0)[0]]
+            parts[parts.index(second)] = with_verdict(second, coin=coin)
+        history.append(dataclasses.replace(record, admitted=admitted, requests=tuple(parts)))
+    assert check(history, "coins of requests").result is result
