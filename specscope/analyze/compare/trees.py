@@ -54,10 +54,7 @@ def trees(aligned: Aligned) -> list[Field]:
     suspect = many(far, made.compared, rare)
     unsure = not suspect and many(far + unknown, made.compared, rare)
     made = replace(made, judged=True, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note)
-    note = (
-        "other seeds draw other tokens; adaptive trees follow costs and load, shared ones other requests; other "
-        "engines may draft nothing behind a prompt"
-    )
+    note = "of other seeds, costs, load, shared texts, or an engine that drafts nothing behind a prompt"
     return [field for field in (made, other(here, FREE, differ, ~judged, note=note)) if field.compared]
 
 
