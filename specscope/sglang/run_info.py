@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.model_digest import digest_of_loaded
 from specscope.trace.record.limits import FORM, NO_SEED, UNREAD
 from specscope.trace.record.params import SamplingParams
@@ -58,7 +59,7 @@ def settings_of(bag: Any, *, greedily: bool, simulated: float) -> dict[str, Any]
         plain[GREEDILY] = True
     if simulated > 0:
         plain["simulate_acc_len"] = simulated
-    made: dict[str, Any] = json.loads(json.dumps(plain, default=str))
+    made: dict[str, Any] = decoded(json.dumps(plain, default=str))
     return made
 
 
