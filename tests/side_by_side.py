@@ -151,8 +151,8 @@ def verdict(verb: str, *words: str) -> str:
 
 def compared(other: Path, capture: Path) -> str:
     """What `compare` says of our capture and another, with the number of prompts that both have."""
-    print(specscope("compare", str(other), str(capture)).stdout, file=sys.stderr, flush=True)
     answer = json.loads(specscope("compare", str(other), str(capture), "--json").stdout)
+    print(json.dumps(answer), file=sys.stderr, flush=True)
     return f"{answer['answer']}, {len(answer['pairs'])} pairs" if "answer" in answer else "not judged"
 
 

@@ -147,9 +147,14 @@ class Side:
         return len(self.steps)
 
     @property
+    def runs(self) -> list[RunInfo]:
+        """The headers of its captures, where they have one."""
+        return [capture.run for capture in self.captures if capture.run is not None]
+
+    @property
     def tells_tokens(self) -> bool:
         """Whether all of its runs were recorded with their token ids."""
-        return all(capture.run is None or capture.run.tells_tokens for capture in self.captures)
+        return all(run.tells_tokens for run in self.runs)
 
     @cached_property
     def node_step(self) -> Longs:

@@ -111,7 +111,7 @@ def _tau(side: Side, request: SideRequest) -> float | None:
 
 
 def _facts(side: Side, target: str, matched: int) -> SideFacts:
-    runs = [capture.run for capture in side.captures if capture.run is not None]
+    runs = side.runs
     return SideFacts(
         sources=tuple(printable(capture.source) for capture in side.captures),
         warnings=tuple(line for capture in side.captures for line in capture.warnings),

@@ -58,7 +58,7 @@ def _digest(run: RunInfo) -> str:
 
 def models(a: Side, b: Side) -> tuple[str, str]:
     """The targets' names on both sides; where these are the same and the models are not, with what tells them apart."""
-    runs = _runs(a, b)
+    runs = [a.runs, b.runs]
 
     def listed(name: Callable[[RunInfo], str]) -> tuple[str, str]:
         first, second = (", ".join(dict.fromkeys(printable(name(run)) for run in side)) for side in runs)
@@ -72,13 +72,9 @@ def models(a: Side, b: Side) -> tuple[str, str]:
     return whole if names[0] == names[1] and whole[0] != whole[1] else names
 
 
-def _runs(a: Side, b: Side) -> list[list[RunInfo]]:
-    return [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
-
-
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
     """All differences in the configuration and in what was observed to run, those that explain most first."""
-    runs = _runs(a, b)
+    runs = [a.runs, b.runs]
     lines: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
     if all(runs):
         lines += [

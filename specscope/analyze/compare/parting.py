@@ -137,8 +137,7 @@ class Partings:
 
 def _drafting(side: Side) -> set[tuple[str | None, ...]]:
     """What the runs of a side draft with."""
-    runs = [capture.run for capture in side.captures if capture.run is not None]
-    return {(run.drafter, run.draft_model, run.tree) for run in runs}
+    return {(run.drafter, run.draft_model, run.tree) for run in side.runs}
 
 
 def _seed(request: SideRequest) -> int | None:

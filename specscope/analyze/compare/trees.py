@@ -75,8 +75,7 @@ def _judged(aligned: Aligned) -> Bools:
 def _waits(aligned: Aligned) -> Bools:
     """[steps] whether one of two engines drafted nothing behind a prompt, as it never does."""
     sides = (aligned.a, aligned.b)
-    runs = [[capture.run for capture in side.captures if capture.run is not None] for side in sides]
-    engines = [{"" if run.is_ours else run.backend for run in side} for side in runs]
+    engines = [{"" if run.is_ours else run.backend for run in side.runs} for side in sides]
     if engines[0] == engines[1]:
         return np.zeros(len(aligned.steps[0]), np.bool_)
     steps = [side.steps[rows] for side, rows in zip(sides, aligned.steps, strict=True)]

@@ -18,6 +18,7 @@ from specscope.analyze.diagnose.by_text import tail_of_binomial
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
+from specscope.analyze.diagnose.together import DRAFTER, TARGET
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Reference
 from specscope.trace.history.wording import plural
@@ -30,9 +31,7 @@ NEAR = 8  # positions within which all requests first reach beyond the end of a 
 BEFORE = 3  # steps of a request that must agree before the end of a table
 LEAST = 0.35  # correlation between a prediction and the differences
 
-TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
 FINAL = ("final token", "final p")
-DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree")
 
 
 @dataclass(frozen=True)

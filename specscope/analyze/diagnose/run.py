@@ -10,10 +10,10 @@ from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.reading import NoStepsError, need_decode_steps
 from specscope.analyze.compare.result import Comparison
-from specscope.analyze.diagnose.audited import DRAFTER
 from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
+from specscope.analyze.diagnose.together import DRAFTER
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line

@@ -1,8 +1,8 @@
 """Which checks fail together, by their names: what the rows of causes.py are made of."""
 
-# Of audit:
-TARGET = ("target p", "target raw p", "target top tokens", "final token", "final p")
-DRAFTER = ("draft p", "drafter tokens", "drafter top tokens", "drafter tree")
+# Of audit, what the others follow from first:
+TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
+DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree")
 # Of verify, from here on.
 # Where what comes out is not distributed as the target's
 LOSSLESS = ("emitted surprisal", "target's choice emitted")

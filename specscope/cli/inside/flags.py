@@ -15,6 +15,8 @@ from specscope.cli.options import (
     trace_sampling,
     trace_sampling_options,
 )
+from specscope.errors import UserError
+from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
 
@@ -60,6 +62,14 @@ def recorded_options(program: str, *, capture: str, evidence: Sequence[str]) -> 
         return function
 
     return decorate
+
+
+def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inputs: Sequence[str] = ()) -> None:
+    """Whether records can go where they are to. `inputs`: files that the capture must not be. Raises UserError."""
+    if screen and endpoint is not None:
+        raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
+    if capture is not None:
+        check_output(capture, "--capture", inputs, CAPTURE, Existing.NEW_NAME)
 
 
 def sampling_variables(flags: dict[str, Any], *, capture: bool, sent: bool) -> dict[str, str | None]:

@@ -10,12 +10,17 @@ from typing import Any
 
 import click
 
-from specscope.cli.inside.flags import privacy_variables, recorded_options, sampling_variables, with_variables
+from specscope.cli.inside.flags import (
+    check_places,
+    privacy_variables,
+    recorded_options,
+    sampling_variables,
+    with_variables,
+)
 from specscope.cli.inside.program import interpreter, run_with_screen
 from specscope.cli.options import asked_privacy, checked_endpoint
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
-from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside import settings
 
 DEFAULT = "run.jsonl"  # the capture, where nothing says where records go
@@ -59,10 +64,7 @@ def transformers(
     """
     if capture is None and not screen and otlp_endpoint is None:
         capture = DEFAULT
-    if screen and otlp_endpoint is not None:
-        raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
-    if capture is not None:
-        check_output(capture, "--capture", arguments[:1], CAPTURE, Existing.NEW_NAME)
+    check_places(capture, otlp_endpoint, screen=screen, inputs=arguments[:1])
     if otlp_endpoint is not None:
         otlp_endpoint = checked_endpoint(otlp_endpoint, "--otlp-endpoint")
     given = {

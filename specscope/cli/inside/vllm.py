@@ -15,14 +15,19 @@ from typing import Any
 
 import click
 
-from specscope.cli.inside.flags import privacy_variables, recorded_options, sampling_variables, with_variables
+from specscope.cli.inside.flags import (
+    check_places,
+    privacy_variables,
+    recorded_options,
+    sampling_variables,
+    with_variables,
+)
 from specscope.cli.inside.program import end, interpreter, run_with_screen
 from specscope.cli.options import asked_privacy
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.remote.debug_server import check_socket
-from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
 
@@ -84,10 +89,7 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
         raise UserError("nothing to run: give vLLM's command line after --, as in: specscope vllm -- serve MODEL")
     if not (run.capture or run.endpoint or run.debug or run.screen):
         raise UserError("nothing to record to: give --capture FILE, --screen, --otlp-endpoint URL or --debug SOCKET")
-    if run.screen and run.endpoint:
-        raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
-    if run.capture is not None:
-        check_output(run.capture, "--capture", (), CAPTURE, Existing.NEW_NAME)
+    check_places(run.capture, run.endpoint or None, screen=run.screen)
     if run.debug is not None:
         check_socket(run.debug, "--debug")
     where = "" if run.python else "give --python PATH of an environment that has it, or "
