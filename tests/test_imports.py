@@ -32,8 +32,8 @@ ALLOWED = {
     "cli": {p.stem for p in (ROOT / "specscope").iterdir() if p.suffix in ("", ".py")} | {"specscope"},
 }
 LIGHT = ["trace", "remote", "watch", "analyze", "debug", "tui"]
-# audit and diagnose run models: they import these when they do
-HEAVY = ("specscope.analyze.audit.model.", "specscope.analyze.diagnose.rerun.")
+# audit, diagnose and locate run models: they import these when they do
+HEAVY = ("specscope.analyze.audit.model.", "specscope.analyze.diagnose.rerun.", "specscope.analyze.locate.model.")
 
 
 def imported(path):

@@ -1,0 +1,1 @@
+"""Where a run breaks: the first operation whose inputs agree with a reference and whose output does not."""

@@ -1,0 +1,177 @@
+"""What `locate` finds: the operations of a step in the order of computing, each held against a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.findings import Exit, Reference
+
+Floats = NDArray[np.float32]
+
+
+class Stage(StrEnum):
+    """The stages of a step, in the order of computing."""
+
+    TARGET = "target"
+    DRAFTER = "drafter"
+    SAMPLING = "sampling"  # logits to p and q
+    VERDICT = "verdict"  # p, q and coins to accepted drafts and the final token
+    DRAWS = "draws"  # coins to drafted tokens
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation, by its stable name."""
+
+    stage: Stage
+    name: str  # "layers.3.self_attn.q_proj", "top-p"; the name of a module is the model's own
+    words: str  # "layer 3: the queries' projection"
+    code: str = ""  # where it is computed: "specscope/model/attention.py:88 attend", or an engine's class and method
+
+
+@dataclass(frozen=True)
+class FedRow:
+    """A row that was fed: where it stands."""
+
+    position: int
+    token: int
+    node: int | None = None  # the tree's node; None for a token of the text
+
+
+@dataclass(frozen=True)
+class Held:
+    """One operation of a walk, held against the reference. Filled by a walk."""
+
+    operation: Operation
+    allowed: float  # relative error that rounding explains
+    error: float  # the largest over all rows and parts
+    rows: int  # that were compared
+    differing: int  # of these, how many are off by more than is allowed
+    # [rows, parts] relative error of each row, by part: attention heads where the operation has them, else one
+    errors: Floats = field(default_factory=lambda: np.zeros((0, 1), np.float32), compare=False, repr=False)
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is off by more than rounding."""
+        return self.differing > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json; the errors of rows and parts are rounded to 3 digits."""
+        return {
+            "stage": self.operation.stage.value,
+            "operation": self.operation.name,
+            "words": self.operation.words,
+            "code": self.operation.code,
+            "allowed": self.allowed,
+            "error": self.error,
+            "rows": self.rows,
+            "differing": self.differing,
+            "errors": [[float(f"{value:.3g}") for value in row] for row in self.errors.tolist()],
+        }
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Both sides over one step of one request, operation by operation."""
+
+    stage: Stage
+    where: Reference
+    rows: tuple[FedRow, ...]
+    operations: tuple[Held, ...]  # in the order of computing, up to the first that differs and a little beyond
+    engine: str = ""  # what was walked: "specscope, torch's operators", "vLLM 0.32.0"
+    reference: str = ""  # what it was held against
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {
+            "stage": self.stage.value,
+            "where": str(self.where),
+            "engine": self.engine,
+            "reference": self.reference,
+            "rows": [{"position": row.position, "token": row.token, "node": row.node} for row in self.rows],
+            "operations": [held.to_dict() for held in self.operations],
+        }
+
+
+@dataclass(frozen=True)
+class Located:
+    """A fault with its place."""
+
+    operation: Operation
+    sentence: str  # what agrees before it and how it differs, with figures, n and unit
+    looks: str = (
+        ""  # what the difference looks like: "a factor of 0.577 at every position"; "" where like nothing known
+    )
+    smallest: str = ""  # the smallest input that shows it, in a line
+    where: Reference | None = None  # a step, or node, that shows it
+    explained: int = 0  # how many of what differs it explains
+    differing: int = 0  # how many differ
+    unit: str = "row"
+    certain: bool = True  # False: a region, not one operation
+    runner_up: str = ""  # the next best explanation and how many it leaves, where several were tried
+
+    @property
+    def share(self) -> float:
+        """How much of what differs it explains, 0 to 1."""
+        return self.explained / self.differing if self.differing else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {
+            "stage": self.operation.stage.value,
+            "operation": self.operation.name,
+            "words": self.operation.words,
+            "code": self.operation.code,
+            "certain": self.certain,
+            "sentence": self.sentence,
+            "looks": self.looks,
+            "smallest": self.smallest,
+            "where": None if self.where is None else str(self.where),
+            "explained": self.explained,
+            "differing": self.differing,
+            "unit": self.unit,
+            "runner_up": self.runner_up,
+        }
+
+
+@dataclass(frozen=True)
+class Location:
+    """The answer of `locate`: faults with their places, the walks behind them, and what was ruled out."""
+
+    source: str
+    located: tuple[Located, ...]  # by what they explain, most first
+    walks: tuple[Walk, ...] = ()
+    ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each with n and unit
+    unexplained: tuple[str, ...] = ()  # what differs and has no place
+    left_out: tuple[str, ...] = ()  # what could not be walked or searched, and why
+    seconds: float = 0.0
+
+    @property
+    def exit(self) -> Exit:
+        """1: something is wrong; else 2: something could not be walked; else 0."""
+        return Exit.of(wrong=bool(self.located or self.unexplained), unjudged=bool(self.left_out))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {
+            "source": self.source,
+            "exit": int(self.exit),
+            "located": [located.to_dict() for located in self.located],
+            "ruled_out": list(self.ruled_out),
+            "unexplained": list(self.unexplained),
+            "left_out": list(self.left_out),
+            "walks": [walk.to_dict() for walk in self.walks],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def ranked(located: Sequence[Located]) -> tuple[Located, ...]:
+    """By stage (an earlier one causes the later ones) and within a stage by what they explain."""
+    order = list(Stage)
+    return tuple(sorted(located, key=lambda item: (order.index(item.operation.stage), -item.share)))

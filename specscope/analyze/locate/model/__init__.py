@@ -1,0 +1,1 @@
+"""The references that run models."""

@@ -1,0 +1,1 @@
+"""Engines that made a capture, run again over the same tokens beside a reference."""
