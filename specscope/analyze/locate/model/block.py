@@ -17,9 +17,8 @@ NEAR_ZERO = 0.1  # of the median norm: below this, a row's own norm says nothing
 def relative_errors(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:
     """[rows, heads] |ours - right| / |right|, each head by itself; both are [rows, width].
 
-    A row near zero is divided by a tenth of the median norm of the rows of its head: its rounding is as large as theirs.
-    Equal values differ by nothing, infinite ones too; a value that is not a number on our side only is infinitely off.
-    A width that the heads do not divide is one head.
+    A row near zero is divided by a tenth of the median norm of the rows of its head: its rounding is as large as
+    theirs. Equal values differ by nothing, infinite ones too; NaN on our side only is infinitely off. A width that the heads do not divide is one head.
     """
     rows, width = right.shape
     heads = heads if heads > 0 and width % heads == 0 else 1
@@ -86,9 +85,8 @@ class Block:
         width = ours.shape[1]
         fitting = others is not None and others.dim() == 2 and others.shape[1] == width
         known = torch.cat([right, others.float()]) if fitting and others is not None else right
-        wide = {
-            name: vector.float().expand_as(right)[wrong] for name, vector in vectors.items() if _fits(vector, right)
-        }
+        fits = {name: vector.float() for name, vector in vectors.items() if _fits(vector, right)}
+        wide = {name: vector.expand_as(right)[wrong] for name, vector in fits.items()}
         bad = tuple(row for row, off in zip(rows, wrong.tolist(), strict=True) if off)
         columns = torch.arange(width)
         whole = right[wrong]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -29,7 +30,7 @@ def rotated(block: Block) -> str:
             cross = (ours * right.conj()).sum(1)  # [n, pairs]
             angles = torch.angle(cross)
             phrase = block.at(_explained(block, ours, right, angles))
-            if not phrase or bool((angles.abs() > 3.14).all()):  # half a turn of each pair is a sign
+            if not phrase or bool((angles.sin().abs() < 1e-3).all()):  # half a turn is a sign
                 continue
             layout = "" if halves else " (pairs of neighbours)"
             part = "" if size == block.size else f" in the first {size} channels of each head"
@@ -68,9 +69,8 @@ def _rule(block: Block, ours: Tensor, right: Tensor, cross: Tensor) -> str:
     positions = torch.tensor([row.position for row in block.rows], dtype=torch.float64)
     number = len(positions)
     speeds = _speeds(positions, cross)
-    if speeds is not None:
-        if _explained(block, ours, right, positions[:, None] * speeds) >= MOST * number:
-            return _grown(speeds, positions)
+    if speeds is not None and _explained(block, ours, right, positions[:, None] * speeds) >= MOST * number:
+        return _grown(speeds, positions)
     distances, base = _distances(block, ours, right, cross)
     if distances is None:
         grown = "angles that grow with the position" if speeds is not None and _linear(cross, positions, speeds) else ""
@@ -121,7 +121,7 @@ def _grown(speeds: Tensor, positions: Tensor) -> str:
         slope = torch.log((speeds / first).abs().clamp_min(1e-30))[clear] / -numbers[clear].clamp_min(1)
         slope, same_sign = slope[1:], bool((speeds[clear] * first > 0).all())
         if same_sign and float(slope.max() - slope.min()) < 0.02 * float(slope.mean()):
-            base = f" (base {float(torch.exp(slope.mean() * pairs)):.3g})"
+            base = f" (base {_base(float(slope.mean()), pairs):g})"
             if abs(first + 1) < 1e-3:
                 return f"no rotary is applied{base}"
             if abs(first - 1) < 1e-3:
@@ -132,12 +132,19 @@ def _grown(speeds: Tensor, positions: Tensor) -> str:
             other = base ** (-numbers / pairs) + speeds
             slope = torch.log(other.clamp_min(1e-30))[1:] / -numbers[1:]
             if bool((other > 0).all()) and float(slope.max() - slope.min()) < 0.01 * abs(float(slope.mean())):
-                return f"rotary of base {float(torch.exp(slope.mean() * pairs)):.3g} in place of {base:.3g}"
+                return f"rotary of base {_base(float(slope.mean()), pairs):g} in place of {base:g}"
         changed = clear.nonzero()[:, 0]
         if len(changed):
             low, high = int(changed[0]), int(changed[-1])
             return f"rotary angles of pairs {low} to {high} of {pairs} are off by amounts that grow with the position"
     return "rotary angles are off by amounts that grow with the position"
+
+
+def _base(slope: float, pairs: int) -> float:
+    """The base of frequencies whose logs fall by `slope` from pair to pair: a usual one, where it is as good as that."""
+    base = math.exp(min(slope * pairs, 100.0))
+    usual = min(BASES, key=lambda known: abs(known / base - 1))
+    return usual if abs(usual / base - 1) < 0.03 else float(f"{base:.3g}")
 
 
 def _sample(number: int) -> Tensor:

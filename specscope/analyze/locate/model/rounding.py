@@ -9,9 +9,10 @@ from torch import Tensor
 
 from specscope.analyze.locate.model.block import MOST, Block, figure
 
+# by their bits of mantissa: what has few of them is found among the values of what has more
 FLOATS = {
-    "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
+    "float8_e4m3fn": torch.float8_e4m3fn,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
@@ -48,7 +49,7 @@ def _values(name: str, words: str, number: int, error: float) -> str:
 
 
 def _scales(block: Block, most: float) -> Iterator[tuple[Tensor, str]]:
-    """No scale, and those under which the largest value of all, of a row, of a head or a channel is the dtype's largest."""
+    """No scale, then those that make the largest value of all, a row, a head or a channel the dtype's largest."""
     size = block.ours.abs()
     number, width = size.shape
     yield torch.ones(1, 1), ""
@@ -76,9 +77,9 @@ def _whole(values: Tensor) -> float:
 
 
 def _error(values: Tensor, dtype: torch.dtype) -> float:
-    """The relative error of rounding values once."""
-    near = values.to(dtype).float()
-    return float(torch.nan_to_num(near - values, nan=0.0).norm() / values.norm().clamp_min(1e-30))
+    """The relative error of rounding values once; those beyond its largest are left out."""
+    values = torch.where(values.abs() <= torch.finfo(dtype).max, values, 0.0)
+    return float((values.to(dtype).float() - values).norm() / values.norm().clamp_min(1e-30))
 
 
 def noise(block: Block) -> str:
