@@ -17,17 +17,19 @@ NEAR_ZERO = 0.1  # of the median norm: below this, a row's own norm says nothing
 def relative_errors(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:
     """[rows, heads] |ours - right| / |right|, each head by itself; both are [rows, width].
 
-    A row near zero is divided by a tenth of the median norm of the rows of its head: its rounding is as large as
-    theirs. Equal values differ by nothing, infinite ones too; NaN on our side only is infinitely off. A width that the heads do not divide is one head.
+    A row near zero is divided by a tenth of the median norm of the rows of its head, for its rounding is as large as
+    theirs. Equal values differ by nothing, infinite ones too; NaN on our side only is infinitely off. A width that the
+    heads do not divide is one head.
     """
     rows, width = right.shape
     heads = heads if heads > 0 and width % heads == 0 else 1
     difference = torch.where(ours == right, 0.0, ours - right).reshape(rows, heads, -1).norm(dim=-1)
     norms = torch.nan_to_num(right, nan=0.0, posinf=0.0, neginf=0.0).reshape(rows, heads, -1).norm(dim=-1)
     if not rows:
-        return difference
+        return torch.zeros(0, heads)
     floor = (NEAR_ZERO * norms.median(dim=0, keepdim=True).values).clamp_min(1e-30)
-    return torch.nan_to_num(difference / torch.maximum(norms, floor), nan=torch.inf, posinf=torch.inf)
+    errors: Tensor = difference / torch.maximum(norms, floor)
+    return errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def names_of(factor: float, sizes: Sequence[int], tolerance: float) -> str:

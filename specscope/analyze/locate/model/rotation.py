@@ -100,7 +100,8 @@ def _speeds(positions: Tensor, cross: Tensor) -> Tensor | None:
     # the growth over one position is known to few digits: those over all positions say the rest
     rest = torch.angle(unit * torch.polar(torch.ones_like(cross.real), -positions[:, None] * speeds))
     middle = positions - positions.mean()
-    return speeds + (middle[:, None] * (rest - rest.mean(0))).sum(0) / middle.pow(2).sum().clamp_min(1e-30)
+    more: Tensor = (middle[:, None] * (rest - rest.mean(0))).sum(0) / middle.pow(2).sum().clamp_min(1e-30)
+    return speeds + more
 
 
 def _linear(cross: Tensor, positions: Tensor, speeds: Tensor) -> bool:
@@ -128,11 +129,11 @@ def _grown(speeds: Tensor, positions: Tensor) -> str:
                 return f"rotary is applied twice{base}"
             return f"rotary angles are scaled by {figure(1 + first)}{base}"
     if not bool(clear[0]):
-        for base in BASES:
-            other = base ** (-numbers / pairs) + speeds
+        for usual in BASES:
+            other = usual ** (-numbers / pairs) + speeds
             slope = torch.log(other.clamp_min(1e-30))[1:] / -numbers[1:]
             if bool((other > 0).all()) and float(slope.max() - slope.min()) < 0.01 * abs(float(slope.mean())):
-                return f"rotary of base {_base(float(slope.mean()), pairs):g} in place of {base:g}"
+                return f"rotary of base {_base(float(slope.mean()), pairs):g} in place of {usual:g}"
         changed = clear.nonzero()[:, 0]
         if len(changed):
             low, high = int(changed[0]), int(changed[-1])
@@ -141,7 +142,7 @@ def _grown(speeds: Tensor, positions: Tensor) -> str:
 
 
 def _base(slope: float, pairs: int) -> float:
-    """The base of frequencies whose logs fall by `slope` from pair to pair: a usual one, where it is as good as that."""
+    """The base of frequencies whose logs fall by `slope` from pair to pair; a usual one where it is near."""
     base = math.exp(min(slope * pairs, 100.0))
     usual = min(BASES, key=lambda known: abs(known / base - 1))
     return usual if abs(usual / base - 1) < 0.03 else float(f"{base:.3g}")
@@ -157,7 +158,8 @@ def _turns(base: float, pairs: int) -> Tensor:
     speeds = base ** (-torch.arange(pairs, dtype=torch.float32) / pairs)
     distances = torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float32)
     angles = -speeds[:, None].double() * distances.double()
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    turns: Tensor = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    return turns
 
 
 def _distances(block: Block, ours: Tensor, right: Tensor, cross: Tensor) -> tuple[Tensor | None, float]:

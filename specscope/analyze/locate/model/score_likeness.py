@@ -1,12 +1,12 @@
 """What a difference of attention's scores looks like: weights as logs, by row, head and key.
 
 Weights are known up to what all keys of a row share, so differences are held against their mean over the keys that both
-sides see. Who sees which key is one question, what the scores of keys seen by both are another: the answer may name both.
+sides see. Who sees which key is one question, the scores of keys that both see another: the answer may name both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,9 @@ from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.block import MOST, figure, names_of
 from specscope.analyze.locate.model.places import place_of_heads, place_of_rows
 
-UNSEEN = -60.0  # a weight below exp(-60) is nothing in float32's sum
+UNSEEN = -87.0  # float32 has no smaller weight
+DEEP = -30.0  # where a row's weights go below this, the smallest may have become 0 by rounding
+SAMPLED = 32  # rows on which a relation is tried before it is over all of them
 FEWEST_KEYS = 3  # of a row, for a line through its scores
 FARTHEST_SHIFT = 4
 
@@ -80,12 +82,22 @@ class _Scores:
         both = seen & meant
         slack = allowed * (1 + torch.where(both, right.abs(), 0.0))
         # a key that one side lacks changes the sum by which all are divided: only what is left then is a difference
-        masked = (seen != meant).any(2)
+        missing = _masked(meant & ~seen, both, ours, right)
+        extra = _masked(seen & ~meant, both, right, ours)
+        masked = (missing | extra).any(2)
         off = torch.where(both, ours - right, 0.0)
         centred = torch.where(both, off - _mean(off, both), 0.0).abs()
         values = torch.where(masked[..., None], centred, torch.maximum(off.abs(), centred))
         wrong = masked | ~(values <= slack).all(2)
-        return cls(ours, right, tuple(rows), tuple(keys), both, meant & ~seen, seen & ~meant, slack, wrong, size)
+        return cls(ours, right, tuple(rows), tuple(keys), both, missing, extra, slack, wrong, size)
+
+    def of_rows(self, chosen: Tensor) -> _Scores:
+        """Some rows of it."""
+        rows = tuple(self.rows[number] for number in chosen.tolist())
+        sides = (self.both, self.missing, self.extra, self.allowed, self.wrong)
+        return _Scores(
+            self.ours[chosen], self.right[chosen], rows, self.keys, *(side[chosen] for side in sides), self.size
+        )
 
     @property
     def distances(self) -> Tensor:
@@ -98,7 +110,7 @@ class _Scores:
         return torch.where(self.both, values - _mean(torch.where(self.both, values, 0.0), self.both), 0.0)
 
     def at(self, predicted: Tensor) -> str:
-        """ "at every position: 37 of 37 rows" where centred scores [n, heads, keys] explain the centred ours; else ""."""
+        """ "at 37 of 37 rows" where predicted scores [n, heads, keys] explain ours, both centred; else ""."""
         lines = self.both.sum(2) >= FEWEST_KEYS
         actual = self.centred(self.ours)
         difference = (actual - self.centred(self.right)).norm(dim=2)
@@ -113,6 +125,13 @@ class _Scores:
 
 def _mean(values: Tensor, both: Tensor) -> Tensor:
     return values.sum(2, keepdim=True) / both.sum(2, keepdim=True).clamp_min(1)
+
+
+def _masked(lacking: Tensor, both: Tensor, shallow: Tensor, seeing: Tensor) -> Tensor:
+    """Of keys that one side lacks, those that are masked: not the smallest ones of a row whose weights reach far down."""
+    deep = torch.where(both, shallow, torch.inf).amin(2, keepdim=True) < DEEP
+    smallest = torch.where(both, seeing, torch.inf).amin(2, keepdim=True)
+    return lacking & ~(deep & (seeing <= smallest))
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -154,8 +173,8 @@ def _which(part: _Scores, cells: Tensor) -> str:
         first, last = int(places[0]), int(places[-1])
         if last - first + 1 == len(places):
             return f"position{f' {first}' if first == last else f's {first} to {last}'} {counts}"
-    gone = cells | ~(distances >= low) | ~(part.missing | part.extra | part.both).any(1)
-    if low > 0 and bool(gone[cells.any(1)].all()):  # all that lie so far before, and no nearer one
+    bad = cells.any(1)
+    if low > 0 and bool((cells == (distances >= low))[bad].all()):  # all that lie so far before, and no nearer one
         return f"all positions {low} or more before {counts}"
     if len(off) == high - low + 1 and high - low < 64:
         return f"positions {low} to {high} before {counts}"
@@ -167,7 +186,10 @@ def _values(part: _Scores) -> str:
     difference = part.centred(part.ours - part.right)
     if bool((difference.abs() <= part.allowed).all()):
         return "" if bool((part.missing | part.extra).any()) else _sums(part)
-    return next((phrase for phrase in _relations(part) if phrase), "")
+    chosen = torch.linspace(0, len(part.rows) - 1, min(len(part.rows), SAMPLED)).long()
+    sample = part if len(chosen) == len(part.rows) else part.of_rows(chosen)
+    tries = ((relation(sample), relation) for relation in RELATIONS)
+    return next((relation(part) for phrase, relation in tries if phrase), "")
 
 
 def _sums(part: _Scores) -> str:
@@ -180,16 +202,6 @@ def _sums(part: _Scores) -> str:
     else:
         why = ""
     return f"the weights of a row sum to {figure(one)} where the reference's sum to {figure(other)}{why}"
-
-
-def _relations(part: _Scores) -> Iterator[str]:
-    yield _factor(part)
-    yield _some_keys(part)
-    yield _by_distance(part)
-    yield _by_key(part)
-    yield _shifted(part)
-    yield _bent(part)
-    yield _coarse(part)
 
 
 def _factor(part: _Scores) -> str:
@@ -303,3 +315,6 @@ def _coarse(part: _Scores) -> str:
         if shares[0] >= MOST and shares[1] < 0.5:
             return f"the weights hold only values of {name}, at {len(part.rows)} rows"
     return ""
+
+
+RELATIONS = (_factor, _some_keys, _by_distance, _by_key, _shifted, _bent, _coarse)

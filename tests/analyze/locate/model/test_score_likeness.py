@@ -123,7 +123,8 @@ def test_sinks_biases_softcaps_and_keys(seed, shape):
     masked = scores.masked_fill(~mask[:, None, :], -torch.inf)
     sink = torch.cat([masked, torch.full((count, heads, 1), 2.0)], 2).log_softmax(2)[..., :-1]
     phrase = looks_of_scores(right, sink, rows=rows, keys=keys)
-    assert phrase.startswith("the weights of a row sum to 1 where") and "a sink is left out" in phrase
+    assert phrase.startswith("the weights of a row sum to 1 where")
+    assert "a sink is left out" in phrase
     distances = (torch.arange(count)[:, None] + 20 - torch.arange(count + 20)[None, :]).float()
     phrase = looks_of_scores(logs(scores - 0.1 * distances[:, None], mask), right, rows=rows, keys=keys)
     assert phrase.startswith("a bias of -0.1 for each position before is added to the scores")
