@@ -11,6 +11,7 @@ from torch import Tensor
 from specscope.analyze.locate.located import FedRow
 
 MOST = 0.95  # a relation holds where it explains this share of the rows
+SAMPLED = 32
 NEAR_ZERO = 0.1  # of the median norm: below this, a row's own norm says nothing about the size of its rounding
 
 
@@ -106,6 +107,18 @@ class Block:
             known=self.known[:, columns],
             columns=columns,
             vectors={name: vector[:, columns] for name, vector in self.vectors.items()},
+        )
+
+    def sampled(self) -> Block:
+        """A few rows of it, on which a relation is tried before it is over all of them."""
+        chosen = torch.linspace(0, len(self.rows) - 1, min(len(self.rows), SAMPLED)).long()
+        return replace(
+            self,
+            ours=self.ours[chosen],
+            right=self.right[chosen],
+            rows=tuple(self.rows[number] for number in chosen.tolist()),
+            whole=self.whole[chosen],
+            vectors={name: vector[chosen] for name, vector in self.vectors.items()},
         )
 
     @property

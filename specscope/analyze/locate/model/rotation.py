@@ -155,9 +155,8 @@ def _sample(number: int) -> Tensor:
 @lru_cache(maxsize=32)
 def _turns(base: float, pairs: int) -> Tensor:
     """[pairs, 2 * FARTHEST + 1] the turns of each pair by each distance, backwards."""
-    speeds = base ** (-torch.arange(pairs, dtype=torch.float32) / pairs)
-    distances = torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float32)
-    angles = -speeds[:, None].double() * distances.double()
+    speeds = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    angles = -speeds[:, None] * torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float64)
     turns: Tensor = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     return turns
 

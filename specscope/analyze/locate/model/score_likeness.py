@@ -7,7 +7,7 @@ sides see. Who sees which key is one question, the scores of keys that both see 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -94,9 +94,16 @@ class _Scores:
     def of_rows(self, chosen: Tensor) -> _Scores:
         """Some rows of it."""
         rows = tuple(self.rows[number] for number in chosen.tolist())
-        sides = (self.both, self.missing, self.extra, self.allowed, self.wrong)
-        return _Scores(
-            self.ours[chosen], self.right[chosen], rows, self.keys, *(side[chosen] for side in sides), self.size
+        return replace(
+            self,
+            ours=self.ours[chosen],
+            right=self.right[chosen],
+            rows=rows,
+            both=self.both[chosen],
+            missing=self.missing[chosen],
+            extra=self.extra[chosen],
+            allowed=self.allowed[chosen],
+            wrong=self.wrong[chosen],
         )
 
     @property
@@ -128,7 +135,7 @@ def _mean(values: Tensor, both: Tensor) -> Tensor:
 
 
 def _masked(lacking: Tensor, both: Tensor, shallow: Tensor, seeing: Tensor) -> Tensor:
-    """Of keys that one side lacks, those that are masked: not the smallest ones of a row whose weights reach far down."""
+    """Of keys that one side lacks, those that are masked: not the smallest of a row whose weights reach far down."""
     deep = torch.where(both, shallow, torch.inf).amin(2, keepdim=True) < DEEP
     smallest = torch.where(both, seeing, torch.inf).amin(2, keepdim=True)
     return lacking & ~(deep & (seeing <= smallest))
@@ -187,7 +194,7 @@ def _values(part: _Scores) -> str:
     if bool((difference.abs() <= part.allowed).all()):
         return "" if bool((part.missing | part.extra).any()) else _sums(part)
     chosen = torch.linspace(0, len(part.rows) - 1, min(len(part.rows), SAMPLED)).long()
-    sample = part if len(chosen) == len(part.rows) else part.of_rows(chosen)
+    sample = part.of_rows(chosen)
     tries = ((relation(sample), relation) for relation in RELATIONS)
     return next((relation(part) for phrase, relation in tries if phrase), "")
 
