@@ -135,7 +135,7 @@ class Block:
         """How many rows a prediction [n, w] explains."""
         return int(((self.ours - predicted).norm(dim=1) <= self.tolerance).sum())
 
-    def at(self, count: int, share: float = MOST) -> str:
+    def counted(self, count: int, share: float = MOST) -> str:
         """ "at 37 of 37 rows", or "" where it is too few."""
         number = len(self.rows)
         return f"at {count} of {number} {'row' if number == 1 else 'rows'}" if count >= max(share * number, 1) else ""

@@ -29,7 +29,7 @@ def rotated(block: Block) -> str:
             ours, right = (_complex(side, block, size, halves) for side in (block.ours, block.right))
             cross = (ours * right.conj()).sum(1)  # [n, pairs]
             angles = torch.angle(cross)
-            phrase = block.at(_explained(block, ours, right, angles))
+            phrase = block.counted(_explained(block, ours, right, angles))
             if not phrase or bool((angles.sin().abs() < 1e-3).all()):  # half a turn is a sign
                 continue
             layout = "" if halves else " (pairs of neighbours)"
@@ -155,8 +155,8 @@ def _sample(number: int) -> Tensor:
 @lru_cache(maxsize=32)
 def _turns(base: float, pairs: int) -> Tensor:
     """[pairs, 2 * FARTHEST + 1] the turns of each pair by each distance, backwards."""
-    speeds = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
-    angles = -speeds[:, None] * torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float64)
+    speeds: Tensor = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    angles: Tensor = -speeds[:, None] * torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float64)
     turns: Tensor = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     return turns
 

@@ -41,14 +41,14 @@ def rounded(block: Block) -> str:
                 if error <= ROUNDINGS * _error(right / scale, dtype):
                     return _values(name, words, number, error)
                 break
-    for name, most in INTEGERS.items():
-        for scale, words in _scales(block, most):
+    for name, largest in INTEGERS.items():
+        for scale, words in _scales(block, largest):
             if (
                 words
                 and _whole((ours / scale)[sample]) >= MOST
                 and _whole(ours / scale) >= MOST
                 and _whole(right / scale) < 0.5
-                and error < 1 / most**0.5
+                and error < 1 / largest**0.5
             ):
                 return _values(name, words, number, error)
     return ""
@@ -59,22 +59,22 @@ def _values(name: str, words: str, number: int, error: float) -> str:
     return f"rounded to {name}{words}: ours holds only values of it at {number} {rows} (relative error {figure(error)})"
 
 
-def _scales(block: Block, most: float) -> Iterator[tuple[Tensor, str]]:
+def _scales(block: Block, limit: float) -> Iterator[tuple[Tensor, str]]:
     """No scale, then those that make the largest value of all, a row, a head or a channel the dtype's largest."""
     size = block.ours.abs()
     number, width = size.shape
     yield torch.ones(1, 1), ""
-    yield size.max().reshape(1, 1).clamp_min(1e-30) / most, " with one scale"
-    yield size.amax(1, keepdim=True).clamp_min(1e-30) / most, " with a scale of each row"
+    yield size.max().reshape(1, 1).clamp_min(1e-30) / limit, " with one scale"
+    yield size.amax(1, keepdim=True).clamp_min(1e-30) / limit, " with a scale of each row"
     if block.heads > 1 and width % block.heads == 0:
         of_heads = size.reshape(number, block.heads, -1)
         for largest, words in (
             (of_heads.amax(2, keepdim=True), " with a scale of each row and head"),
             (of_heads.amax((0, 2), keepdim=True), " with a scale of each head"),
         ):
-            yield largest.expand_as(of_heads).reshape(number, width).clamp_min(1e-30) / most, words
+            yield largest.expand_as(of_heads).reshape(number, width).clamp_min(1e-30) / limit, words
     if number >= FEWEST_CHANNELS:
-        yield size.amax(0, keepdim=True).clamp_min(1e-30) / most, " with a scale of each channel"
+        yield size.amax(0, keepdim=True).clamp_min(1e-30) / limit, " with a scale of each channel"
 
 
 def _holds(values: Tensor, dtype: torch.dtype) -> float:
