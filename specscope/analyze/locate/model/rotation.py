@@ -149,7 +149,7 @@ def _base(slope: float, pairs: int) -> float:
 
 
 def _sample(number: int) -> Tensor:
-    return torch.linspace(0, number - 1, min(number, SAMPLED)).long().unique()
+    return torch.linspace(0, number - 1, min(number, SAMPLED)).long()
 
 
 @lru_cache(maxsize=32)

@@ -209,7 +209,7 @@ def test_channels_of_other_places(seed, shape):
     shared[:, 1] = of_heads[:, 0]
     assert "(head 1 has that of head 0)" in looks(shared.reshape(count, -1), right, rows=rows, heads=heads)
     order = torch.randperm(heads * size)
-    assert looks(ours[:, order], right, rows=rows).startswith(f"channels are permuted {every}")
+    assert f"channels are permuted {every}" in looks(ours[:, order], right, rows=rows)
 
 
 @given(SEEDS, SHAPES, st.integers(-500, 500).filter(bool), st.sampled_from([10000.0, 500000.0, 1000000.0]))
@@ -326,3 +326,33 @@ def test_calibrated_takes_the_largest_row_and_has_a_floor():
     assert calibrated(right, other) == pytest.approx(8e-5, rel=0.02)
     assert 1e-6 < calibrated(right, right) < 1e-5
     assert calibrated(right.bfloat16(), right.bfloat16()) > 1e-2
+
+
+@given(SEEDS, SHAPES, st.floats(-3, -1))
+@settings(max_examples=20)
+def test_rounding_in_proportion_under_one_large_channel_is_of_no_channel(seed, shape, power):
+    count, heads, size = shape
+    right, _ = right_values(seed, count, heads * size)
+    right[:, 3] *= 500
+    ours = right * (1 + 10**power * torch.randn_like(right))
+    assert "channel" not in looks(ours, right, rows=fed(count), heads=heads)
+
+
+def test_rotary_in_a_part_of_each_head_and_rows_of_a_tree_by_their_order():
+    values, again = right_values(1, 40, 4 * 64)
+    positions, rows = torch.arange(40) + 30, fed(40, 30)
+
+    def part(side, places):
+        heads = side.reshape(40, 4, 64).clone()
+        heads[..., :32] = rotary(heads[..., :32].reshape(40, -1), places, heads=4).reshape(40, 4, 32)
+        return heads.reshape(40, -1)
+
+    phrase = looks(part(again, positions + 5), part(values, positions), rows=rows, heads=4)
+    assert phrase.startswith("rotary as of the position 5 after (base 10000) in the first 32 channels of each head")
+    values, again = right_values(2, 5, 256)
+    nodes = [FedRow(90 + depth, 5, node) for node, depth in enumerate([0, 1, 1, 2, 2])]
+    right = rotary(values, [node.position for node in nodes], heads=4)
+    phrase = looks(rotary(again, 92 + torch.arange(5), heads=4), right, rows=nodes, heads=4)
+    assert phrase.startswith(
+        "rotary as of other positions (position 90 as 92, position 91 as 93, position 91 as 94, ..."
+    )
