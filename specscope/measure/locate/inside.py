@@ -116,9 +116,23 @@ def _scores(difference: Difference, inside: Inside, contexts: Contexts, places: 
         if len(slots) == theirs.shape[1]:
             ours[index, :, : len(slots)] = weights[index][:, slots]
         ours[index, :, -1] = weights[index].sum(-1) - ours[index].sum(-1)
+    ours = _to_the_same_sum(ours, right)
     errors = (ours - right).abs().sum(-1)
     keys = (*range(width - 1), -1)
     yield Step("self_attn.scores", ours.flatten(1), right.flatten(1), at.rows, inside.heads, errors, keys)
+
+
+def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
+    """Weights [rows, heads, keys] of heads that give a constant share of what they should, brought to the right sum.
+
+    Such a head's output is scaled, or nothing: that is no matter of its scores.
+    """
+    share = ours.sum(-1) / right.sum(-1).clamp(min=1e-12)
+    mean = share.mean(0)
+    constant = (share - mean).abs().amax(0) <= 1e-3 * mean.abs().clamp(min=1e-6)
+    scaled = torch.where(mean.abs() > 1e-6, 1 / mean.clamp(min=1e-6), torch.zeros_like(mean))[None, :, None] * ours
+    whole = torch.where(mean[None, :, None].abs() > 1e-6, scaled, right)
+    return torch.where(constant[None, :, None], whole, ours)
 
 
 def _places(difference: Difference, contexts: Contexts) -> list[int | None]:
