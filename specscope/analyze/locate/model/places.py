@@ -110,8 +110,14 @@ def _before(places: Places, place: Place, child: int | None) -> Place | None:
 
 
 def _row_further(by: int) -> Callable[[Places, Place, int | None], Place | None]:
-    """The row of the same tree that lies `by` rows further on, where that was asked for."""
-    return lambda places, place, child: places.at(place.asked, place.node + by) if place.node + by >= ROOT else None
+    """The row of the batch that lies `by` rows further on, of those that are known."""
+
+    def of(places: Places, place: Place, child: int | None) -> Place | None:
+        batch = [(one, node) for one in places.beside(place) for node in sorted(one.logits)]
+        own = next(i for i, (one, node) in enumerate(batch) if one is place.asked and node == place.node)
+        return places.at(*batch[(own + by) % len(batch)])
+
+    return of
 
 
 ROOT_ROW = Relation(
@@ -125,8 +131,8 @@ BEFORE = Relation("the request's step before", _before)
 CHILD = Relation(
     "the draft itself", lambda places, place, child: None if child is None else places.at(place.asked, child)
 )
-LATER_ROW, EARLIER_ROW = Relation("the next row of its tree", _row_further(1)), Relation(
-    "the row before it in its tree", _row_further(-1)
+LATER_ROW, EARLIER_ROW = Relation("the next row of the batch", _row_further(1)), Relation(
+    "the row before it in the batch", _row_further(-1)
 )
 OTHERS = (PARENT, ROOT_ROW, NEXT, PREVIOUS, BEFORE, FIRST, CHILD, LATER_ROW, EARLIER_ROW)
 OF_REQUESTS = (NEXT, PREVIOUS, FIRST)  # those whose parameters may be mixed up

@@ -11,6 +11,7 @@ import numpy as np
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.diagnose.case import Case, Step
+from specscope.analyze.diagnose.rerun.match import recorded as recorded_tops
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.rows import Asked, around, differing, of_head, of_model
 from specscope.analyze.findings import CheckResult
@@ -31,8 +32,12 @@ TELLING = 0.98  # a probability below this fits another row by no chance
 LEAST = 3  # tokens that tell whose row it is
 KINDS = {FinalKind.BONUS: BONUS, FinalKind.RECOVERED: RECOVERED, FinalKind.TARGET: TARGET}
 GROUPS = ("another request of the same step", "another node of the same tree", "the request's step before")
-RULED = {"p": ("target p", "final p", "final token"), "q": ("draft p",), "raw": ("target raw p",)}
-RAW = {"p": ("target raw p", "target top tokens"), "q": ("drafter top tokens",)}
+RULED = {
+    "p": ("target p", "final p", "final token"),
+    "q": ("draft p",),
+    "raw p": ("target raw p", "target top tokens"),
+    "raw q": ("drafter top tokens",),
+}
 WORDS = {"logits": "the logits", "softmax": "the softmax", "rows": "which row of probabilities is read"}
 
 
@@ -51,7 +56,7 @@ class Elsewhere:
 class Sampled:
     """What was found about p, or q: a variant of the rules, or rows of elsewhere."""
 
-    what: str  # "p", "q", or "raw"
+    what: str  # "p", "q"; "raw p", "raw q": before any rule
     found: Answer | Elsewhere
     located: Located
 
@@ -68,29 +73,27 @@ def located_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool)
 
 def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> Sampled | None:
     """The same, with the search behind it."""
-    what = "q" if drafter else "p"
+    what, raw = ("q", "raw q") if drafter else ("p", "raw p")
     failed = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.FAILED}
-    if failed & {*RAW[what]}:
-        if drafter or "target raw p" not in failed:
-            return None
-        what = "raw"  # p follows from logits that differ: only what makes them differ is asked about
+    if failed & {*RULED[raw]}:
+        what = raw  # what follows differs too: only what makes the logits differ is asked about
     elif not failed & {*RULED[what]} and not (what == "p" and _other_finals(case)):
         return None
     asked = _asked(case, audit, models, what)
     if not asked:
         return None
     forms = _forms(case, models, asked)
-    places = Places(asked, plain=_is_plain if what == "q" else lambda one, node: False)
+    places = Places(asked, plain=_is_plain if what == "q" else _never)
     rows = Rows(places, what, forms)
     if not places.every:
         return None
     items = [*_items(case, audit, places, rows, what)]
     known = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.PASSED}
-    search = Search(rows, items, logits_right=bool(known & {*RAW.get(what, ())}), first=_first_tokens(items))
-    answer = search.answer()
-    if answer is not None and len({score.name for score in (answer.best.variant,)}) and answer.best.gain >= 1:
+    is_raw = what == raw
+    search = Search(rows, items, logits_right=not is_raw and bool(known & {*RULED[raw]}), first=_first_tokens(items))
+    if (answer := search.answer()) is not None:
         return Sampled(what, answer, _located(case, what, answer))
-    elsewhere = _elsewhere(search, places) if what != "raw" else None
+    elsewhere = None if is_raw else _elsewhere(search, places)
     return None if elsewhere is None else Sampled(what, elsewhere, _located_elsewhere(case, what, elsewhere))
 
 
@@ -113,7 +116,7 @@ def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
     """The rows of steps that differ, of those around them, and of some others."""
     run = case.history.run
     eagle = run is not None and model_part(run.drafter) == "eagle"
-    if what != "q":
+    if what.endswith("p"):
         ask = of_model(models.target)
     else:
         ask = of_head(models.head, models.target) if eagle else of_model(models.draft)
@@ -135,7 +138,7 @@ def _some(steps: Sequence[Step]) -> Sequence[Step]:
 def _is_computable(asked: Asked, what: str) -> bool:
     """Whether the capture tells everything that shapes its probabilities."""
     contexts = asked.contexts
-    if what == "raw":
+    if what.startswith("raw"):
         return not (contexts.shaped is not None and contexts.shaped.raw_is_masked and contexts.limits)
     if what == "q":
         return UNREAD not in contexts.limits and not untold_limits(contexts.drafter_params)
@@ -147,6 +150,10 @@ def _forms(case: Case, models: Models, asked: Sequence[Asked]) -> RequestForms |
     if run is None or not any(one.contexts.params.limited for one in asked):
         return None
     return RequestForms(models.options.target, len(next(iter(asked[0].logits.values()))), run.eos_tokens)
+
+
+def _never(asked: Asked, node: int) -> bool:
+    return False
 
 
 def _is_plain(asked: Asked, node: int) -> bool:
@@ -165,7 +172,7 @@ def _items(case: Case, audit: Audit, places: Places, rows: Rows, what: str) -> I
         for item, differs in zip(finding.items, finding.differs, strict=True)
         if differs
     }
-    slack = audit.draft_slack if what == "q" else audit.slack
+    slack = audit.slack if what.endswith("p") else audit.draft_slack
     for number, place in enumerate(places.every):
         asked, node, params = place.asked, place.node, rows.params[number]
         spread = 1.0 if params.greedy else params.temperature
@@ -173,6 +180,9 @@ def _items(case: Case, audit: Audit, places: Places, rows: Rows, what: str) -> I
         item = Item(
             number, 0, 0.0, NODE, asked.step.reference(), False, allowed, node, greedy=params.greedy and what == "p"
         )
+        if what.startswith("raw"):
+            yield from _likeliest(asked, item, wrong, drafter=what == "raw q")
+            continue
         for child in asked.step.tree.children(node):
             recorded = _recorded(asked.step, child, what)
             if recorded is not None:
@@ -183,14 +193,23 @@ def _items(case: Case, audit: Audit, places: Places, rows: Rows, what: str) -> I
             yield from _finals(asked, item, wrong)
 
 
+def _likeliest(
+    asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]], *, drafter: bool
+) -> Iterator[Item]:
+    """The raw p, or q, of the likeliest tokens at a node that was tried."""
+    children = asked.step.tree.children(item.node)
+    is_wrong = any((*asked.step.key, child) in wrong for child in children)
+    for node, tokens, probs in recorded_tops(asked.step, drafter=drafter):
+        if node == item.node and children:
+            where = asked.step.reference(children[0])
+            for token, value in zip(tokens.tolist(), probs.tolist(), strict=True):
+                yield replace(item, token=token, recorded=value, where=where, wrong=is_wrong, child=children[0])
+
+
 def _recorded(step: Step, child: int, what: str) -> float | None:
     """What the capture says of a drafted token."""
     if what == "p":
         return float(step.verdict.p[child])
-    notes = step.part.parents
-    if what == "raw":
-        tried = notes is not None and int(step.tree.parent[child]) in notes.node
-        return float(notes.raw_p[child]) if notes is not None and tried else None
     if step.tree.drawn[child] != Drawn.DETERMINISTIC:
         return float(step.tree.q[child])
     of_model = step.part.notes is not None and not step.part.is_ranked_with_text
@@ -270,9 +289,8 @@ def _located(case: Case, what: str, answer: Answer) -> Located:
     best, item, run = answer.best, answer.example, case.history.run
     operations = best.variant.operations
     name = " and ".join(operations)
-    ours = "raw p" if what == "raw" else what
     sentence = (
-        f"with {best.variant.name} {ours} comes out as recorded at {best.explained:,} of "
+        f"with {best.variant.name} {what} comes out as recorded at {best.explained:,} of "
         f"{plural(answer.wrong, 'token')} at which it differs, and stays right at {answer.others - best.spoiled:,} of "
         f"{answer.others:,} others"
         f"{', in the steps that differ alone' if answer.alone else ''} ({plural(answer.tried, 'variant')} tried)"
@@ -288,12 +306,12 @@ def _located(case: Case, what: str, answer: Answer) -> Located:
         Operation(
             Stage.SAMPLING,
             name,
-            f"{'the drafter' if what == 'q' else 'the target'}: {WORDS.get(name, name)}",
+            f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(name, name)}",
             "; ".join(filter(None, dict.fromkeys(code_of(run, operation) for operation in operations))),
         ),
         sentence,
         looks=best.variant.name,
-        smallest=_smallest(item, ours, answer),
+        smallest=_smallest(item, what, answer),
         where=item.where,
         explained=best.explained,
         differing=answer.wrong,

@@ -87,7 +87,7 @@ RIGHT = Recipe()
 class Rows:
     """The logits of some places, and the distributions that a recipe makes of them.
 
-    `what`: "p"; "q"; or "raw", by no rule at all. `forms`: what a request's form refuses; None: it is left out.
+    `what`: "p", "q"; "raw p", "raw q": by no rule at all. `forms`: what a request's form refuses; None: it is left out.
     """
 
     def __init__(self, places: Places, what: str, forms: RequestForms | None) -> None:
@@ -214,7 +214,7 @@ class Rows:
 
 def _params(asked: Asked, plain: bool, what: str) -> SamplingParams:
     """The parameters by which a row is shaped. `plain`: it is thought of, not drawn from."""
-    if what == "raw":
+    if what.startswith("raw"):
         return SamplingParams(temperature=1.0)
     contexts: Contexts = asked.contexts
     params = contexts.drafter_params if what == "q" else contexts.params

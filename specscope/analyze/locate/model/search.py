@@ -30,6 +30,7 @@ GAIN = 0.5  # of the tokens that differ, how many a variant must explain
 EVERY = 0.9  # the same of a fitted number: some value fits part of anything
 NEARLY = 0.97  # that explain so much of what the best one does are as good, where they are simpler
 SECONDS = 20.0  # that pairs may take
+FINE = 1e-7  # probabilities nearer than this are the same, while a number is fitted
 ROUNDS = 9  # in which a number is fitted ever more finely
 
 Array = NDArray[np.float64]
@@ -180,12 +181,15 @@ class Search:
             values = np.where(greedy, margin, values)
         return np.asarray(values)
 
-    def off(self, values: Array, some: Sequence[int] | None = None) -> Array:
-        """How far each is from what was recorded, in log odds; 0 where the difference is none of the numbers'."""
+    def off(self, values: Array, some: Sequence[int] | None = None, *, least: float = LEAST) -> Array:
+        """How far each is from what was recorded, in log odds; 0 where they are nearer than float32 can tell.
+
+        `least`: how near that is.
+        """
         pick = slice(None) if some is None else list(some)
         recorded, greedy = self.recorded[pick], self.greedy[pick]
         away = np.abs(_odds(values) - _odds(recorded))
-        away[np.abs(values - recorded) <= LEAST + SUMMED * np.abs(values)] = 0
+        away[np.abs(values - recorded) <= least * (1 + SUMMED / LEAST * np.abs(values))] = 0
         chosen = np.where(recorded > 0.5, np.maximum(-values, 0), np.maximum(values, 0))
         return np.asarray(np.where(greedy, chosen, away))
 
@@ -211,7 +215,7 @@ class Search:
     def _fitted(self, dial: Dial) -> Change:
         """The change with the number that comes nearest to what was recorded of the few."""
         values, best = list(dial.values), dial.values[0]
-        without = float(np.median(np.minimum(self.off(self.right[self.few], self.few), 10)))
+        without = _apart(self.off(self.right[self.few], self.few, least=FINE))
         for _ in range(ROUNDS):
             errors = [self._distance(dial.change(value)) for value in values]
             place = int(np.argmin(errors))
@@ -219,11 +223,13 @@ class Search:
             if errors[place] > 0.8 * without:
                 break
             values = np.exp(np.linspace(np.log(low), np.log(high), 9)).tolist()
-        return dial.change(best)
+        rounded = [float(f"{best:.{digits}g}") for digits in (2, 3)]  # what people write
+        counts = [self.on_few([(dial.change(value),)])[0][0] for value in (*rounded, best)]
+        return dial.change((*rounded, best)[int(np.argmax(counts))])
 
     def _distance(self, change: Change) -> float:
         self.tried += 1
-        return float(np.median(np.minimum(self.off(self.predicted((change,), self.few), self.few), 10)))
+        return _apart(self.off(self.predicted((change,), self.few), self.few, least=FINE))
 
     def on_few(self, made: Sequence[Sequence[Change]]) -> list[tuple[int, float, Array]]:
         """For each variant: how many of the few come out, how far off they are, and what it gives."""
@@ -232,7 +238,7 @@ class Search:
             self.tried += 1
             values = self.predicted(variant, self.few)
             off = self.off(values, self.few)
-            results.append((int(self.fits(values, self.few).sum()), float(np.median(np.minimum(off, 10))), values))
+            results.append((int(self.fits(values, self.few).sum()), _apart(off), values))
         return results
 
     # On all tokens
@@ -361,6 +367,11 @@ class Search:
         away[np.abs(score.predicted - other.predicted) <= LEAST + SUMMED * np.abs(other.predicted)] = 0
         away = np.where(self.greedy, (score.predicted > 0) != (other.predicted > 0), away > self.slack)
         return not bool(away[among].any())
+
+
+def _apart(off: Array) -> float:
+    """How far off a few values are on average; a fifth of them may be anything."""
+    return float(np.sort(np.minimum(off, 10))[: max(1, round(0.8 * len(off)))].mean())
 
 
 def _odds(p: Array) -> Array:

@@ -221,7 +221,7 @@ def _counted(active: Sequence[str]) -> Iterator[Change]:
 
 def changes(rows: Rows) -> list[Change]:
     """All changes of one kind that can matter to these rows; the simplest first."""
-    active = [] if rows.what == "raw" else [rule for rule in ORDER if rows.active(rule)]
+    active = [] if rows.what.startswith("raw") else [rule for rule in ORDER if rows.active(rule)]
     of_rules = [*_left_out(active), *_doubled(active), *_values(rows, active), *_counted(active), *_reordered(active)]
     others = [Change(f"{rows.what} of {relation.name}", ROWS, row=relation) for relation in OTHERS]
     if of_rules:
@@ -284,7 +284,7 @@ def _spaced(low: float, high: float, count: int) -> list[float]:
 def dials(rows: Rows) -> list[Dial]:
     """What has a number in it. One temperature for all requests is another thing where these have several."""
     raw = Dial(LOGITS, _scaled, _spaced(0.1, 10.0, 41)), Dial(LOGITS, _capped, _spaced(1.0, 100.0, 31))
-    if rows.what == "raw":
+    if rows.what.startswith("raw"):
         return [*raw]
     warm = bool((rows.knobs["temperature"] != rows.knobs["temperature"][0]).any())
     heats = [Dial(TEMPERATURE, _heated, _spaced(0.1, 10.0, 41))]
