@@ -51,6 +51,11 @@ class Elsewhere:
     wrong: int
     example: Item
 
+    @property
+    def share(self) -> float:
+        """Of those that tell, how many are of `whose`."""
+        return self.count / self.known
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -91,10 +96,13 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     known = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.PASSED}
     is_raw = what == raw
     search = Search(rows, items, logits_right=not is_raw and bool(known & {*RULED[raw]}), first=_first_tokens(items))
-    if (answer := search.answer()) is not None:
+    answer = search.answer()
+    if answer is not None and answer.certain:
         return Sampled(what, answer, _located(case, what, answer))
-    elsewhere = None if is_raw else _elsewhere(search, places)
-    return None if elsewhere is None else Sampled(what, elsewhere, _located_elsewhere(case, what, elsewhere))
+    elsewhere = _elsewhere(search, places)
+    if elsewhere is not None and (answer is None or elsewhere.share > answer.best.gain / answer.wrong):
+        return Sampled(what, elsewhere, _located_elsewhere(case, what, elsewhere))
+    return None if answer is None else Sampled(what, answer, _located(case, what, answer))
 
 
 def _other_finals(case: Case) -> list[tuple[str, int]]:

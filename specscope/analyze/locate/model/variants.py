@@ -223,10 +223,10 @@ def changes(rows: Rows) -> list[Change]:
     """All changes of one kind that can matter to these rows; the simplest first."""
     active = [] if rows.what.startswith("raw") else [rule for rule in ORDER if rows.active(rule)]
     of_rules = [*_left_out(active), *_doubled(active), *_values(rows, active), *_counted(active), *_reordered(active)]
-    others = [Change(f"{rows.what} of {relation.name}", ROWS, row=relation) for relation in OTHERS]
+    others = [Change(f"the row of {relation.name}", ROWS, row=relation) for relation in OTHERS]
     if of_rules:
         others += [
-            Change(f"the logits of {relation.name} under its own parameters", ROWS, _logits_of(relation))
+            Change(f"the logits of {relation.name} under its own rules", ROWS, _logits_of(relation))
             for relation in OTHERS
             if relation is not CHILD
         ]
