@@ -31,7 +31,8 @@ STEPS = 24  # that differ, and as many others
 TELLING = 0.98  # a probability below this fits another row by no chance
 LEAST = 3  # tokens that tell whose row it is
 KINDS = {FinalKind.BONUS: BONUS, FinalKind.RECOVERED: RECOVERED, FinalKind.TARGET: TARGET}
-GROUPS = ("another request of the same step", "another node of the same tree", "the request's step before")
+OF_OTHERS = "another request of the same step"
+GROUPS = (OF_OTHERS, "another node of the same tree", "the request's step before")
 RULED = {
     "p": ("target p", "final p", "final token"),
     "q": ("draft p",),

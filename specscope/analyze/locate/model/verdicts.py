@@ -34,7 +34,6 @@ from specscope.trace.record.tree import ROOT, Drawn
 STEPS = 24  # that are asked about
 ENOUGH = 4  # decisions that an explanation must explain
 NEARLY = 0.96  # of all that were tried: rounding may turn one
-CHECKS = ("outcomes", "greedy acceptance")
 BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that token
 POWERS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.25, 1.5, 2.0, 3.0, 4.0)  # p at another temperature, or at it twice
 Array = NDArray[np.float64]
@@ -277,13 +276,7 @@ class Decision:
 
 def _outcomes(case: Case, audit: Audit, models: Models, trials: Sequence[Trial]) -> list[Located]:
     """Which p, q, coin and comparison give the outcomes of drafts that were decided against their own."""
-    c = case.evidence
-    wrong = {
-        (c.visits[int(c.step[node])].request.id, c.visits[int(c.step[node])].part.index, int(c.node[node]))
-        for name in CHECKS
-        if name in case.checks
-        for node in case.checks[name].wrong.tolist()
-    }
+    wrong = {trial.key for trial in trials if _is_against(trial)}
     if len(wrong) < ENOUGH:
         return []
     keys = sorted({(request, index) for request, index, _ in wrong})
@@ -335,6 +328,15 @@ def _outcomes(case: Case, audit: Audit, models: Models, trials: Sequence[Trial])
             f"{second.looked:,}",
         )
     ]
+
+
+def _is_against(trial: Trial) -> bool:
+    """Whether a draft was decided against its own p, q and coin, by more than rounding."""
+    verdict, node = trial.step.verdict, trial.child
+    if not verdict.tells_p or (verdict.coin[node] == 0 and not verdict.is_greedy):
+        return False  # the engine tells no coin
+    margin = float(verdict.p_trial[node]) - float(verdict.coin[node]) * float(verdict.q_trial[node])
+    return abs(margin) > 1e-6 and (margin > 0) != (verdict.outcome[node] == Outcome.ACCEPTED)
 
 
 def _recorded_parts(case: Case, trials: Sequence[Trial]) -> Iterator[Part]:
@@ -400,8 +402,9 @@ def _decisions(trials: Sequence[Trial], wrong: set[tuple[str, int, int]], parts:
     is_wrong = np.array([trial.key in wrong for trial in trials])
 
     def decision(chosen: Sequence[Part], test: str) -> Decision:
-        values = right | {part.axis: part for part in chosen}
-        p, q, coin = (values[axis].values for axis in ("p", "q", "coin"))
+        values = {axis: part.values for axis, part in right.items()}
+        values |= {part.axis: np.where(np.isnan(part.values), values[part.axis], part.values) for part in chosen}
+        p, q, coin = (values[axis] for axis in ("p", "q", "coin"))
         known = ~np.isnan(p + q + coin)
         with np.errstate(invalid="ignore"):
             fits = TESTS[test or next(iter(TESTS))](p, q, coin) == accepted
@@ -454,7 +457,7 @@ def _finals(case: Case, audit: Audit, models: Models) -> list[Located]:
         return []
     fits = {
         name: np.array([_fits(one, one.drawn_from.get(name), audit.slack, case) for one in left])
-        for name in left[0].drawn_from
+        for name in dict.fromkeys(name for one in left for name in one.drawn_from)
     }
     residual = next(iter(fits))
     wrong = ~fits[residual]
@@ -503,14 +506,14 @@ def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[Left]:
         p, q = of_p.get((step.key, leaf)), of_q.get((step.key, leaf))
         if p is None or (q is None and step.tree.drawn[step.rejected_last[0]] != Drawn.DETERMINISTIC):
             continue
-        rest, once, mass, own_q = p, p, 1.0, q
+        rest, once, mass, own_q, left_q = p, p, 1.0, q, q
         without = p.clone()
         for place, child in enumerate(step.rejected_last):
             token = int(step.tree.token[child])
             without[token] = 0
             rest, share = _rejected(rest, own_q, token)
             mass = min(mass, share)
-            once = rest if not place else once
+            once, left_q = rest if not place else once, own_q
             if own_q is not None and step.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
                 own_q = own_q.clone()
                 own_q[token] = 0
@@ -518,6 +521,8 @@ def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[Left]:
         names = {"the residual": rest, "p as it was": p, "p without the rejected tokens": without / without.sum()}
         if q is not None:
             names["q"] = q
+        if left_q is not None and len(step.rejected_last) > 1:
+            names["what is left of q"] = left_q
         if len(step.rejected_last) > 1:
             names["the residual of the first trial alone"] = once
         for name, node in (("p of the root", ROOT), ("p of the row above", _above(step, leaf))):
