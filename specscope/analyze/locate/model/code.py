@@ -28,7 +28,9 @@ OURS = {
     "final draw": "specscope/speculate/verify/host.py verify, _reject; specscope/speculate/verify/left.py Residual.draw",
 }
 V1, V2 = "vllm.v1.sample", "vllm.v1.worker.gpu"
-PENALISED = f"{V1}.rejection_sampler RejectionSampler.apply_penalties, for the bonus {V1}.sampler Sampler.apply_penalties"
+PENALISED = (
+    f"{V1}.rejection_sampler RejectionSampler.apply_penalties, for the bonus {V1}.sampler Sampler.apply_penalties"
+)
 CONSTRAINED = f"{V1}.rejection_sampler apply_sampling_constraints, for the bonus {V1}.sampler Sampler.sample"
 JUDGED = f"{V1}.rejection_sampler rejection_sample; {V2}.spec_decode.rejection_sampler_utils rejection_sample"
 VLLM = {

@@ -131,8 +131,9 @@ BEFORE = Relation("the request's step before", _before)
 CHILD = Relation(
     "the draft itself", lambda places, place, child: None if child is None else places.at(place.asked, child)
 )
-LATER_ROW, EARLIER_ROW = Relation("the next row of the batch", _row_further(1)), Relation(
-    "the row before it in the batch", _row_further(-1)
+LATER_ROW, EARLIER_ROW = (
+    Relation("the next row of the batch", _row_further(1)),
+    Relation("the row before it in the batch", _row_further(-1)),
 )
 OTHERS = (PARENT, ROOT_ROW, NEXT, PREVIOUS, BEFORE, FIRST, CHILD, LATER_ROW, EARLIER_ROW)
 OF_REQUESTS = (NEXT, PREVIOUS, FIRST)  # those whose parameters may be mixed up

@@ -25,7 +25,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.limits import UNREAD, untold_limits
 from specscope.trace.record.method import model_part
 from specscope.trace.record.records import FinalKind
-from specscope.trace.record.tree import ROOT, Drawn
+from specscope.trace.record.tree import Drawn
 
 STEPS = 24  # that differ, and as many others
 TELLING = 0.98  # a probability below this fits another row by no chance
@@ -202,9 +202,7 @@ def _items(case: Case, audit: Audit, places: Places, rows: Rows, what: str) -> I
             yield from _finals(asked, item, wrong)
 
 
-def _likeliest(
-    asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]], *, drafter: bool
-) -> Iterator[Item]:
+def _likeliest(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]], *, drafter: bool) -> Iterator[Item]:
     """The raw p, or q, of the likeliest tokens at a node that was tried."""
     children = asked.step.tree.children(item.node)
     is_wrong = any((*asked.step.key, child) in wrong for child in children)
@@ -334,7 +332,9 @@ def _smallest(item: Item, what: str, answer: Answer) -> str:
     where = f"token {item.token} at {item.where}"
     if item.greedy:
         chosen = "is recorded as the choice" if item.recorded else "is recorded as not the choice"
-        return f"{where} {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
+        return (
+            f"{where} {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
+        )
     return f"{where}: {what} {item.recorded:.6g} recorded, {answer.right:.6g} right, {answer.under:.6g} under this"
 
 

@@ -157,7 +157,7 @@ class Rows:
     ) -> Tensor:
         """One rule."""
         if step == TEMPERATURE:
-            return (rows - rows.amax(-1, keepdim=True)) / knobs["temperature"]
+            return rows / knobs["temperature"]
         if step == BIAS:
             return self._biased(rows, needed)
         if step in PENALTIES:
@@ -167,11 +167,12 @@ class Rows:
         if step == MIN_P:
             if not bool((knobs["min_p"] > 0).any()):
                 return rows
-            largest = rows.amax(-1, keepdim=True)
+            own = largest = rows.amax(-1, keepdim=True)
             if recipe.largest_of is not None:
                 of = [at.get(self.places.other(recipe.largest_of, row), index) for index, row in enumerate(needed)]
                 largest = largest[of]
-            return rows.masked_fill(rows < largest + knobs["min_p"].log(), -torch.inf)
+            cut = (rows < largest + knobs["min_p"].log()) & (rows < own)  # its own largest always stays
+            return rows.masked_fill(cut, -torch.inf)
         if step == TOP_K:
             return _first_k(rows, knobs["top_k"])
         return _top_p(rows, knobs["top_p"], exclusive=recipe.exclusive)

@@ -257,7 +257,7 @@ class Search:
         ).reshape(len(variant.changes), len(self.items))
         values = self.right.copy()
         for pattern in {tuple(column) for column in at_work.T.tolist()}:
-            here = (at_work.T == np.array(pattern)).all(axis=1)
+            here = (np.array(pattern) == at_work.T).all(axis=1)
             made = tuple(change for (change, _), holds in zip(variant.changes, pattern, strict=True) if holds)
             values[here] = self.whole(made)[here]
         fits = self.fits(values)
@@ -385,5 +385,3 @@ def _pieces(places: Sequence[int], vocab: int) -> Iterable[Sequence[int]]:
     size = max(8, 2**24 // max(vocab, 1))
     for start in range(0, len(places), size):
         yield places[start : start + size]
-
-

@@ -76,7 +76,14 @@ def _without(*rules: str) -> Callable[[Recipe], Recipe]:
 
 
 def _twice(*rules: str) -> Callable[[Recipe], Recipe]:
-    return _steps(lambda steps: [step for step in steps for _ in range(1 + (step in rules))])
+    """The rules again, all of them behind the last one."""
+
+    def again(steps: Sequence[str]) -> Sequence[str]:
+        places = [place for place, step in enumerate(steps) if step in rules]
+        end = places[-1] + 1 if places else 0
+        return [*steps[:end], *(steps[place] for place in places), *steps[end:]]
+
+    return _steps(again)
 
 
 def _moved(rule: str, to: str, *, behind: bool) -> Callable[[Recipe], Recipe]:
@@ -150,6 +157,8 @@ def _doubled(active: Sequence[str]) -> Iterator[Change]:
         yield Change(f"{rule} applied twice", rule, _twice(rule))
     if len(penalties := [rule for rule in active if rule in PENALTIES]) > 1:
         yield Change("the penalties applied twice", "penalties", _twice(*penalties))
+    if penalties and BIAS in active:
+        yield Change("the logit bias and the penalties applied twice", "penalties", _twice(BIAS, *penalties))
     if cuts := [rule for rule in active if rule in CUTS]:
         yield Change(
             f"{', '.join(cuts)} applied before the temperature and again after it",
@@ -166,15 +175,15 @@ def _reordered(active: Sequence[str]) -> Iterator[Change]:
         yield Change(name, cuts[-1], _moved(TEMPERATURE, cuts[-1], behind=True))
         seen.add((*(rule for rule in ORDER if rule in active and rule not in (TEMPERATURE, *CUTS)), *cuts, TEMPERATURE))
     for rule in (*reversed(CUTS), *PENALTIES, BIAS, FORM, TEMPERATURE):
-        for to in ORDER if rule in active else ():
+        own = ORDER.index(rule)
+        for place, to in enumerate(ORDER) if rule in active else ():
             if to == rule or to not in active:
                 continue
-            for behind in (False, True):
-                change = _moved(rule, to, behind=behind)
-                order = tuple(step for step in change(RIGHT).steps if step in active)
-                if order not in seen:
-                    seen.add(order)
-                    yield Change(f"{rule} {'after' if behind else 'before'} {to}", rule, change)
+            change = _moved(rule, to, behind=place > own)
+            order = tuple(step for step in change(RIGHT).steps if step in active)
+            if order not in seen:
+                seen.add(order)
+                yield Change(f"{rule} {'after' if place > own else 'before'} {to}", rule, change)
 
 
 def _values(rows: Rows, active: Sequence[str]) -> Iterator[Change]:
@@ -215,7 +224,11 @@ def _counted(active: Sequence[str]) -> Iterator[Change]:
         return
     what, operation = ("penalties", "penalties") if len(penalties) != 1 else (f"a {penalties[0]}", penalties[0])
     for name, count, off_path in COUNTS:
-        verb = name if len(penalties) != 1 else name.replace("count", "counts", 1).replace("do not counts", "does not count")
+        verb = (
+            name
+            if len(penalties) != 1
+            else name.replace("count", "counts", 1).replace("do not counts", "does not count")
+        )
         yield Change(f"{what} {verb}", operation, _counting(count), off_path=off_path)
 
 
@@ -252,9 +265,7 @@ class Dial:
 
 
 def _scaled(factor: float) -> Change:
-    return Change(
-        f"the logits times {factor:.3g}", LOGITS, lambda recipe: replace(recipe, scale=factor), fitted=True
-    )
+    return Change(f"the logits times {factor:.3g}", LOGITS, lambda recipe: replace(recipe, scale=factor), fitted=True)
 
 
 def _heated(factor: float) -> Change:
@@ -268,7 +279,9 @@ def _at(value: float) -> Change:
 
 
 def _capped(cap: float) -> Change:
-    return Change(f"a soft cap of {cap:.3g} on the logits", LOGITS, lambda recipe: replace(recipe, cap=cap), fitted=True)
+    return Change(
+        f"a soft cap of {cap:.3g} on the logits", LOGITS, lambda recipe: replace(recipe, cap=cap), fitted=True
+    )
 
 
 def cut(first: int) -> Change:
