@@ -1,9 +1,10 @@
-"""Mistakes in the sampling rules and in the verdict that no row of diagnose knows, each planted while an engine runs."""
+"""Mistakes in sampling rules and verdicts that no row of diagnose knows, each planted while an engine runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import torch
 
@@ -128,7 +129,7 @@ def judged_by_the_next_request(patch, engine):
 
     def rows(batch):
         targets, starts = right(batch), batch.trees.root.tolist()
-        spans = [targets[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+        spans = [targets[start:end] for start, end in pairwise(starts)]
         moved = [*spans[1:], *spans[:1]]
         return [
             row for own, other in zip(spans, moved, strict=True) for row in (other if len(own) == len(other) else own)

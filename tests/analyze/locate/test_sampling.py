@@ -12,7 +12,7 @@ from specscope.analyze.diagnose.rerun.rows import of_model
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.places import Places
 from specscope.analyze.locate.model.rules import located_sampling
-from specscope.analyze.locate.model.sampling import RIGHT, Rows
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.model.verdicts import located_verdicts
 from specscope.measure.judges import audit_options
 from tests.analyze.locate import planted
@@ -131,7 +131,7 @@ def test_the_right_recipe_is_the_audits(tmp_path):
     run = history(record(Setting("early tree", ALL, requests=3, tokens=30), tmp_path / "run.jsonl"))
     case, models = Case.of(run), Models(audit_options(run, str(TARGET), "self:4", 100))
     places = Places(of_model(models.target)(case, case.drafting[:12]))
-    made = Rows(places, "p", None).distributions(RIGHT, range(len(places.every)))
+    made = RuledRows(places, "p", None).distributions(RIGHT, range(len(places.every)))
     for place, row in zip(places.every, made, strict=True):
         contexts = place.asked.contexts
         rules = AuditRules(contexts.params, contexts.text[: contexts.prompt_len])

@@ -20,7 +20,7 @@ from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rows import of_head, of_model
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.model.places import OF_REQUESTS
-from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, Sampled, search_sampling
+from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFault, search_sampling
 from specscope.analyze.locate.model.sampling import TEMPERATURE
 from specscope.analyze.locate.model.variants import BELOW, ROWS
 from specscope.analyze.locate.model.verdicts import located_verdicts
@@ -71,7 +71,7 @@ def _ruled(case: Case, models: Models, audit: Audit, *, drafter: bool = False) -
     return [Suspect(_cause(sampled), score, (located.sentence,), example=located.where, rerun=True)]
 
 
-def _cause(sampled: Sampled) -> Cause:
+def _cause(sampled: SampledFault) -> Cause:
     """The familiar name of what was found."""
     is_q = sampled.what.endswith("q")
     other = Cause.Q_OTHER_ROW if is_q else Cause.P_OTHER_ROW

@@ -18,14 +18,14 @@ OURS = {
     "top-p": f"{SHAPED} _softmax_, _beyond_top_p",
     "softmax": f"{SHAPED} _softmax_",
     "logits": f"{SHAPED} target_rows, all_probabilities: what they are given",
-    "parameters": "specscope/speculate/verify/inputs.py _rows; specscope/speculate/drafters/tree_builder.py grow_sampled",
+    "parameters": "specscope/speculate/verify/inputs.py _rows; specscope/speculate/drafters/base.py Context.rows",
     "rules": f"{SHAPED} all_probabilities",
     "rows": "specscope/speculate/verify/inputs.py VerifyBatch; specscope/kernels/flat_trees.py FlatTrees",
     "p": "specscope/speculate/verify/left.py target_rows",
     "q": "specscope/speculate/verify/left.py drafter_row",
     "coin": "specscope/speculate/verify/inputs.py step_batch; specscope/trace/record/coins.py coins",
     "acceptance": "specscope/speculate/verify/host.py _try",
-    "final draw": "specscope/speculate/verify/host.py verify, _reject; specscope/speculate/verify/left.py Residual.draw",
+    "final draw": "specscope/speculate/verify/host.py verify, _reject; specscope/speculate/draws.py draw",
 }
 V1, V2 = "vllm.v1.sample", "vllm.v1.worker.gpu"
 PENALISED = (
@@ -34,7 +34,7 @@ PENALISED = (
 CONSTRAINED = f"{V1}.rejection_sampler apply_sampling_constraints, for the bonus {V1}.sampler Sampler.sample"
 JUDGED = f"{V1}.rejection_sampler rejection_sample; {V2}.spec_decode.rejection_sampler_utils rejection_sample"
 VLLM = {
-    "logit bias": f"{V1}.logits_processor.builtin LogitBiasLogitsProcessor; {V2}.sample.logit_bias LogitBiasState.apply",
+    "logit bias": f"{V1}.logits_processor LogitBiasLogitsProcessor; {V2}.sample.logit_bias LogitBiasState.apply",
     **dict.fromkeys(
         ("repetition penalty", "presence penalty", "frequency penalty", "penalties"),
         f"{PENALISED}; {V2}.sample.penalties PenaltiesState.apply",

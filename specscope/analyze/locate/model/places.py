@@ -12,7 +12,7 @@ from specscope.trace.record.tree import ROOT
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """A row of logits: of a step, after its root or a node."""
 
     asked: Asked
@@ -35,26 +35,28 @@ class Relation:
     """Another place than a row's own, by what it is to it."""
 
     name: str  # "the next request of the batch"
-    of: Callable[[Places, Place, int | None], Place | None]  # of a place, and its child where one is asked about
+    of: Callable[[Places, RowPlace, int | None], RowPlace | None]  # of a place, and its child where one is asked about
 
 
 class Places:
     """All places of some steps, by number."""
 
-    def __init__(self, asked: Sequence[Asked], *, plain: Callable[[Asked, int], bool] = lambda asked, node: False):
+    def __init__(
+        self, asked: Sequence[Asked], *, plain: Callable[[Asked, int], bool] = lambda asked, node: False
+    ) -> None:
         self.asked = list(asked)
-        self.every = [Place(one, node, plain(one, node)) for one in asked for node in sorted(one.logits)]
+        self.every = [RowPlace(one, node, plain(one, node)) for one in asked for node in sorted(one.logits)]
         self._number = {(*place.asked.step.key, place.node): row for row, place in enumerate(self.every)}
         self._batch: dict[int, list[Asked]] = {}
         for one in sorted(asked, key=lambda one: one.step.visit.row):
             self._batch.setdefault(one.step.visit.record.step, []).append(one)
         self._others: dict[tuple[str, int, int | None], int] = {}
 
-    def number(self, place: Place) -> int:
+    def number(self, place: RowPlace) -> int:
         """Its number."""
         return self._number[(*place.asked.step.key, place.node)]
 
-    def at(self, asked: Asked, node: int) -> Place | None:
+    def at(self, asked: Asked, node: int) -> RowPlace | None:
         """The place there; None where the model was not asked."""
         row = self._number.get((*asked.step.key, node))
         return None if row is None else self.every[row]
@@ -71,21 +73,21 @@ class Places:
             self._others[key] = -1 if place is None else self.number(place)
         return default if self._others[key] < 0 else self._others[key]
 
-    def beside(self, place: Place) -> list[Asked]:
+    def beside(self, place: RowPlace) -> list[Asked]:
         """The requests of its engine step, in the order of the batch."""
         return self._batch[place.engine_step]
 
-    def before(self, place: Place) -> Asked | None:
+    def before(self, place: RowPlace) -> Asked | None:
         """The request's step before."""
         last = place.asked.step.last
         key = None if last is None else last.key
         return next((one for one in self.asked if one.step.key == key), None)
 
 
-def _neighbour(by: int) -> Callable[[Places, Place, int | None], Place | None]:
+def _neighbour(by: int) -> Callable[[Places, RowPlace, int | None], RowPlace | None]:
     """At the same node of the request `by` places further on."""
 
-    def of(places: Places, place: Place, child: int | None) -> Place | None:
+    def of(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
         batch = places.beside(place)
         if len(batch) < 2:
             return None
@@ -95,24 +97,24 @@ def _neighbour(by: int) -> Callable[[Places, Place, int | None], Place | None]:
     return of
 
 
-def _first_of_batch(places: Places, place: Place, child: int | None) -> Place | None:
+def _first_of_batch(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
     first = places.beside(place)[0]
     return places.at(first, min(first.logits, default=ROOT))
 
 
-def _above(places: Places, place: Place, child: int | None) -> Place | None:
+def _above(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
     return None if place.node == ROOT else places.at(place.asked, int(place.asked.step.tree.parent[place.node]))
 
 
-def _before(places: Places, place: Place, child: int | None) -> Place | None:
+def _before(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
     before = places.before(place)
     return None if before is None else places.at(before, place.node)
 
 
-def _row_further(by: int) -> Callable[[Places, Place, int | None], Place | None]:
+def _row_further(by: int) -> Callable[[Places, RowPlace, int | None], RowPlace | None]:
     """The row of the batch that lies `by` rows further on, of those that are known."""
 
-    def of(places: Places, place: Place, child: int | None) -> Place | None:
+    def of(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
         batch = [(one, node) for one in places.beside(place) for node in sorted(one.logits)]
         own = next(i for i, (one, node) in enumerate(batch) if one is place.asked and node == place.node)
         return places.at(*batch[(own + by) % len(batch)])

@@ -18,8 +18,8 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Operation, Stage
 from specscope.analyze.locate.model.code import code_of
 from specscope.analyze.locate.model.places import Places
-from specscope.analyze.locate.model.sampling import RIGHT, Rows
-from specscope.analyze.locate.model.search import Answer, Item, Search
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.model.search import BestVariant, Item, Search
 from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET
 from specscope.trace.history.wording import plural
 from specscope.trace.record.limits import UNREAD, untold_limits
@@ -59,11 +59,11 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledFault:
     """What was found about p, or q: a variant of the rules, or rows of elsewhere."""
 
     what: str  # "p", "q"; "raw p", "raw q": before any rule
-    found: Answer | Elsewhere
+    found: BestVariant | Elsewhere
     located: Located
 
 
@@ -77,7 +77,7 @@ def located_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool)
     return [] if sampled is None else [sampled.located]
 
 
-def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> Sampled | None:
+def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> SampledFault | None:
     """The same, with the search behind it."""
     what, raw = ("q", "raw q") if drafter else ("p", "raw p")
     failed = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.FAILED}
@@ -90,7 +90,7 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
         return None
     forms = _forms(case, models, asked)
     places = Places(asked, plain=_is_plain if what == "q" else _never)
-    rows = Rows(places, what, forms)
+    rows = RuledRows(places, what, forms)
     if not places.every:
         return None
     items = [*_items(case, audit, places, rows, what)]
@@ -99,11 +99,11 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     search = Search(rows, items, logits_right=not is_raw and bool(known & {*RULED[raw]}), first=_first_tokens(items))
     answer = search.answer()
     if answer is not None and answer.certain:
-        return Sampled(what, answer, _located(case, what, answer))
+        return SampledFault(what, answer, _located(case, what, answer))
     elsewhere = _elsewhere(search, places)
     if elsewhere is not None and (answer is None or elsewhere.share > answer.best.gain / answer.wrong):
-        return Sampled(what, elsewhere, _located_elsewhere(case, what, elsewhere))
-    return None if answer is None else Sampled(what, answer, _located(case, what, answer))
+        return SampledFault(what, elsewhere, _located_elsewhere(case, what, elsewhere))
+    return None if answer is None else SampledFault(what, answer, _located(case, what, answer))
 
 
 def _other_finals(case: Case) -> list[tuple[str, int]]:
@@ -172,7 +172,7 @@ def _is_plain(asked: Asked, node: int) -> bool:
     return bool(children) and tree.drawn[children[0]] == Drawn.DETERMINISTIC
 
 
-def _items(case: Case, audit: Audit, places: Places, rows: Rows, what: str) -> Iterator[Item]:
+def _items(case: Case, audit: Audit, places: Places, rows: RuledRows, what: str) -> Iterator[Item]:
     """What was recorded of the tokens after these places."""
     wrong = {
         (item.request, item.index, item.node)
@@ -255,7 +255,6 @@ def _elsewhere(search: Search, places: Places) -> Elsewhere | None:
         piece = needed[start : start + 64]
         p = search.rows.distributions(RIGHT, piece)
         for i in bad:
-            item = search.items[i]
             for row, name in near[i].items():
                 if row in piece and i not in found[name]:
                     value = search._values(p, [piece.index(row)], [i])
@@ -292,7 +291,7 @@ def _near(places: Places, item: Item) -> dict[int, str]:
 # In words
 
 
-def _located(case: Case, what: str, answer: Answer) -> Located:
+def _located(case: Case, what: str, answer: BestVariant) -> Located:
     best, item, run = answer.best, answer.example, case.history.run
     operations = best.variant.operations
     name = " and ".join(operations)
@@ -328,7 +327,7 @@ def _located(case: Case, what: str, answer: Answer) -> Located:
     )
 
 
-def _smallest(item: Item, what: str, answer: Answer) -> str:
+def _smallest(item: Item, what: str, answer: BestVariant) -> str:
     where = f"token {item.token} at {item.where}"
     if item.greedy:
         chosen = "is recorded as the choice" if item.recorded else "is recorded as not the choice"

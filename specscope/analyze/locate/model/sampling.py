@@ -16,7 +16,7 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.diagnose.rerun.rows import Asked
-from specscope.analyze.locate.model.places import Place, Places, Relation
+from specscope.analyze.locate.model.places import Places, Relation, RowPlace
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT
 
@@ -60,7 +60,7 @@ def as_it_should(counted: Counted) -> tuple[Sequence[int], Sequence[int]]:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RuleRecipe:
     """How p is made of logits: right as it is here, or changed."""
 
     steps: tuple[str, ...] = ORDER
@@ -81,10 +81,10 @@ class Recipe:
         return [*(of for _, of in self.knobs_of), *(x for x in (self.largest_of, self.logits_of) if x is not None)]
 
 
-RIGHT = Recipe()
+RIGHT = RuleRecipe()
 
 
-class Rows:
+class RuledRows:
     """The logits of some places, and the distributions that a recipe makes of them.
 
     `what`: "p", "q"; "raw p", "raw q": by no rule at all. `forms`: what a request's form refuses; None: it is left out.
@@ -119,7 +119,7 @@ class Rows:
         return any(_has(params, rule) for params in self.params)
 
     @torch.inference_mode()
-    def distributions(self, recipe: Recipe, wanted: Sequence[int]) -> Tensor:
+    def distributions(self, recipe: RuleRecipe, wanted: Sequence[int]) -> Tensor:
         """[len(wanted), V] p at these places, by their numbers."""
         needed = sorted({*wanted, *(self.places.other(of, row) for of in recipe.references for row in wanted)})
         at = {row: index for index, row in enumerate(needed)}
@@ -140,7 +140,7 @@ class Rows:
         p = p.to(rounded["p"]).float() if "p" in rounded else p
         return p[[at[row] for row in wanted]]
 
-    def _logits(self, rows: Tensor, recipe: Recipe) -> Tensor:
+    def _logits(self, rows: Tensor, recipe: RuleRecipe) -> Tensor:
         """What is done to the logits before any rule."""
         rounded = dict(recipe.rounded)
         rows = rows.to(rounded[LOGITS]).float() if LOGITS in rounded else rows.clone()
@@ -153,7 +153,7 @@ class Rows:
         return rows
 
     def _step(
-        self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: Recipe, at: dict[int, int]
+        self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: RuleRecipe, at: dict[int, int]
     ) -> Tensor:
         """One rule."""
         if step == TEMPERATURE:
@@ -184,7 +184,7 @@ class Rows:
                     rows[index, token] += value
         return rows
 
-    def _penalised(self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: Recipe) -> Tensor:
+    def _penalised(self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: RuleRecipe) -> Tensor:
         penalty = knobs[step.replace(" ", "_")]
         for index, row in enumerate(needed):
             value = float(penalty[index])
@@ -201,7 +201,7 @@ class Rows:
                 rows[index, tokens] -= value * (times if step == FREQUENCY else 1.0)
         return rows
 
-    def _limited(self, rows: Tensor, needed: list[int], recipe: Recipe) -> Tensor:
+    def _limited(self, rows: Tensor, needed: list[int], recipe: RuleRecipe) -> Tensor:
         for index, row in enumerate(needed):
             if self.forms is None or not self.params[row].limited:
                 continue
@@ -239,7 +239,7 @@ def _has(params: SamplingParams, rule: str) -> bool:
     }[rule]
 
 
-def _counted(place: Place) -> Counted:
+def _counted(place: RowPlace) -> Counted:
     asked, contexts = place.asked, place.asked.contexts
     output = contexts.output(asked.judged.rows[place.node])
     drafted = 0 if place.node == ROOT else int(asked.step.tree.depth[place.node])

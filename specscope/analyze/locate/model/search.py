@@ -19,8 +19,18 @@ from numpy.typing import NDArray
 from specscope.analyze.audit.tally import LEAST, SUMMED
 from specscope.analyze.findings import Reference
 from specscope.analyze.locate.model.places import Relation
-from specscope.analyze.locate.model.sampling import RIGHT, Rows
-from specscope.analyze.locate.model.variants import EVERYWHERE, ROWS, SCOPES, Change, Dial, Scope, changes, cut, dials
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.model.variants import (
+    EVERYWHERE,
+    ROWS,
+    SCOPES,
+    Dial,
+    RuleChange,
+    Scope,
+    changes,
+    cut,
+    dials,
+)
 
 FEW = 10  # tokens that differ, on which every change is tried first
 FULL = 14  # changes that are tried on all tokens
@@ -54,10 +64,10 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Variant:
+class RuleVariant:
     """Changes of the rules, each where it is at work."""
 
-    changes: tuple[tuple[Change, Scope], ...]
+    changes: tuple[tuple[RuleChange, Scope], ...]
 
     @property
     def name(self) -> str:
@@ -85,7 +95,7 @@ class Variant:
 class Score:
     """What a variant explains of the tokens that differ, and what it spoils of the others."""
 
-    variant: Variant
+    variant: RuleVariant
     explained: int
     spoiled: int
     error: float  # mean deviation of the log odds at tokens that differ
@@ -98,7 +108,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BestVariant:
     """The best variant, and the search behind it."""
 
     best: Score
@@ -122,7 +132,7 @@ class Answer:
 class Search:
     """Variants over the items of one capture."""
 
-    def __init__(self, rows: Rows, items: Sequence[Item], *, logits_right: bool = False, first: int = 0) -> None:
+    def __init__(self, rows: RuledRows, items: Sequence[Item], *, logits_right: bool = False, first: int = 0) -> None:
         """`logits_right`: whether the logits are known to be right; `first`: how many first tokens hold all that
         came; 0 where that is not known."""
         self.rows, self.items, self.tried, self.began = rows, list(items), 0, time.monotonic()
@@ -138,7 +148,7 @@ class Search:
 
     def _few(self) -> list[int]:
         """Some that differ, of different rows, of each kind, spread over the run."""
-        bad = [index for index in np.flatnonzero(self.wrong & ~self.fits_right).tolist()]
+        bad = np.flatnonzero(self.wrong & ~self.fits_right).tolist()
         by_kind: dict[tuple[str, bool], dict[int, int]] = {}
         for index in bad:
             item = self.items[index]
@@ -150,7 +160,7 @@ class Search:
             chosen += indices[:: max(1, len(indices) // share)][:share]
         return sorted(chosen)
 
-    def predicted(self, made: Sequence[Change], some: Sequence[int] | None = None) -> Array:
+    def predicted(self, made: Sequence[RuleChange], some: Sequence[int] | None = None) -> Array:
         """What the changes give for items: p of the token; where greedy, how far its log p is above the others'."""
         wanted = list(range(len(self.items))) if some is None else list(some)
         recipe, relation = RIGHT, None
@@ -200,7 +210,7 @@ class Search:
 
     # Singles
 
-    def singles(self) -> list[Change]:
+    def singles(self) -> list[RuleChange]:
         """Every change, with those whose numbers were fitted."""
         made = changes(self.rows)
         if self.logits_right:
@@ -212,7 +222,7 @@ class Search:
     def _is_out(self, dial: Dial) -> bool:
         return not self.few or bool(self.greedy[self.few].all()) or (self.logits_right and dial.operation == "logits")
 
-    def _fitted(self, dial: Dial) -> Change:
+    def _fitted(self, dial: Dial) -> RuleChange:
         """The change with the number that comes nearest to what was recorded of the few."""
         values, best = list(dial.values), dial.values[0]
         without = _apart(self.off(self.right[self.few], self.few, least=FINE))
@@ -227,11 +237,11 @@ class Search:
         counts = [self.on_few([(dial.change(value),)])[0][0] for value in (*rounded, best)]
         return dial.change((*rounded, best)[int(np.argmax(counts))])
 
-    def _distance(self, change: Change) -> float:
+    def _distance(self, change: RuleChange) -> float:
         self.tried += 1
         return _apart(self.off(self.predicted((change,), self.few), self.few, least=FINE))
 
-    def on_few(self, made: Sequence[Sequence[Change]]) -> list[tuple[int, float, Array]]:
+    def on_few(self, made: Sequence[Sequence[RuleChange]]) -> list[tuple[int, float, Array]]:
         """For each variant: how many of the few come out, how far off they are, and what it gives."""
         results = []
         for variant in made:
@@ -243,14 +253,14 @@ class Search:
 
     # On all tokens
 
-    def whole(self, made: tuple[Change, ...]) -> Array:
+    def whole(self, made: tuple[RuleChange, ...]) -> Array:
         """What changes give for all items."""
         key = tuple(change.name for change in made)
         if key not in self._cache:
             self._cache[key] = self.predicted(made) if made else self.right
         return self._cache[key]
 
-    def score(self, variant: Variant, among: Bools) -> Score:
+    def score(self, variant: RuleVariant, among: Bools) -> Score:
         """A variant over the items `among`."""
         at_work = np.array(
             [[scope.holds(item.kind, item.node) for item in self.items] for _, scope in variant.changes]
@@ -266,7 +276,7 @@ class Search:
         error = float(np.minimum(self.off(values)[bad], 10).mean()) if bad.any() else 0.0
         return Score(variant, int(fits[bad].sum()), int((good & ~fits).sum()), error, values)
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> BestVariant | None:
         """The variant that explains the most; None where none explains enough."""
         if not self.few:
             return None
@@ -279,7 +289,7 @@ class Search:
         promising = [i for i, (count, _, _) in enumerate(results) if count]
         promising.sort(key=lambda i: (-results[i][0], results[i][1]))
         chosen = [singles[i] for i in promising[:FULL]]
-        made = [Variant(((change, scope),)) for change in chosen for scope in SCOPES]
+        made = [RuleVariant(((change, scope),)) for change in chosen for scope in SCOPES]
         for among, alone in ((everything, False), (at_work, True)):
             if alone and at_work.all():
                 continue
@@ -292,7 +302,7 @@ class Search:
                 return with_pairs
         return None
 
-    def _pairs(self, singles: Sequence[Change], results: Sequence[tuple[int, float, Array]]) -> list[Variant]:
+    def _pairs(self, singles: Sequence[RuleChange], results: Sequence[tuple[int, float, Array]]) -> list[RuleVariant]:
         """Pairs of changes that explain the few, or come nearer to them; each at every scope."""
         if hasattr(self, "_made_pairs"):
             return self._made_pairs
@@ -319,15 +329,15 @@ class Search:
         together.sort(key=lambda entry: (-entry[0], entry[1]))
         least = max(0.5 * float((right > 0).sum()), 1)
         made = [
-            Variant(((first, scope), (second, other)))
+            RuleVariant(((first, scope), (second, other)))
             for count, _, (first, second) in together[:PAIRS]
             if count >= least
             for scope, other in product(SCOPES, SCOPES)
         ]
-        self._made_pairs: list[Variant] = made
+        self._made_pairs: list[RuleVariant] = made
         return made
 
-    def _best(self, made: Iterable[Variant], among: Bools, *, alone: bool) -> Answer | None:
+    def _best(self, made: Iterable[RuleVariant], among: Bools, *, alone: bool) -> BestVariant | None:
         scores = [self.score(variant, among) for variant in made]
         self.tried += len(scores)
         bad = self.wrong & ~self.fits_right & among
@@ -345,7 +355,7 @@ class Search:
         runner_up = max(other, key=lambda score: (score.gain, -score.variant.cost), default=None)
         example = int(np.flatnonzero(bad & self.fits(best.predicted))[0])
         alike = [score for score in alike if score.variant.cost <= best.variant.cost + 0.2]
-        return Answer(
+        return BestVariant(
             best,
             wrong,
             int((~self.wrong & self.fits_right & among).sum()),

@@ -22,9 +22,9 @@ from specscope.analyze.findings import Reference
 from specscope.analyze.locate.located import Located, Operation, Stage
 from specscope.analyze.locate.model.code import code_of
 from specscope.analyze.locate.model.places import OTHERS, Places
-from specscope.analyze.locate.model.sampling import RIGHT, Rows
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.model.search import Item, Search
-from specscope.analyze.locate.model.variants import NODE, ROWS, Change, knob
+from specscope.analyze.locate.model.variants import NODE, ROWS, RuleChange, knob
 from specscope.trace.history.wording import plural
 from specscope.trace.record.method import model_part
 from specscope.trace.record.records import Outcome
@@ -42,7 +42,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedNode:
     """A node that was tried."""
 
     step: Step
@@ -73,17 +73,17 @@ def located_verdicts(case: Case, audit: Audit, models: Models) -> list[Located]:
     return located or _finals(case, audit, models)
 
 
-def _trials(steps: Sequence[Step]) -> Iterator[Trial]:
+def _trials(steps: Sequence[Step]) -> Iterator[TriedNode]:
     for step in steps:
         for trials in step.trials:
             for place, node in enumerate(trials.nodes):
-                yield Trial(step, trials.parent, node, not place)
+                yield TriedNode(step, trials.parent, node, not place)
 
 
 # What trials read
 
 
-def _reads(case: Case, audit: Audit, models: Models, trials: Sequence[Trial]) -> Iterator[Located]:
+def _reads(case: Case, audit: Audit, models: Models, trials: Sequence[TriedNode]) -> Iterator[Located]:
     """Whether the p and q of first trials are those of their own node."""
     firsts = [trial for trial in trials if trial.first]
     for what, read, of in (("p", _p_trial, _p), ("q", _q_trial, _q)):
@@ -141,7 +141,7 @@ def _elsewhere(case: Case, of: Value) -> dict[str, Value]:
 
 
 def _read_of(
-    case: Case, audit: Audit, models: Models, what: str, wrong: Sequence[Trial], known: Sequence[Trial]
+    case: Case, audit: Audit, models: Models, what: str, wrong: Sequence[TriedNode], known: Sequence[TriedNode]
 ) -> Iterator[Located]:
     """Whose p or q it is: 1, a value of elsewhere in the capture, or the token's in another row of the model."""
     read, of = (_p_trial, _p) if what == "p" else (_q_trial, _q)
@@ -202,8 +202,8 @@ def _rows(
     audit: Audit,
     models: Models,
     what: str,
-    wrong: Sequence[Trial],
-    known: Sequence[Trial],
+    wrong: Sequence[TriedNode],
+    known: Sequence[TriedNode],
     read: Value,
 ) -> Search | None:
     """A search over first trials: what was read of each, by its own row and by others."""
@@ -213,7 +213,7 @@ def _rows(
     every = [asked for asked in every if asked.logits and not asked.contexts.limits]
     if not every:
         return None
-    rows = Rows(Places(every), what, None)
+    rows = RuledRows(Places(every), what, None)
     bad, chosen = {trial.key for trial in wrong}, set(keys)
     items = [
         item
@@ -223,7 +223,7 @@ def _rows(
     return Search(rows, items, logits_right=True) if items else None
 
 
-def _item(rows: Rows, audit: Audit, what: str, trial: Trial, read: Value, *, wrong: bool) -> Item | None:
+def _item(rows: RuledRows, audit: Audit, what: str, trial: TriedNode, read: Value, *, wrong: bool) -> Item | None:
     asked = next((one for one in rows.places.asked if one.step.key == trial.step.key), None)
     place = None if asked is None else rows.places.at(asked, trial.parent)
     value = read(trial.step, trial.child)
@@ -242,7 +242,7 @@ def _item(rows: Rows, audit: Audit, what: str, trial: Trial, read: Value, *, wro
 
 
 @dataclass(frozen=True)
-class Part:
+class DecisionPart:
     """One thing that goes into a decision: its values for all trials, NaN where there is none."""
 
     axis: str  # "p", "q", "coin", "acceptance"
@@ -264,7 +264,7 @@ TESTS: dict[str, Accepts] = {
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecidedBy:
     """One way in which the outcomes may come about."""
 
     changed: tuple[tuple[str, str], ...]  # (axis, name) of what is not as it should be
@@ -274,7 +274,7 @@ class Decision:
     total: int
 
 
-def _outcomes(case: Case, audit: Audit, models: Models, trials: Sequence[Trial]) -> list[Located]:
+def _outcomes(case: Case, audit: Audit, models: Models, trials: Sequence[TriedNode]) -> list[Located]:
     """Which p, q, coin and comparison give the outcomes of drafts that were decided against their own."""
     wrong = {trial.key for trial in trials if _is_against(trial)}
     if len(wrong) < ENOUGH:
@@ -330,7 +330,7 @@ def _outcomes(case: Case, audit: Audit, models: Models, trials: Sequence[Trial])
     ]
 
 
-def _is_against(trial: Trial) -> bool:
+def _is_against(trial: TriedNode) -> bool:
     """Whether a draft was decided against its own p, q and coin, by more than rounding."""
     verdict, node = trial.step.verdict, trial.child
     if not verdict.tells_p or (verdict.coin[node] == 0 and not verdict.is_greedy):
@@ -339,12 +339,12 @@ def _is_against(trial: Trial) -> bool:
     return abs(margin) > 1e-6 and (margin > 0) != (verdict.outcome[node] == Outcome.ACCEPTED)
 
 
-def _recorded_parts(case: Case, trials: Sequence[Trial]) -> Iterator[Part]:
+def _recorded_parts(case: Case, trials: Sequence[TriedNode]) -> Iterator[DecisionPart]:
     """What the capture itself has: the right ones first."""
 
-    def part(axis: str, name: str, value: Value) -> Part:
+    def part(axis: str, name: str, value: Value) -> DecisionPart:
         values = [value(trial.step, trial.child) for trial in trials]
-        return Part(axis, name, np.array([np.nan if x is None else x for x in values], np.float64))
+        return DecisionPart(axis, name, np.array([np.nan if x is None else x for x in values], np.float64))
 
     def coin(step: Step, node: int) -> float | None:
         return float(step.verdict.coin[node])
@@ -362,7 +362,7 @@ def _recorded_parts(case: Case, trials: Sequence[Trial]) -> Iterator[Part]:
         yield part("coin", f"the coin of {name}", value)
 
 
-def _other_rows(case: Case, audit: Audit, models: Models, trials: Sequence[Trial]) -> Iterator[Part]:
+def _other_rows(case: Case, audit: Audit, models: Models, trials: Sequence[TriedNode]) -> Iterator[DecisionPart]:
     """p, and q where it was drawn from, of other rows, and p at other temperatures: of first trials alone."""
     firsts = [trial for trial in trials if trial.first]
     for what, read in (("p", _p_trial), ("q", _q)):
@@ -371,9 +371,9 @@ def _other_rows(case: Case, audit: Audit, models: Models, trials: Sequence[Trial
             continue
         number = {trial.key: index for index, trial in enumerate(trials)}
         at = [number[item.where.request, item.where.index, item.child or 0] for item in search.items]
-        made = [Change(f"the {what} of {relation.name}", ROWS, row=relation) for relation in OTHERS]
+        made = [RuleChange(f"the {what} of {relation.name}", ROWS, row=relation) for relation in OTHERS]
         if what == "p":
-            made += [Change(f"its p to the power {x:g}", "p", knob("temperature", _colder(x))) for x in POWERS]
+            made += [RuleChange(f"its p to the power {x:g}", "p", knob("temperature", _colder(x))) for x in POWERS]
         for change in made:
             values = search.predicted((change,))
             own = np.array([_is_own(search, item, change) for item in search.items])
@@ -381,19 +381,21 @@ def _other_rows(case: Case, audit: Audit, models: Models, trials: Sequence[Trial
             values[own] = np.nan
             whole = np.full(len(trials), np.nan)
             whole[at] = values
-            yield Part(what, change.name, whole)
+            yield DecisionPart(what, change.name, whole)
 
 
 def _colder(power: float) -> Callable[[Tensor], Tensor]:
     return lambda temperature: temperature / power
 
 
-def _is_own(search: Search, item: Item, change: Change) -> bool:
+def _is_own(search: Search, item: Item, change: RuleChange) -> bool:
     """Whether there is no other row of that relation."""
     return change.row is not None and search.rows.places.related(change.row, item.row, item.child) < 0
 
 
-def _decisions(trials: Sequence[Trial], wrong: set[tuple[str, int, int]], parts: Sequence[Part]) -> Iterator[Decision]:
+def _decisions(
+    trials: Sequence[TriedNode], wrong: set[tuple[str, int, int]], parts: Sequence[DecisionPart]
+) -> Iterator[DecidedBy]:
     """Every part that is not as it should be by itself, and every two of different axes."""
     right = {axis: next(part for part in parts if part.axis == axis) for axis in ("p", "q", "coin")}
     others = [part for part in parts if part.name]
@@ -401,7 +403,7 @@ def _decisions(trials: Sequence[Trial], wrong: set[tuple[str, int, int]], parts:
     accepted = np.array([trial.step.verdict.outcome[trial.child] == Outcome.ACCEPTED for trial in trials])
     is_wrong = np.array([trial.key in wrong for trial in trials])
 
-    def decision(chosen: Sequence[Part], test: str) -> Decision:
+    def decision(chosen: Sequence[DecisionPart], test: str) -> DecidedBy:
         values = {axis: part.values for axis, part in right.items()}
         values |= {part.axis: np.where(np.isnan(part.values), values[part.axis], part.values) for part in chosen}
         p, q, coin = (values[axis] for axis in ("p", "q", "coin"))
@@ -409,7 +411,7 @@ def _decisions(trials: Sequence[Trial], wrong: set[tuple[str, int, int]], parts:
         with np.errstate(invalid="ignore"):
             fits = TESTS[test or next(iter(TESTS))](p, q, coin) == accepted
         changed = [(part.axis, part.name) for part in chosen] + ([("acceptance", test)] if test else [])
-        return Decision(
+        return DecidedBy(
             tuple(changed),
             int((fits & known & is_wrong).sum()),
             int((known & is_wrong).sum()),
@@ -433,7 +435,7 @@ def _decisions(trials: Sequence[Trial], wrong: set[tuple[str, int, int]], parts:
 
 
 @dataclass(frozen=True)
-class Left:
+class DrawnFrom:
     """A recovered token, and what it may have been drawn from [V] each; the residual first."""
 
     step: Step
@@ -495,7 +497,7 @@ def _finals(case: Case, audit: Audit, models: Models) -> list[Located]:
     ]
 
 
-def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[Left]:
+def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFrom]:
     """What the recovered tokens of steps may have been drawn from."""
     sampled = any(step.is_sampled for step in steps)
     of_p = _made(_ask(case, models, "p", steps), "p")
@@ -529,7 +531,7 @@ def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[Left]:
             other = of_p.get((step.key, node))
             if node != leaf and other is not None:
                 names[name] = other
-        yield Left(step, mass, names)
+        yield DrawnFrom(step, mass, names)
 
 
 def _above(step: Step, leaf: int) -> int:
@@ -551,12 +553,12 @@ def _made(asked: Sequence[Asked], what: str) -> dict[tuple[Key, int], Tensor]:
     usable = [one for one in asked if one.logits and not one.contexts.limits]
     if not usable:
         return {}
-    rows = Rows(Places(usable), what, None)
+    rows = RuledRows(Places(usable), what, None)
     made = rows.distributions(RIGHT, range(len(rows.places.every))).double()
     return {(place.asked.step.key, place.node): row for place, row in zip(rows.places.every, made, strict=True)}
 
 
-def _fits(left: Left, p: Tensor | None, slack: float, case: Case) -> bool:
+def _fits(left: DrawnFrom, p: Tensor | None, slack: float, case: Case) -> bool:
     """Whether the recorded p of the final token, and in our own runs its coin, are those of a distribution."""
     verdict = left.step.verdict
     if p is None:
