@@ -39,6 +39,7 @@ PAIRS = 8  # pairs that are tried on all tokens
 GAIN = 0.5  # of the tokens that differ, how many a variant must explain
 EVERY = 0.9  # the same of a fitted number: some value fits part of anything
 NEARLY = 0.97  # that explain so much of what the best one does are as good, where they are simpler
+SURE, LEAST_SURE = 10, 3  # tokens that tell a scope; and an operation
 SECONDS = 20.0  # that pairs may take
 FINE = 1e-7  # probabilities nearer than this are the same, while a number is fitted
 ROUNDS = 9  # in which a number is fitted ever more finely
@@ -126,7 +127,7 @@ class BestVariant:
     def certain(self) -> bool:
         """Whether it is one operation, that explains nearly all."""
         same = all(set(score.variant.operations) == set(self.best.variant.operations) for score in self.alike)
-        return same and self.best.gain >= 0.8 * self.wrong
+        return same and self.best.gain >= 0.8 * self.wrong and self.best.explained >= LEAST_SURE
 
 
 class Search:
@@ -295,6 +296,10 @@ class Search:
                 continue
             answer = self._best(made, among, alone=alone)
             if answer is not None and answer.best.gain >= NEARLY * answer.wrong:
+                if answer.wrong < SURE:  # a fault that is rare spoils steps without it, but for a scope by chance
+                    simpler = self._best(made, at_work, alone=True)
+                    if simpler is not None and simpler.best.variant.cost < answer.best.variant.cost:
+                        return simpler
                 return answer
             pairs = self._pairs(singles, results)
             with_pairs = self._best([*made, *pairs], among, alone=alone)
