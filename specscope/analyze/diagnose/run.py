@@ -19,6 +19,7 @@ from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
 
+DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
 SAMPLE = 1000  # steps that are audited, where nothing else is asked for
 
 
@@ -71,11 +72,9 @@ def rerun(
     history: History, trial: Trial, audited: Audit, options: Options, progress: Progress, problems: list[str]
 ) -> list[Suspect]:
     """The models again under named mistakes, where the audit found that they disagree. Each is loaded once."""
-    from specscope.analyze.diagnose.rerun.ask import drafter_mistakes, target_mistakes
-    from specscope.analyze.diagnose.rerun.decisions import CHECKS, other_decisions
+    from specscope.analyze.diagnose.rerun.ask import drafter_mistakes, other_decisions, target_mistakes
     from specscope.analyze.diagnose.rerun.draws import shared_noise
     from specscope.analyze.diagnose.rerun.models import Models
-    from specscope.analyze.diagnose.rerun.rows import of_model
 
     case, models = Case.of(history, trial), Models(options)
     failed = {finding.check.name for finding in audited.findings if finding.check.result is CheckResult.FAILED}
@@ -86,8 +85,8 @@ def rerun(
         asked.append(("the target under named mistakes", lambda: target_mistakes(case, models, audited)))
     if drafter and options.draft is not None:
         asked.append(("the drafter under named mistakes", lambda: drafter_mistakes(case, models, audited)))
-    if any(case.checks[name].failed for name in CHECKS if name in case.checks):
-        asked.append(("the decisions by other rows", lambda: other_decisions(case, of_model(models.target))))
+    if any(case.checks[name].failed for name in DECISIONS if name in case.checks):
+        asked.append(("the decisions by other rows", lambda: other_decisions(case, models, audited)))
     if not target and not drafter:
         asked.append(("the final draws again", lambda: shared_noise(case, models)))
     suspects: list[Suspect] = []
