@@ -12,6 +12,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
+from specscope.speculate.draws import Draw
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.faults.fault import Fault
 
@@ -75,7 +76,7 @@ def q_of_another_temperature(factor: float):
         def changed(self, q, drawn):
             told = [(row.log() / factor).softmax(-1) for row in q]
             pairs = zip(told, drawn, strict=True)
-            again = [[(t, float(row[t]) if p > 0 else 0.0, far) for t, p, far in one] for row, one in pairs]
+            again = [[d._replace(prob=float(row[d.token]) if d.prob > 0 else 0.0) for d in one] for row, one in pairs]
             take(self, told, again)
 
         patch.setattr(StaticTreeBuilder, "take", changed)
@@ -88,7 +89,7 @@ def likeliest_for_drawn(patch, engine):
     take = StaticTreeBuilder.take
 
     def likeliest(self, q, drawn):
-        take(self, q, [[(int(row.argmax()), float(row.max()), 1.0)] for row in q])
+        take(self, q, [[Draw(int(row.argmax()), float(row.max()), 1.0, 0.0, 0.0)] for row in q])
 
     patch.setattr(StaticTreeBuilder, "take", likeliest)
 
@@ -113,7 +114,7 @@ def sorted_siblings(patch, engine):
     take = StaticTreeBuilder.take
 
     def by_q(self, q, drawn):
-        take(self, q, [sorted(one, key=lambda pair: -pair[1]) for one in drawn])
+        take(self, q, [sorted(one, key=lambda draw: -draw.prob) for one in drawn])
 
     patch.setattr(StaticTreeBuilder, "take", by_q)
 
@@ -141,8 +142,8 @@ def _only(draft: Draft, kept: list[int]) -> Draft:
     q = {place[node]: row for node, row in draft.q.items() if node in place and place[node] in above}
     notes: Any = draft.notes
     if notes is not None:
-        far = notes.draw_margin[kept] if len(notes.draw_margin) else notes.draw_margin
-        notes = dataclasses.replace(notes, prob=notes.prob[kept], score=notes.score[kept], draw_margin=far)
+        names = [name for name in ("prob", "score", "draw_margin", "coin", "low") if len(getattr(notes, name))]
+        notes = dataclasses.replace(notes, **{name: getattr(notes, name)[kept] for name in names})
     return dataclasses.replace(draft, tree=less, q=q, notes=notes)
 
 

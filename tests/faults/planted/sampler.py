@@ -7,6 +7,7 @@ import numpy as np
 from specscope.analyze.diagnose.causes import Cause
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
 from specscope.speculate.drafters import tree_builder
+from specscope.speculate.draws import Draw
 from specscope.speculate.sampling import all_probabilities
 from specscope.speculate.verify import host, inputs, verifier
 from specscope.speculate.verify.evidence import BatchEvidence
@@ -75,7 +76,7 @@ def noise_again(patch, engine):
             for node, row in zip(tree.frontier, q[start:end], strict=True):
                 own = noise(tree.context.params.seed, tree.context.position, node, len(row))
                 token = int(np.argmax(row.numpy() / own))
-                drawn.append([(token, float(row[token]), 1.0)])
+                drawn.append([Draw(token, float(row[token]), 1.0, 0.0, 0.0)])
             tree.take(q[start:end].unbind(), drawn)
             start = end
 
