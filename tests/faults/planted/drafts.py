@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
+from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
-from specscope.speculate.draws import Draw
+from specscope.speculate.draws import Draw, draw_siblings
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.faults.fault import Fault
 
@@ -109,6 +110,22 @@ def _deterministic(tree: DraftTree) -> DraftTree:
     return DraftTree.build(tree.token.tolist(), tree.parent.tolist())
 
 
+def draws_beside(patch, engine):
+    """The search in q's cumulative sum ends one token too early, and q is read at that token."""
+
+    def beside(rows, coins):
+        tokens, probs, margins, lows = draw_siblings(rows, coins)
+        for row, some, shares, ends in zip(rows.numpy(), tokens, probs, lows, strict=True):
+            for child, token in enumerate(some):
+                before = [t for t in np.flatnonzero(row[:token]).tolist() if t not in some]
+                if before and shares[child] > 0:
+                    some[child], shares[child] = before[-1], float(row[before[-1]])
+                    ends[child] -= shares[child]
+        return tokens, probs, margins, lows
+
+    patch.setattr(tree_builder, "draw_siblings", beside)
+
+
 def sorted_siblings(patch, engine):
     """Siblings are drawn, then tried in the order of their q."""
     take = StaticTreeBuilder.take
@@ -191,6 +208,13 @@ FAULTS = [
         rare=0,
     ),
     Fault("q lost", Cause.Q_DROPPED, without_q, "early tree warm", "sampled drafts are judged as deterministic"),
+    Fault(
+        "draws one token early",
+        Cause.DRAW_BESIDE,
+        draws_beside,
+        "early chain warm",
+        "the draw from q ends one token too early",
+    ),
     Fault(
         "siblings by q",
         Cause.SIBLINGS_SORTED,

@@ -11,7 +11,7 @@ from specscope.speculate.draws import Draw
 from specscope.speculate.sampling import all_probabilities
 from specscope.speculate.verify import host, inputs, verifier
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.trace.record.coins import coins
+from specscope.trace.record.coins import Stream, coins
 from tests.faults.fault import Fault
 
 
@@ -119,6 +119,11 @@ def coin_again(patch, engine):
     patch.setattr(host, "verify", verify)
 
 
+def other_draft_coins(change):
+    """The coins that draw drafts are `change` of their key, where there are `count` of them."""
+    return lambda patch, engine: patch.setattr(tree_builder, "coins", change)
+
+
 def changed_coins(change):
     """The verifier's coins are what `change` makes of (seed, stream, position, count)."""
     return lambda patch, engine: patch.setattr(inputs, "coins", change)
@@ -194,6 +199,34 @@ FAULTS = [
         changed_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
         "early chain warm",
         "the position is left out of the key",
+    ),
+    Fault(
+        "draft coins of no step",
+        Cause.COINS_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
+        "early tree warm",
+        "the drafter uses the same coins at every position",
+    ),
+    Fault(
+        "draft coins of one seed",
+        Cause.COINS_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: coins(0, stream, position, count)),
+        "early chain warm",
+        "every request's drafts are drawn by the coins of seed 0",
+    ),
+    Fault(
+        "one coin for all draws",
+        Cause.COINS_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: np.full(count, coins(seed, stream, position, 1)[0])),
+        "early tree warm",
+        "all draws of a step have one coin",
+    ),
+    Fault(
+        "draft coins of the verdict",
+        Cause.NOISE_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: coins(seed, Stream.VERIFY, position, count)),
+        "early chain warm",
+        "drafts are drawn by the coins of the verdict on them",
     ),
     Fault("coins by row", Cause.COINS_BY_BATCH, by_row, "early tree warm", "the row in the batch is the key", rare=10),
 ]
