@@ -313,11 +313,12 @@ def grow_sampled(level: Level, growing: Sequence[tuple[SampledTreeBuilder, slice
     coin = np.full((len(wanted), max(len(children) for _, children in wanted)), 0.5)
     for row, (tree, children) in zip(coin, wanted, strict=True):
         row[: len(children)] = tree.coin[children]
-    drawn = list(zip(*draw_siblings(q, coin), coin.tolist(), strict=True))
+    by_node = zip(*draw_siblings(q, coin), coin.tolist(), strict=True)
+    drawn = [list(map(Draw, *draws))[: len(children)] for draws, (_, children) in zip(by_node, wanted, strict=True)]
     start = 0
     for tree, rows in growing:
         end = start + rows.stop - rows.start
-        tree.take(q[start:end].unbind(), [list(map(Draw, *columns)) for columns in drawn[start:end]])
+        tree.take(q[start:end].unbind(), drawn[start:end])
         start = end
 
 
