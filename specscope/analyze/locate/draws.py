@@ -34,7 +34,7 @@ def located_draws(case: Case, audit: Audit | None = None) -> list[Located]:
 
 
 @dataclass(frozen=True)
-class Shared:
+class Reused:
     """Draft coins that came elsewhere too."""
 
     nodes: Indices  # over all of the run
@@ -46,7 +46,7 @@ def _coins(case: Case) -> Located | None:
     nodes = np.flatnonzero(c.drawn_by_coin)
     failed = [case.checks[name] for name in COIN_CHECKS if name in case.checks]
     failed = [check for check in failed if check.result is CheckResult.FAILED]
-    shared = max(_shared(c, nodes), key=lambda shared: len(shared.nodes), default=Shared(nodes[:0], ""))
+    shared = max(_shared(c, nodes), key=lambda shared: len(shared.nodes), default=Reused(nodes[:0], ""))
     of_key = case.checks.get("draft coins")
     wrong = of_key.wrong if of_key is not None and of_key in failed else nodes[:0]
     if not failed or not (len(wrong) or len(shared.nodes)):
@@ -113,12 +113,12 @@ def _key(case: Case, wrong: Indices) -> str:
     return key_of(case, looked, of_drafts(case)) if looked else ""
 
 
-def _shared(c: Columns, nodes: Indices) -> Iterator[Shared]:
+def _shared(c: Columns, nodes: Indices) -> Iterator[Reused]:
     """Draft coins that are also another's: the verdict's, of another draw of the step, another step or request."""
     coin, step = c.draft_coin[nodes], c.step[nodes]
     judged = (coin == c.final_coin[step]) | _in(coin, step, c.coin[c.coin > 0], c.step[c.coin > 0])
     if judged.any():
-        yield Shared(nodes[judged], "the coin of a trial, or of the final token, of the same step")
+        yield Reused(nodes[judged], "the coin of a trial, or of the final token, of the same step")
     names: dict[str, int] = {}
     request = np.array([names.setdefault(visit.request.id, len(names)) for visit in c.visits], np.int64)[step]
     values, place = np.unique(coin, return_inverse=True)
@@ -126,16 +126,16 @@ def _shared(c: Columns, nodes: Indices) -> Iterator[Shared]:
     times = np.bincount(place, minlength=len(values))
     again = (times > once["step"])[place]
     if again.any():
-        yield Shared(nodes[again], "the coin of another draw of the same step")
+        yield Reused(nodes[again], "the coin of another draw of the same step")
     over_steps = (once["step"] > once["request"])[place]
     if over_steps.any():
         most = int(once["step"][once["step"] > once["request"]].max())
-        yield Shared(nodes[over_steps], f"the same coin as at other positions of the request, up to {most:,} steps")
+        yield Reused(nodes[over_steps], f"the same coin as at other positions of the request, up to {most:,} steps")
     seeds = np.array([c.params[s].seed for s in step], np.uint64)
     keys = np.unique(np.stack([seeds, c.position[step].astype(np.uint64)]), axis=1, return_inverse=True)[1].ravel()
     others = ((once["request"] > 1) & (_groups(place, keys, len(values)) > 1))[place]
     if others.any():
-        yield Shared(nodes[others], "the coin of another request, of another seed or position")
+        yield Reused(nodes[others], "the coin of another request, of another seed or position")
 
 
 def _in(coin: Doubles, step: Indices, others: Doubles, their_step: Indices) -> Bools:
