@@ -100,7 +100,7 @@ def _examine(
     reader = read_branch(file, branch)
     need_steps(reader.history, file)
     options, why = (None, "") if models is None else _options(reader.history, models)
-    from specscope.cli.audit import progress_bar
+    from specscope.cli.judges.audit import progress_bar
 
     with progress_bar() as progress:
         diagnosis = examine(
