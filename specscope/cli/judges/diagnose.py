@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.analyze.locate.located import Stage
 from specscope.cli.captures import (
     CAPTURE,
     captures_argument,
@@ -115,7 +114,7 @@ def _examine(
             from specscope.measure.locate.locate import locate
 
             assert options is not None  # audit needs them
-            return locate(history, file, options, place=None, stages=tuple(Stage), progress=progress)
+            return locate(history, file, options, progress=progress, audited=audited)
 
         diagnosis = examine(
             reader.history,
