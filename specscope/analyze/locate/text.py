@@ -81,11 +81,11 @@ def verdict(location: Location) -> str:
     if location.unexplained:
         return f"Not located: {plural(len(location.unexplained), 'difference')} without a place."
     operations = sum(len(walk.operations) for walk in location.walks)
-    rows = sum(held.rows for walk in location.walks for held in walk.operations)
-    walked = f"{plural(operations, 'operation')} in {plural(len(location.walks), 'walk')}, {plural(rows, 'row')}"
-    ruled = plural(len(location.ruled_out), "line") + " of what was ruled out above"
-    covered = f"Nothing differs: {walked if operations else ruled}"
-    return f"{covered}; what could not be judged is named above." if location.left_out else f"{covered}."
+    walked = f"{plural(operations, 'operation')} in {plural(len(location.walks), 'walk')} agree"
+    ruled = f"{plural(len(location.ruled_out), 'comparison')} above, each with its count, agree"
+    covered = "; ".join([walked] * bool(operations) + [ruled] * bool(location.ruled_out)) or "nothing was compared"
+    left_out = "; what could not be judged is named above" if location.left_out else ""
+    return f"Nothing differs: {covered}{left_out}."
 
 
 def error_text(value: float) -> str:

@@ -108,7 +108,7 @@ class ErrorGrid(PickPanel):
         shown = self.shown = self.arranged(range(len(held.errors)), value, lambda row: " ".join(labels[row]))
         self.rows, self.picked = list(range(len(shown))), max(min(self.picked, len(shown) - 1), 0)
         parts = held.errors.shape[1]
-        room = width - POSITION - TOKEN - ERROR - 6
+        room = max(width - POSITION - TOKEN - ERROR - 7, 1)
         columns = "each row's error" if parts == 1 else f"{parts} heads" + ("" if parts <= room else ", some merged")
         title = fit(
             [
