@@ -34,7 +34,7 @@ def test_a_fault_is_shown_with_its_place_its_figures_and_the_command():
 
 def test_the_walk_is_folded_around_the_first_difference():
     text = shown(wrong())
-    assert [line for line in text.splitlines() if "✗" in line][0].startswith("layer 0: scores")
+    assert next(line for line in text.splitlines() if "✗" in line).startswith("layer 0: scores")
     names = [words for _, words, _ in NAMES if f"\n{words}" in text]
     assert names == [words for _, words, _ in NAMES[6 - BEFORE : 9]]
     assert "Before these: 2 operations, all agree." in " ".join(text.split())
