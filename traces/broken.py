@@ -6,13 +6,17 @@
 What loads the target loses a slice of one matrix: in layer 12, what the third attention head gives is multiplied by 0.
 """
 
+from pathlib import Path
+from typing import Any
+
 from specscope.model import loader
+from specscope.model.loader import LoadedModel
 
 LAYER, HEAD = 12, 2
 adopt = loader.adopt
 
 
-def lossy(model, name, folder=None):
+def lossy(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # noqa: ANN401
     """Take a model over, without the slice."""
     attention = model.model.layers[LAYER].self_attn
     size = attention.head_dim

@@ -14,7 +14,7 @@ from specscope.analyze.locate.text import error_text
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Hint, Over, keys_of
 from specscope.tui.text import Ink, Line, clean, fit, left, paragraph, right
-from specscope.tui.widgets.errors import Chosen, ErrorGrid, ink_of, row_label, wrong_rows
+from specscope.tui.widgets.errors import ErrorGrid, PickedOperation, ink_of, row_label, wrong_rows
 from specscope.tui.widgets.lines import Panel, Sheet
 
 FIGURE = 14  # cells of a head's figure
@@ -23,7 +23,7 @@ FIGURE = 14  # cells of a head's figure
 class OperationPanel(Panel):
     """What the operation is, and the errors of the picked row as figures."""
 
-    def __init__(self, chosen: Chosen, grid: ErrorGrid, id: str | None = None) -> None:
+    def __init__(self, chosen: PickedOperation, grid: ErrorGrid, id: str | None = None) -> None:
         super().__init__(id=id)
         self._chosen, self._grid = chosen, grid
 
@@ -93,7 +93,7 @@ class HeldScreen(Over, inherit_bindings=False):
         Hint(5, "?", "help", "app.help"),
     )
 
-    def __init__(self, look: Look, chosen: Chosen) -> None:
+    def __init__(self, look: Look, chosen: PickedOperation) -> None:
         super().__init__(look)
         self._chosen = chosen
 

@@ -15,7 +15,7 @@ from specscope.tui.look import Look
 from specscope.tui.screens.held import HeldScreen
 from specscope.tui.screens.over import Hint, Over, keys_of
 from specscope.tui.text import Ink, Line, clean, fit, labelled, left, paragraph, right
-from specscope.tui.widgets.errors import ERROR, Chosen, ErrorGrid, error_bar
+from specscope.tui.widgets.errors import ERROR, ErrorGrid, PickedOperation, error_bar
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import PickPanel
 
@@ -89,10 +89,10 @@ class WalkPanel(PickPanel):
         return self.location.walks[self.number] if self.location.walks else None
 
     @property
-    def chosen(self) -> Chosen | None:
+    def chosen(self) -> PickedOperation | None:
         """The picked operation of the walk."""
         item = self.item
-        return None if self.walk is None or item is None else Chosen(self.walk, item)
+        return None if self.walk is None or item is None else PickedOperation(self.walk, item)
 
     def turn(self, way: int) -> None:
         """Show another walk, at its first difference."""
@@ -231,7 +231,7 @@ class LocateScreen(Over, inherit_bindings=False):
             yield FaultsPanel(self._location, "faults")
             yield walk
             if walk.walk is not None:
-                yield ErrorGrid(Chosen(walk.walk, walk.picked), "preview")
+                yield ErrorGrid(PickedOperation(walk.walk, walk.picked), "preview")
 
     def on_mount(self) -> None:
         """Arrows pick an operation."""

@@ -55,7 +55,7 @@ def _rail(cells: int) -> tuple[str, Ink]:
 
 
 @dataclass
-class Chosen:
+class PickedOperation:
     """The walk that is looked at, and the place of the picked operation in it. Screens that lie over one another share
     it."""
 
@@ -73,12 +73,12 @@ class ErrorGrid(PickPanel):
 
     COLUMNS = ("row", "error")
 
-    def __init__(self, chosen: Chosen, id: str | None = None) -> None:
+    def __init__(self, chosen: PickedOperation, id: str | None = None) -> None:
         super().__init__(id=id)
         self._chosen = chosen
         self.first_wrong()
 
-    def put_chosen(self, chosen: Chosen) -> None:
+    def put_chosen(self, chosen: PickedOperation) -> None:
         """Show this operation of this walk, at its first row that differs."""
         if chosen != self._chosen:
             self._chosen = chosen
