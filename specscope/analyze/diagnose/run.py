@@ -15,12 +15,14 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.together import DRAFTER
 from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.located import Location
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
 
 DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
 SAMPLE = 1000  # steps that are audited, where nothing else is asked for
+Locate = Callable[[History, Trial, Audit], Location]
 
 
 def examine(
@@ -33,10 +35,13 @@ def examine(
     declined: Sequence[str] = (),
     warnings: Sequence[str] = (),
     progress: Progress = lambda *_: None,
+    known: bool = True,
+    locate: Locate | None = None,
 ) -> Diagnosis:
     """Verify, audit where models are at hand, rerun the models, compare with a good run, and rank the causes.
 
-    `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out.
+    `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out; `known`:
+    whether causes are named; `locate`: finds the place of what audit or verify find wrong.
     """
     progress("verify", 0, 1)
     trial = judge(history, source=source, warnings=warnings)
@@ -50,11 +55,30 @@ def examine(
             problems.append(f"audit: {error}")
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
-            again = rerun(history, trial, audited, options, progress, problems)
+            again = rerun(history, trial, audited, options, progress, problems) if known else []
+    location = None
+    if locate is not None and audited is not None and is_wrong(trial, audited):
+        try:
+            location = locate(history, trial, audited)
+        except UserError as error:
+            problems.append(f"locate: {error}")
     beside = None if good is None else _beside(good, history, source, problems)
     return diagnose(
-        history, verify=trial, audit=audited, compare=beside, again=again, left_out=problems, declined=declined
+        history,
+        verify=trial,
+        audit=audited,
+        compare=beside,
+        again=again,
+        left_out=problems,
+        declined=declined,
+        location=location,
+        known=known,
     )
+
+
+def is_wrong(trial: Trial, audited: Audit) -> bool:
+    """Whether verify or audit found something that has a place."""
+    return bool(trial.failed) or any(finding.check.result is CheckResult.FAILED for finding in audited.findings)
 
 
 def _beside(good: History, history: History, source: str, problems: list[str]) -> Comparison | None:
