@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.model.causal import Causal
-from specscope.analyze.audit.options import ModelSource, Progress
+from specscope.analyze.audit.options import Progress
 from specscope.analyze.findings import Exit
-from specscope.analyze.locate.located import Located, Location, Operation, Stage, Walk
+from specscope.analyze.locate.located import Floats, Located, Location, Operation, Stage, Walk
 from specscope.analyze.questions.groups import Share
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options, target_named
@@ -25,6 +25,7 @@ from specscope.measure.trainer.folders import (
     weight_differences,
 )
 from specscope.measure.trainer.places import TextPlaces, places_of, recorded
+from specscope.measure.trainer.recorded import RecordedInputs, norms_of
 from specscope.measure.trainer.served import forced, served_features, served_passes, served_runner
 from specscope.measure.trainer.taps import Pass
 from specscope.measure.trainer.training import ForcedText, OwnTraining
@@ -93,7 +94,11 @@ class TrainerAudit:
         where = f"{plural(self.places, 'place')} of {plural(self.requests, 'request')}"
         if self.location.located:
             first = self.location.located[0]
-            return f"The served head is not the trained one over {where}: {first.operation.name}: {first.sentence}."
+            name = first.operation.name
+            if name.startswith("recorded"):
+                agrees = f"The served head agrees with training over {where}, but serving fed it otherwise"
+                return f"{agrees}: {first.sentence}."
+            return f"The served head is not the trained one over {where}: {name}: {first.sentence}."
         if self.location.unexplained:
             return f"The served head agrees with training over {where}, but {'; '.join(self.location.unexplained)}."
         if self.location.left_out:
@@ -135,26 +140,24 @@ def audit_trainer(
     progress("loading the target", 0, 0)
     loaded = load_model(target_named(run, target), torch.device("cpu"), torch.float32)
     sides = _Sides(folder, options.draft.path, loaded)
-    walker, tally = Walker(), _Tally(depths)
+    walker, tally, inputs = Walker(), _Tally(depths), RecordedInputs.of(run, sides.served.head.config.aux_layers)
+    causal = Causal(options.target, "float32", "cpu")
     left_out = sides.unlike
     if not left_out:
         longest, most = max(len(text.tokens) for text in texts), max(len(text.places) for text in texts)
         runner = served_runner(sides.served, longest, most, depths)
-        for text, training, ours in _along(texts, options.target, sides, walker, progress):
+        for text, training, ours in _along(texts, causal, sides, walker, inputs, progress):
             _compare(sides, runner, text, training, ours, walker, tally)
-    walk = Walk(
-        Stage.DRAFTER,
-        texts[0].places[0].step.where,
-        walker.rows,
-        walker.walked(),
-        engine="specscope, torch's operators, float32",
-        reference=f"{sides.forward.name}, float64",
-    )
+    where = texts[0].places[0].step.where
+    fed = Walk(Stage.DRAFTER, where, tuple(inputs.rows), inputs.held(), "as recorded", "plain transformers, float32")
+    engine, reference = "specscope, torch's operators, float32", f"{sides.forward.name}, float64"
+    walk = Walk(Stage.DRAFTER, where, walker.rows, walker.walked(), engine, reference)
+    recorded_inputs = inputs.located(lambda text: _all_norms(causal, text))
     location = Location(
         source,
-        located=_located(sides, walker, texts),
-        walks=(walk,),
-        ruled_out=_ruled_out(sides, walk),
+        located=(*_located(sides, walker, texts), *([] if recorded_inputs is None else [recorded_inputs])),
+        walks=(fed, walk) if fed.operations else (walk,),
+        ruled_out=_ruled_out(sides, fed, walk),
         unexplained=tally.unexplained(),
         left_out=left_out,
         seconds=time.perf_counter() - began,
@@ -210,19 +213,25 @@ class _Sides:
 
 
 def _along(
-    texts: Sequence[TextPlaces], source: ModelSource, sides: _Sides, walker: Walker, progress: Progress
+    texts: Sequence[TextPlaces],
+    causal: Causal,
+    sides: _Sides,
+    walker: Walker,
+    inputs: RecordedInputs,
+    progress: Progress,
 ) -> Iterator[tuple[TextPlaces, tuple[ForcedText, Tensor], Tensor]]:
     """Each text, as training is given it with the target's greedy choices, and the features that serving feeds."""
     config, served = sides.trained.loaded.head.config, sides.served.head.config
-    causal = Causal(source, "float32", "cpu")
     longest = max(len(text.tokens) for text in texts)
     runner = ModelRunner(sides.target, -(-longest // BLOCK_SIZE) + 1, served.aux_layers)
     width = sides.target.width
     for number, text in enumerate(texts):
         progress("training beside serving", number, len(texts))
-        logits, states = causal.alone(text.tokens, (*config.aux_layers, "final"))
+        logits, states = causal.alone(text.tokens, (*config.aux_layers, *served.aux_layers, "final"))
         assert states is not None
-        features, final = states[:, :-width].float(), states[:, -width:].float()
+        split = [len(config.aux_layers) * width, len(served.aux_layers) * width, width]
+        features, of_served, final = states.split(split, dim=-1)
+        inputs.add(text, of_served)
         ours = served_features(runner, text.tokens).float()
         same = walker.features(text, features, ours, config.aux_layers, served.aux_layers)
         given = ForcedText(text.tokens, features, final, text.pairs)
@@ -322,12 +331,22 @@ def _located(sides: _Sides, walker: Walker, texts: Sequence[TextPlaces]) -> tupl
     return tuple(found)
 
 
-def _ruled_out(sides: _Sides, walk: Walk) -> tuple[str, ...]:
+def _all_norms(causal: Causal, text: TextPlaces) -> Floats:
+    """[T, layers + 1] the norm of what enters each of the target's layers, and its head."""
+    layers = (*range(int(causal.config.num_hidden_layers)), "final")
+    states = causal.alone(text.tokens, layers)[1]
+    assert states is not None
+    return norms_of(states, len(layers))
+
+
+def _ruled_out(sides: _Sides, fed: Walk, walk: Walk) -> tuple[str, ...]:
     agree = [held for held in walk.operations if not held.differs]
     kinds = {difference.key.split(":")[0] for difference in sides.differences}
     tensors = len(sides.served.head.state_dict()) + 1
     parts = [] if "weights" in kinds else [f"{plural(tensors, 'tensor')} are the checkpoint's"]
     parts += [] if "config" in kinds else ["every setting is the trained one"]
+    if fed.operations and not any(held.differs for held in fed.operations):
+        parts.append(f"what was fed in serving is the text's at {plural(fed.operations[0].rows, 'recorded row')}")
     if agree:
         error, rows = max(held.error for held in agree), max(held.rows for held in agree)
         parts.append(f"{plural(len(agree), 'operation')} agree to {error:.1g} over up to {plural(rows, 'row')}")

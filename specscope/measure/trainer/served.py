@@ -70,11 +70,10 @@ def served_passes(
     with runner_taps(runner) as calls:
         forced(runner, tokens, features, places, depths)
     fed_back = calls.pop("hidden")
-    layers = ("midlayer", *(f"layers.{i}" for i in runner.head.layers))
     passes = []
     for depth in range(depths):
         values = {name: made[depth] for name, made in calls.items() if depth < len(made)}
         if depth and runner.head.config.parallel is None:
             values["fed back"] = fed_back[depth]
-        passes.append(in_order(values, layers))
+        passes.append(in_order(values, runner.head.config))
     return passes

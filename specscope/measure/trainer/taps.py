@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from specscope.analyze.locate.located import Operation, Stage
 from specscope.model.fast.decoder import FusedLayer
-from specscope.model.heads.eagle_head import EagleHead
+from specscope.model.heads.eagle_head import EagleHead, in_halves
+from specscope.model.heads.head_config import HeadConfig
 from specscope.model.heads.head_runner import HeadRunner
 
 Calls = dict[str, list[Tensor]]  # of each operation, what each call gave: rows first
@@ -44,6 +45,7 @@ BEFORE = {
     "fed back": "the state fed back from the depth above",
 }
 AFTER = {"norm": "the last norm", "lm_head": "the logits"}
+TURNED = ("q_proj", "k_proj", "query", "key")  # whose channels we may keep in another order than the checkpoint
 LATE = ("output", *AFTER)  # computed at the places alone
 HEAD, LAYER = "specscope/model/heads/eagle_head.py EagleHead", "specscope/model/fast/decoder.py FusedLayer"
 CODE = {
@@ -66,12 +68,20 @@ def operation(depth: int, name: str) -> Operation:
     return Operation(Stage.DRAFTER, f"depth.{depth}.{name.replace('/', '.')}", f"depth {depth}: {words}", place)
 
 
-def in_order(values: Mapping[str, Tensor], layers: Sequence[str] = (FIRST,)) -> dict[str, Tensor]:
-    """The values of a pass in the order of computing."""
+def in_order(values: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
+    """The values of a pass in the order of computing, channels in the order of the checkpoint."""
+    layers = (FIRST, *(f"layers.{i}" for i in range(1, config.layers)))
+    order = in_halves(config).argsort()
+    turned = {name for name in values if name.endswith(TURNED)}
+    values = {name: _ordered(x, order) if name in turned else x for name, x in values.items()}
     names = [name for name in values if name.split(".")[0] in BEFORE]
     names.sort(key=lambda name: (list(BEFORE).index(name.split(".")[0]), name))
     names += [f"{layer}/{inner}" for layer in layers for inner in INNER]
     return {name: values[name] for name in (*names, *AFTER) if name in values}
+
+
+def _ordered(x: Tensor, order: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, len(order)))[..., order].flatten(-2)
 
 
 def flat(x: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from specscope.trace.record.vocabulary import printable
 
 NOTE = (
     "training and served: at how many of the same places the head's choice is the target's greedy token, after the\n"
-    "text's own tokens; recorded: of the drafts accepted down to the depth above, those accepted there too; in brackets\n"
-    "Wilson's 95 % interval"
+    "text's own tokens; recorded: of the drafts accepted down to the depth above, those accepted there too; in\n"
+    "brackets Wilson's 95 % interval"
 )
 
 

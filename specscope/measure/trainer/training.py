@@ -67,7 +67,9 @@ def _passes(head: EagleHead, calls: Calls, text: ForcedText, depths: int) -> lis
         if depth:
             values["fed back"] = fed[depth]
         _turn(head, values, torch.arange(pairs + 1) + depth)
-        passes.append(in_order({name: _rows(name, x, depth, text.places, pairs) for name, x in values.items()}))
+        passes.append(
+            in_order({name: _rows(name, x, depth, text.places, pairs) for name, x in values.items()}, head.config)
+        )
     return passes
 
 
@@ -94,7 +96,7 @@ def _one_pass(head: EagleHead, calls: Calls, text: ForcedText, depths: int) -> l
         else:
             values = {name: x.expand(len(places), -1) if len(x) == 1 else x for name, x in values.items()}
         _turn(head, values, torch.arange(pairs) if not depth else torch.tensor(places) + depth)
-        passes.append(in_order(values))
+        passes.append(in_order(values, head.config))
         start += len(text.tokens) - 1 - depth
     return passes
 
