@@ -199,7 +199,7 @@ class _Sides:
             return OwnTraining(self.trained.loaded, self.rows)
         from specscope.measure.trainer.published import SpeculatorsTraining
 
-        return SpeculatorsTraining(folder, self.trained.loaded, self.target, self.rows)
+        return SpeculatorsTraining(folder, self.trained.loaded, self.rows)
 
     @property
     def unlike(self) -> tuple[str, ...]:

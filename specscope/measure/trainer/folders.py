@@ -62,7 +62,7 @@ def read_trained(folder: str, target: LoadedModel, dtype: torch.dtype) -> Traine
     published = not ours and ("speculators_config" in layout or "speculators_model_type" in layout)
     embedding = loaded.embedding
     if own:
-        embedding = nn.Embedding.from_pretrained(_weight(embedding).to(dtype).float())
+        embedding = nn.Embedding.from_pretrained(weight_of(embedding).to(dtype).float())
     lm_head = head.lm_head if head.config.version == 3 else target.output
     made = replace(loaded, head=head, embedding=embedding, lm_head=lm_head)
     return Trained(made, published, STATE if state.is_file() else "its published weights")
@@ -105,10 +105,11 @@ def weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dty
 
 def _tensors(loaded: LoadedHead) -> dict[str, Tensor]:
     """By published names, the embedding that it uses among them."""
-    return {EMBEDDING: _weight(loaded.embedding), **published_tensors(loaded.head)}
+    return {EMBEDDING: weight_of(loaded.embedding), **published_tensors(loaded.head)}
 
 
-def _weight(module: nn.Module) -> Tensor:
+def weight_of(module: nn.Module) -> Tensor:
+    """A module's weight in float32."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     return weight.detach().float()
 

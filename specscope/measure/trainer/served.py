@@ -70,7 +70,7 @@ def served_passes(
     with runner_taps(runner) as calls:
         forced(runner, tokens, features, places, depths)
     fed_back = calls.pop("hidden")
-    passes = []
+    passes: list[Pass] = []
     for depth in range(depths):
         values = {name: made[depth] for name, made in calls.items() if depth < len(made)}
         if depth and runner.head.config.parallel is None:

@@ -81,7 +81,8 @@ def in_order(values: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tens
 
 
 def _ordered(x: Tensor, order: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, len(order)))[..., order].flatten(-2)
+    ordered: Tensor = x.unflatten(-1, (-1, len(order)))[..., order].flatten(-2)
+    return ordered
 
 
 def flat(x: Tensor) -> Tensor:

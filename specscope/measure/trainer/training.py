@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
+from specscope.measure.trainer.folders import weight_of
 from specscope.measure.trainer.taps import FIRST, LATE, Calls, Pass, in_order, module_taps
 from specscope.model.heads.eagle_head import EagleHead
 from specscope.model.heads.head_loader import LoadedHead
@@ -40,7 +41,7 @@ class OwnTraining:
             kind = "is an EAGLE-1 head" if config.version != 3 else "has several layers or a sliding window"
             raise UserError(f"{loaded.name} {kind}, which specscope's training has not: its forward is no reference")
         self.head = loaded.head
-        self._embedding, self._rows = loaded.embedding.weight.detach().float(), rows
+        self._embedding, self._rows = weight_of(loaded.embedding), rows
 
     def passes(self, text: ForcedText, depths: int, dtype: torch.dtype) -> list[Pass]:
         """The operations of each depth, teacher-forced; computed in `dtype`."""
@@ -61,7 +62,7 @@ class OwnTraining:
 def _passes(head: EagleHead, calls: Calls, text: ForcedText, depths: int) -> list[Pass]:
     """EAGLE-3: each module runs once a depth over the whole sequence."""
     pairs, fed = len(text.tokens) - 1, calls.pop("hidden")
-    passes = []
+    passes: list[Pass] = []
     for depth in range(depths):
         values = {name: made[depth] for name, made in calls.items() if depth < len(made)}
         if depth:
@@ -84,7 +85,8 @@ def _one_pass(head: EagleHead, calls: Calls, text: ForcedText, depths: int) -> l
     """P-EAGLE: what precedes attention runs for the text and once for all mask rows, the rest once for all depths."""
     pairs, places = len(text.tokens) - 1, list(text.places)
     calls.pop("hidden")
-    passes, start = [], 0
+    passes: list[Pass] = []
+    start = 0
     for depth in range(depths):
         values, here = {}, [start + place for place in places]
         for name, made in calls.items():

@@ -80,7 +80,10 @@ class Walker:
     @property
     def rows(self) -> tuple[FedRow, ...]:
         """Those of the widest operation."""
-        return tuple(max((x.rows for x in self._compared.values()), key=len, default=[]))
+        widest: list[FedRow] = []
+        for compared in self._compared.values():
+            widest = compared.rows if len(compared.rows) > len(widest) else widest
+        return tuple(widest)
 
     def features(
         self, text: TextPlaces, right: Tensor, ours: Tensor, layers: Sequence[AuxLayer], served: Sequence[AuxLayer]
@@ -162,7 +165,8 @@ def _request(compared: Compared, texts: Sequence[TextPlaces], index: int) -> str
 
 def _errors(right: Tensor, ours: Tensor) -> Tensor:
     """[rows] relative error of each row."""
-    return (ours - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(1e-30)
+    errors: Tensor = (ours - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(1e-30)
+    return errors
 
 
 def _layers(right: Tensor, ours: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:

@@ -219,7 +219,7 @@ def test_an_engine_that_fed_features_one_late(tmp_path, monkeypatch):
 
 
 def test_a_one_pass_head(tmp_path):
-    tensors = head_tensors(parallel=True, mlp=64, draft=300)
+    tensors = head_tensors(parallel=True, draft=300)
     trainer = write_parallel_head(tmp_path / "trainer", tensors, depths=3)
     (trainer / "training.jsonl").touch()  # specscope train's log: else it is a checkpoint of speculators
     path = served(tmp_path / "run.jsonl", trainer)
