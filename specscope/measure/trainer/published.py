@@ -72,7 +72,7 @@ class SpeculatorsTraining:
                 return list(self._depths(calls, text, depths))
             final = text.final[None, 1:].to(dtype)
             with _every_anchor(pairs, depths):
-                model(**given, verifier_last_hidden_states=final, num_depths=depths)
+                model(**given, verifier_last_hidden_states=final, num_depths=depths, loss_config=_plain_loss())
             return list(self._one_pass(calls, text, depths))
 
     def _depths(self, calls: Calls, text: ForcedText, depths: int) -> Iterator[Pass]:
@@ -131,6 +131,13 @@ def _partly_turned() -> Iterator[None]:
         yield
     finally:
         rotary_partial.uninstall_partial_neox_rotary()
+
+
+def _plain_loss() -> Any:  # noqa: ANN401
+    """A loss that runs on a processor: the one-pass forward always works one out."""
+    from speculators.losses import resolve_loss_config
+
+    return resolve_loss_config("kl_div", "eager")
 
 
 @contextmanager
