@@ -18,7 +18,7 @@ from specscope.analyze.questions.groups import Share
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options, target_named
 from specscope.measure.trainer.folders import (
-    Difference,
+    FolderDifference,
     read_trained,
     served_dtype,
     setting_differences,
@@ -185,7 +185,7 @@ class _Sides:
         dtype = served_dtype(served)
         self.trained = read_trained(folder, target, dtype)
         ours = self.trained.loaded
-        self.differences: list[Difference] = [
+        self.differences: list[FolderDifference] = [
             *weight_differences(ours, self.served, dtype),
             *setting_differences(ours.head.config, self.served.head.config),
         ]

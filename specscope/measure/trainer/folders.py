@@ -26,7 +26,7 @@ LAYER = (
 
 
 @dataclass(frozen=True)
-class Difference:
+class FolderDifference:
     """A tensor or a setting that is not the same on both sides."""
 
     key: str  # "weights: midlayer.mlp.up_proj.weight", "config: rope_theta"
@@ -82,25 +82,27 @@ def served_dtype(folder: str) -> torch.dtype:
     return next(x.dtype for x in read_tensors(Path(folder).expanduser()).values() if x.is_floating_point())
 
 
-def weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dtype) -> Iterator[Difference]:
+def weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dtype) -> Iterator[FolderDifference]:
     """Tensors of the served head that are not the trainer's, by more than rounding to `dtype`."""
     ours, theirs = (_tensors(loaded) for loaded in (trained, served))
     for name, right in ours.items():
         tensor = theirs.get(name)
         key = f"weights: {name}"
         if tensor is None:
-            yield Difference(key, f"{name} is in the checkpoint, and not in the served head")
+            yield FolderDifference(key, f"{name} is in the checkpoint, and not in the served head")
         elif tensor.shape != right.shape:
-            yield Difference(key, f"{name} is {list(tensor.shape)} in the served head, {list(right.shape)} in training")
+            yield FolderDifference(
+                key, f"{name} is {list(tensor.shape)} in the served head, {list(right.shape)} in training"
+            )
         elif right.is_floating_point():
             error = float((tensor - right).norm() / right.norm().clamp_min(1e-30))
             if error > torch.finfo(dtype).eps:
-                yield Difference(key, f"{name} differs (relative {error:.2g})")
+                yield FolderDifference(key, f"{name} differs (relative {error:.2g})")
         elif not torch.equal(tensor, right):
             count = int((tensor != right).sum())
-            yield Difference(key, f"{name} differs at {count:,} of {right.numel():,} tokens")
+            yield FolderDifference(key, f"{name} differs at {count:,} of {right.numel():,} tokens")
     for name in theirs.keys() - ours.keys():
-        yield Difference(f"weights: {name}", f"{name} is in the served head, and not in the checkpoint")
+        yield FolderDifference(f"weights: {name}", f"{name} is in the served head, and not in the checkpoint")
 
 
 def _tensors(loaded: LoadedHead) -> dict[str, Tensor]:
@@ -114,13 +116,13 @@ def weight_of(module: nn.Module) -> Tensor:
     return weight.detach().float()
 
 
-def setting_differences(trained: HeadConfig, served: HeadConfig) -> Iterator[Difference]:
+def setting_differences(trained: HeadConfig, served: HeadConfig) -> Iterator[FolderDifference]:
     """Settings that change what is computed, and are not the same, by their keys."""
     ours, theirs = settings(trained), settings(served)
     for key in (*ours, *(key for key in theirs if key not in ours)):
         right, value = ours.get(key), theirs.get(key)
         if value != right:
-            yield Difference(
+            yield FolderDifference(
                 f"config: {key}", f"{key} is {_shown(value)} in the served head, {_shown(right)} in training"
             )
 

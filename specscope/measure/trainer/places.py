@@ -20,7 +20,7 @@ PLAIN = SamplingParams()
 
 
 @dataclass(frozen=True)
-class Place:
+class DraftedPlace:
     """The pair t: the target's feature of position t with the token at t + 1, the root of a recorded step."""
 
     pair: int
@@ -33,7 +33,7 @@ class TextPlaces:
 
     request: str
     tokens: list[int]
-    places: tuple[Place, ...]
+    places: tuple[DraftedPlace, ...]
     plain: bool  # whether nothing but the model decides which token a greedy draft holds
 
     @property
@@ -50,10 +50,10 @@ def places_of(history: History, sample: int | None) -> tuple[list[TextPlaces], i
     if not found:
         raise UserError("the capture holds no drafts whose text is known: there is nothing to compare training with")
     count = min(PLACES if sample is None else sample, len(found))
-    chosen: dict[str, list[Place]] = {}
+    chosen: dict[str, list[DraftedPlace]] = {}
     for index in range(count):
         contexts, step = found[index * len(found) // count]
-        chosen.setdefault(contexts.request, []).append(Place(step.part.position - 1, step))
+        chosen.setdefault(contexts.request, []).append(DraftedPlace(step.part.position - 1, step))
     texts = [_text(contexts, chosen[contexts.request], depths) for contexts in whole if contexts.request in chosen]
     return texts, depths, len(found)
 
@@ -79,7 +79,7 @@ def _fits(contexts: Contexts, step: AuditedStep, depths: int) -> bool:
     return _depth(step) > 0 and step.part.position > 0 and end <= min(len(contexts.text), LONGEST)
 
 
-def _text(contexts: Contexts, places: list[Place], depths: int) -> TextPlaces:
+def _text(contexts: Contexts, places: list[DraftedPlace], depths: int) -> TextPlaces:
     end = max(place.pair for place in places) + 1 + depths
     params = contexts.drafter_params
     plain = not contexts.limits and all(getattr(params, name) == getattr(PLAIN, name) for name in RULES)

@@ -24,7 +24,7 @@ BEYOND = 3  # operations that are kept behind the first that differs
 
 
 @dataclass
-class Compared:
+class ComparedRows:
     """One operation over all texts so far: relative errors of rows, and where these rows stand."""
 
     operation: Operation
@@ -75,7 +75,7 @@ class Walker:
     """Collects the operations of both sides over texts."""
 
     def __init__(self) -> None:
-        self._compared: dict[str, Compared] = {}
+        self._compared: dict[str, ComparedRows] = {}
 
     @property
     def rows(self) -> tuple[FedRow, ...]:
@@ -94,7 +94,7 @@ class Walker:
             takes = f" (served: of layer {served[place]})" if served[place] != layer else ""
             words = f"the target's hidden states of layer {layer} as fed to the head{takes}"
             named = Operation(Stage.DRAFTER, f"features.{layer}", words, "specscope/model/features.py AuxHiddenStates")
-            compared = self._compared.setdefault(named.name, Compared(named, OF_FEATURES))
+            compared = self._compared.setdefault(named.name, ComparedRows(named, OF_FEATURES))
             compared.add(*parts, None, _text_rows(text, len(right)))
             agree &= not compared.wrong.any()
         return agree
@@ -107,7 +107,7 @@ class Walker:
                     late = depth > 1 or name.rpartition("/")[2] in LATE
                     rows = _place_rows(text, depth) if late else _text_rows(text, len(value))
                     named = operation(depth, name)
-                    self._compared.setdefault(named.name, Compared(named)).add(value, served[name], low[name], rows)
+                    self._compared.setdefault(named.name, ComparedRows(named)).add(value, served[name], low[name], rows)
 
     def walked(self) -> tuple[Held, ...]:
         """In the order of computing, up to the first that differs and a little beyond."""
@@ -155,7 +155,7 @@ def first_named(located: Located, named: Operation, sentence: str) -> Located:
     )
 
 
-def _request(compared: Compared, texts: Sequence[TextPlaces], index: int) -> str:
+def _request(compared: ComparedRows, texts: Sequence[TextPlaces], index: int) -> str:
     for text, errors in zip(texts, compared.errors, strict=False):
         if index < len(errors):
             return text.request
