@@ -407,6 +407,11 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
 @click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
 @click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
+@click.option(
+    "--trainer",
+    metavar="FOLDER",
+    help="Compare with the head in training: a folder of specscope train, or a checkpoint of speculators.",
+)
 @json_option("Print what was found as JSON.")
 @fetches_captures
 def audit(
@@ -416,6 +421,7 @@ def audit(
     sample: int | None,
     *,
     again: bool,
+    trainer: str | None,
     as_json: bool,
 ) -> None:
     """Check the run in CAPTURE against its models.
@@ -431,7 +437,7 @@ def audit(
     """
     from specscope.cli.judges.audit import audit_captures
 
-    sys.exit(audit_captures(captures, target, draft_model, sample, again=again, as_json=as_json))
+    sys.exit(audit_captures(captures, target, draft_model, sample, again=again, trainer=trainer, as_json=as_json))
 
 
 @cli.command()
