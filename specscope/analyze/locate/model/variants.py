@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specscope.analyze.locate.model.other_rows import BEFORE, CHILD, FIRST, OF_REQUESTS, OTHERS, PARENT, ROOT_ROW, Relation
+from specscope.analyze.locate.model.other_rows import (
+    BEFORE,
+    CHILD,
+    FIRST,
+    OF_REQUESTS,
+    OTHERS,
+    PARENT,
+    ROOT_ROW,
+    Relation,
+)
 from specscope.analyze.locate.model.sampling import (
     BIAS,
     CUTS,
