@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
     from specscope.engine.request import Request
+    from specscope.speculate.drafters.base import Draft
 
 MakeEngine = Callable[["EngineConfig"], "Engine"]
 
@@ -75,8 +76,8 @@ class Drive:
                 engine.drafter.release(name)
         for info in record.admitted:
             self._requests.pop(info.id, None)
-        for request in scheduler.running:
-            room.give_back(request)
+        for running in scheduler.running:
+            room.give_back(running)
         plan = Schedule(sum(_rows(part) for part in record.requests))
         for part in record.requests:
             request = self._request(part)
@@ -140,11 +141,8 @@ class Drive:
                 request.computed = part.context_len
         return request
 
-    def _as_recorded(self, part: RequestStep, draft: object) -> object:
+    def _as_recorded(self, part: RequestStep, draft: Draft) -> Draft:
         """The draft with the recorded tree."""
-        from specscope.speculate.drafters.base import Draft
-
-        assert isinstance(draft, Draft)
         same = draft.tree.token.tolist() == part.tree.token.tolist()
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
             return draft

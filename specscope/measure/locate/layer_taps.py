@@ -124,7 +124,7 @@ class _Recorder:
     @contextmanager
     def attention(self) -> Iterator[None]:
         """paged_attention is tapped, wherever it is called from."""
-        right = {attention: attention.paged_attention, decoder: decoder.paged_attention}
+        right = {module: vars(module)["paged_attention"] for module in (attention, decoder)}
 
         def tapped(function: Any) -> Any:  # noqa: ANN401
             def paged(query: Tensor, layer: int, cache: Any, batch: Batch, variant: Variant) -> Tensor:  # noqa: ANN401

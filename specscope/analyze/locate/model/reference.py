@@ -38,7 +38,7 @@ def _attention(
 
     query [1, H, N, D], key and value [1, Hkv, K, D] with all that the cache holds; returns [1, N, H, E].
     """
-    eager = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+    eager = sys.modules[type(module).__module__].eager_attention_forward
     out, weights = eager(module, query, key, value, attention_mask, **named)
     tapped: AttentionTaps | None = getattr(module, TAPS, None)
     if tapped is not None:

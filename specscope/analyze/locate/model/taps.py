@@ -83,4 +83,5 @@ def relative(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:
     a, b = (x.double().unflatten(1, (heads, -1)) for x in (ours, right))
     size = b.norm(dim=-1)
     floor = size.median().clamp(min=1e-30)
-    return ((a - b).norm(dim=-1) / size.clamp(min=float(floor))).nan_to_num(nan=torch.inf).float()
+    off: Tensor = (a - b).norm(dim=-1) / size.clamp(min=float(floor))
+    return off.nan_to_num(nan=torch.inf).float()
