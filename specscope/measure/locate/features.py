@@ -30,14 +30,23 @@ class TrueFeatures:
     Where the engine did not compute a position, because other requests left it its KV, as the reference has it.
     """
 
-    def __init__(self, drive: Drive, request: str, reference: Reference, text: Sequence[int], layers: Sequence[Any]) -> None:
+    def __init__(
+        self, drive: Drive, request: str, reference: Reference, text: Sequence[int], layers: Sequence[Any]
+    ) -> None:
         self.drive, self.request, self.layers = drive, request, tuple(layers)
-        known, kept = reference.causal.alone(text, self.layers)[1], len(decoder_layers(drive.engine.runner.loaded.model))
+        known, kept = (
+            reference.causal.alone(text, self.layers)[1],
+            len(decoder_layers(drive.engine.runner.loaded.model)),
+        )
         assert known is not None
         self.width = known.shape[1] // len(self.layers)
-        self.entered = {layer: x.clone() for layer, x in zip(self.layers, known.cpu().chunk(len(self.layers), 1), strict=True)}
+        self.entered = {
+            layer: x.clone() for layer, x in zip(self.layers, known.cpu().chunk(len(self.layers), 1), strict=True)
+        }
         if kept * known.nbytes // len(self.layers) <= ROOM:
-            self.entered |= {layer: torch.zeros(len(text), self.width) for layer in range(kept) if layer not in self.entered}
+            self.entered |= {
+                layer: torch.zeros(len(text), self.width) for layer in range(kept) if layer not in self.entered
+            }
         self.nodes: dict[Any, Tensor] = {}  # by layer: the tree's rows of the last step that had one
         self.allowed = {f"{FEATURES}{layer}": max(reference.allowed(list(text)).values()) for layer in self.layers}
         self._pass: dict[Any, Tensor] = {}
@@ -122,8 +131,10 @@ class TrueFeatures:
         for other, every in self.entered.items():
             for position in _where(every, row):
                 shift = position - place
-                rows = "its own position" if not shift else f"{abs(shift)} position{'s' * (abs(shift) > 1)} " + (
-                    "before" if shift < 0 else "after"
+                rows = (
+                    "its own position"
+                    if not shift
+                    else f"{abs(shift)} position{'s' * (abs(shift) > 1)} " + ("before" if shift < 0 else "after")
                 )
                 yield f"rows of {rows}" + ("" if other == layer else f" in layer {other}")
         for other, every in self.nodes.items():

@@ -55,25 +55,23 @@ class _Seen:
 
 
 class _SpiedLayer:
-    """A head's layer, whose calls are kept."""
+    """A head's layer, whose calls are kept. Several requests may be watched at once: then it is spied on by each."""
 
-    def __init__(self, layer: FusedLayer, calls: list[LayerCall]) -> None:
+    def __init__(self, layer: FusedLayer | _SpiedLayer, calls: list[LayerCall]) -> None:
         self._layer, self._calls = layer, calls
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._layer, name)
+        self.fused: FusedLayer = layer.fused if isinstance(layer, _SpiedLayer) else layer
 
     def run(
         self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
     ) -> Tensor:
         """As FusedLayer.run."""
-        layer, hidden = self._layer, x.clone()
+        fused, hidden = self.fused, x.clone()
 
         def again(pages: KVCache) -> Tensor:
-            return layer.run(hidden.clone(), projected, rotation, batch, pages)
+            return fused.run(hidden.clone(), projected, rotation, batch, pages)
 
-        out = layer.run(x, projected, rotation, batch, cache)
-        call = LayerCall(layer.index, hidden, out.clone(), batch, cache, again, layer, projected, rotation)
+        out = self._layer.run(x, projected, rotation, batch, cache)
+        call = LayerCall(fused.index, hidden, out.clone(), batch, cache, again, fused, projected, rotation)
         self._calls.append(call)
         return out
 
@@ -116,6 +114,7 @@ class HeadWatch:
         """Watch meanwhile."""
         drafter, runner = self.drafter, self.runner
         with ExitStack() as stack:
+            stack.enter_context(self.features.on())
             for owner, name, wrapped in (
                 (runner, "combine", self._combining(runner.combine)),
                 (runner, "forward", self._forward(runner.forward)),
@@ -256,9 +255,7 @@ class HeadWatch:
             for handle in handles:
                 handle.remove()
 
-    def _operations(
-        self, part: _Part, right: HeadPass, seen: _Seen, hidden: Tensor, logits: Tensor
-    ) -> Iterator[Both]:
+    def _operations(self, part: _Part, right: HeadPass, seen: _Seen, hidden: Tensor, logits: Tensor) -> Iterator[Both]:
         """The pass's operations, both sides, in the order of computing."""
         batch, rows = seen.batch, right.rows
         assert batch is not None
@@ -327,8 +324,9 @@ class HeadWatch:
             due = due.flatten(1)
             if short.endswith(ROTATED):  # the engine's order of a head's channels
                 due = due.unflatten(1, (-1, len(order)))[..., order].flatten(1)
+            others = due
             heads = head.heads if short.endswith(OF_QUERIES) else again.kv_heads if short.endswith(OF_KEYS) else 1
-            yield Both(name, ours.float(), due, rows, heads, again.code.get(short, ""))
+            yield Both(name, ours.float(), due, rows, heads, again.code.get(short, ""), others=others)
         if not again.same:
             due = right.taps[prefix].flatten(1)
             out = batch.as_given(call.out)[part.given]
@@ -338,4 +336,12 @@ class HeadWatch:
         """Attention's weights. A head whose output is gone altogether shows none: it is told by its output."""
         expected = due.exp().transpose(0, 1)
         weights = torch.where(weights.sum(-1, keepdim=True) == 0, expected, weights)
-        return Both(name, weights, expected, right.rows, code=code.get("self_attn.scores", ""), keys=right.keys)
+        return Both(
+            name,
+            weights,
+            expected,
+            right.rows,
+            code=code.get("self_attn.scores", ""),
+            keys=right.keys,
+            size=self.reference.head.size,
+        )

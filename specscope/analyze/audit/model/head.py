@@ -88,7 +88,7 @@ class Head:
         drafted = torch.arange(len(self.output))
         self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
         self.heads = int(self.config["num_attention_heads"])
-        self.turned = int(self._size * _partial(self.config))  # how many of a head's channels are rotated, the first
+        self.turned = int(self.size * _partial(self.config))  # how many of a head's channels are rotated, the first
         config = LlamaConfig.from_dict(_llama(self.config, self.turned))
         self.eps = float(config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)
@@ -170,7 +170,7 @@ class Head:
     def nothing(self) -> list[KV]:
         """An empty KV for each layer."""
         heads = int(self.config.get("num_key_value_heads") or self.heads)
-        none = self.embedding.new_zeros(0, heads, self._size)
+        none = self.embedding.new_zeros(0, heads, self.size)
         return [(none, none, torch.zeros(0, dtype=torch.int64))] * len(self.names)
 
     def _layer(self, name: str, residual: Tensor, query: Tensor, seen: Tensor, kv: KV) -> Tensor:
@@ -217,12 +217,12 @@ class Head:
         return self.weights[name + ".weight"] * normed.to(x.dtype)
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
         """Channels of a key."""
         return int(self.weights["midlayer.self_attn.q_proj.weight"].shape[0]) // self.heads
 
     def _split(self, name: str, projected: Tensor) -> Tensor:
-        split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self._size))
+        split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self.size))
         return split
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:

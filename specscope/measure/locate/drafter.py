@@ -1,0 +1,130 @@
+"""The drafter's walk: a model that drafts beside its reference, pass by pass, over the recorded steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from specscope.analyze.audit.contexts import Contexts
+from specscope.analyze.audit.model.head import Head
+from specscope.analyze.findings import Reference as Where
+from specscope.analyze.locate.located import Located, Stage, Walk
+from specscope.analyze.locate.model.head_passes import HeadPasses
+from specscope.analyze.locate.model.reference import Reference
+from specscope.errors import UserError
+from specscope.measure.locate.both import PassCompared
+from specscope.measure.locate.drafter_answer import located_in
+from specscope.measure.locate.drive import Drive, MakeEngine, located_config
+from specscope.measure.locate.features import TrueFeatures
+from specscope.measure.locate.head_watch import HeadWatch
+from specscope.speculate.drafters.combined import model_of
+from specscope.speculate.drafters.eagle import Eagle
+from specscope.trace.history.history import History
+
+if TYPE_CHECKING:
+    from specscope.analyze.audit.options import ModelSource, Progress
+    from specscope.engine.engine import Engine
+
+HEAD = "the head's published layout in plain torch, float32"
+MODEL = "plain transformers, float32"
+
+
+class Watching(Protocol):
+    """Compares the drafter's passes for one request."""
+
+    passes: list[PassCompared]  # of the step that runs
+    compared: int  # passes in all
+
+    @property
+    def wrong(self) -> PassCompared | None:
+        """The pass that differs first."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def on(self) -> AbstractContextManager[None]:
+        """Watch meanwhile."""
+
+
+@dataclass(frozen=True)
+class DrafterModels:
+    """Where the models are, and what builds the engine."""
+
+    target: ModelSource
+    draft: ModelSource
+    make: MakeEngine
+    target_name: str | None = None  # as --target and --draft-model take them
+    draft_name: str | None = None
+
+
+@dataclass(frozen=True)
+class DrafterWalked:
+    """What a walk over a drafter's passes came to."""
+
+    walks: tuple[Walk, ...]  # one a pass of the last step: up to the pass that differs
+    located: Located | None
+    passes: int  # that were compared
+
+
+def walk_drafter(
+    history: History,
+    plans: Mapping[str, Contexts],
+    until: int,
+    models: DrafterModels,
+    progress: Progress = lambda *_: None,
+) -> DrafterWalked:
+    """Walk the drafter over the steps up to a place of the history, for the requests of `plans`. Raises UserError."""
+    reference = Reference(models.target)
+    engine = models.make(located_config(history, models.target_name, models.draft_name))
+    try:
+        drive, drafter = Drive(engine, history), model_of(engine.drafter)
+        if not isinstance(drafter, Eagle):
+            raise UserError(f"the drafter {engine.drafter.name} is no model")
+        watches = _heads(drive, drafter, reference, plans, models)
+        return _walked(drive, watches, plans, until, progress)
+    finally:
+        engine.close()
+
+
+def _heads(
+    drive: Drive, drafter: Eagle, reference: Reference, plans: Mapping[str, Contexts], models: DrafterModels
+) -> dict[str, Watching]:
+    head, watches = Head(models.draft, reference.causal.model), dict[str, Watching]()
+    for name, contexts in plans.items():
+        features = TrueFeatures(drive, name, reference, contexts.text, head.layers)
+        watches[name] = HeadWatch(drafter, name, HeadPasses(head, contexts.text, features.along), features)
+    return watches
+
+
+def _walked(
+    drive: Drive, watches: Mapping[str, Watching], plans: Mapping[str, Contexts], until: int, progress: Progress
+) -> DrafterWalked:
+    history, last = drive.history, dict[str, list[PassCompared]]()
+    steps = drive.steps(until)
+    with ExitStack() as stack:
+        for watch in watches.values():
+            stack.enter_context(watch.on())
+        for number in range(until + 1):
+            for watch in watches.values():
+                watch.begin()
+            record = next(steps)
+            progress("walking the drafter", number + 1, until + 1)
+            last |= {name: watch.passes for name, watch in watches.items() if watch.passes}
+            for name, watch in watches.items():
+                if watch.wrong is not None:
+                    part = next(part for part in record.requests if part.request == name)
+                    where = Where(name, part.index, record.step)
+                    located = located_in(watch.wrong, where, plans[name], history.vocabulary)
+                    return DrafterWalked(_walks(watch.passes, where), located, watch.compared)
+    walks: list[Walk] = []
+    for name, passes in last.items():
+        walks += _walks(passes, Where(name, 0, 0))
+    return DrafterWalked(tuple(walks), None, sum(watch.compared for watch in watches.values()))
+
+
+def _walks(passes: list[PassCompared], where: Where) -> tuple[Walk, ...]:
+    return tuple(
+        Walk(Stage.DRAFTER, where, each.rows, tuple(each.held), "specscope, in float32", HEAD) for each in passes
+    )
