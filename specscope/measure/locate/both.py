@@ -13,6 +13,8 @@ from specscope.analyze.locate.model.reference import FLOOR
 from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.target import hold
 
+COMPILED = "the compiled layer gives something else than its own steps through torch's operators, which agree"
+
 
 @dataclass(frozen=True)
 class Both:

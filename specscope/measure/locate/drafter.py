@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -15,11 +15,13 @@ from specscope.analyze.locate.model.head_passes import HeadPasses
 from specscope.analyze.locate.model.reference import Reference
 from specscope.errors import UserError
 from specscope.measure.locate.both import PassCompared
+from specscope.measure.locate.draft_watch import DraftPlan, DraftWatch
 from specscope.measure.locate.drafter_answer import located_in
 from specscope.measure.locate.drive import Drive, MakeEngine, located_config
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_watch import HeadWatch
 from specscope.speculate.drafters.combined import model_of
+from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.history.history import History
 
@@ -76,26 +78,55 @@ def walk_drafter(
     progress: Progress = lambda *_: None,
 ) -> DrafterWalked:
     """Walk the drafter over the steps up to a place of the history, for the requests of `plans`. Raises UserError."""
-    reference = Reference(models.target)
-    engine = models.make(located_config(history, models.target_name, models.draft_name))
+    drive = _drive(history, models)
     try:
-        drive, drafter = Drive(engine, history), model_of(engine.drafter)
-        if not isinstance(drafter, Eagle):
-            raise UserError(f"the drafter {engine.drafter.name} is no model")
-        watches = _heads(drive, drafter, reference, plans, models)
+        drafter = model_of(drive.engine.drafter)
+        if isinstance(drafter, Eagle):
+            watches = _of_head(drive, drafter, plans, models)
+        elif isinstance(drafter, DraftModel):
+            planned = _planned(drive, drafter, plans, until, progress)
+            drive.engine.close()
+            drive = _drive(history, models)
+            watches = _of_model(drive, planned, models)
+        else:
+            raise UserError(f"the drafter {drive.engine.drafter.name} is no model")
         return _walked(drive, watches, plans, until, progress)
     finally:
-        engine.close()
+        drive.engine.close()
 
 
-def _heads(
-    drive: Drive, drafter: Eagle, reference: Reference, plans: Mapping[str, Contexts], models: DrafterModels
-) -> dict[str, Watching]:
-    head, watches = Head(models.draft, reference.causal.model), dict[str, Watching]()
+def _drive(history: History, models: DrafterModels) -> Drive:
+    return Drive(models.make(located_config(history, models.target_name, models.draft_name)), history)
+
+
+def _of_head(
+    drive: Drive, drafter: Eagle, plans: Mapping[str, Contexts], models: DrafterModels
+) -> Mapping[str, Watching]:
+    reference = Reference(models.target)
+    head, watches = Head(models.draft, reference.causal.model), dict[str, HeadWatch]()
     for name, contexts in plans.items():
         features = TrueFeatures(drive, name, reference, contexts.text, head.layers)
         watches[name] = HeadWatch(drafter, name, HeadPasses(head, contexts.text, features.along), features)
     return watches
+
+
+def _planned(
+    drive: Drive, drafter: DraftModel, plans: Mapping[str, Contexts], until: int, progress: Progress
+) -> list[DraftPlan]:
+    """What a draft model feeds in each of its passes."""
+    planned = [DraftPlan(drive, drafter, contexts) for contexts in plans.values()]
+    with ExitStack() as stack:
+        for plan in planned:
+            stack.enter_context(plan.on())
+        for number, _ in enumerate(drive.steps(until), 1):
+            progress("running the drafter", number, until + 1)
+    return planned
+
+
+def _of_model(drive: Drive, planned: Sequence[DraftPlan], models: DrafterModels) -> Mapping[str, Watching]:
+    reference, drafter = Reference(models.draft), model_of(drive.engine.drafter)
+    assert isinstance(drafter, DraftModel)
+    return {plan.request: DraftWatch(drive, drafter, reference, plan) for plan in planned if plan.passes}
 
 
 def _walked(

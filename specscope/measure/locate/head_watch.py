@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.head_passes import HeadPass, HeadPasses
-from specscope.measure.locate.both import Both, PassCompared
+from specscope.measure.locate.both import COMPILED, Both, PassCompared
 from specscope.measure.locate.choices import Choices
 from specscope.measure.locate.features import FEATURES, TrueFeatures
 from specscope.measure.locate.layer_taps import LayerCall, code_of, layer_again
@@ -30,7 +30,6 @@ from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 
-COMPILED = "the compiled layer gives something else than the same layer through torch's operators, which agrees"
 OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention"), ("k_proj", "v_proj", ".key", " read")
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
