@@ -25,6 +25,7 @@ WORDS = {
     "self_attn.values read": "the values as read from the KV cache",
     "self_attn.scores": "the attention scores with mask",
     "self_attn.attention": "the attention output",
+    "self_attn.o_proj:in": "the attention output of all heads, side by side",
     "self_attn.o_proj": "the projection of the attention output",
     "self_attn": "the attention output, projected",
     "post_attention_layernorm:in": "the residual after attention",

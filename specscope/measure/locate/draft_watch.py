@@ -262,7 +262,13 @@ class DraftWatch(_Passes):
         ours = level.full(slice(first, first + len(nodes)))
         if ours.shape[1] > right.shape[1]:  # padded to the target's vocabulary
             right = torch.nn.functional.pad(right, (0, ours.shape[1] - right.shape[1]), value=-torch.inf)
-        both = Both("vocabulary", ours, right[:, : ours.shape[1]], self._borders.rows.rows[-len(nodes) :], code=code_of(Level.full))
+        both = Both(
+            "vocabulary",
+            ours,
+            right[:, : ours.shape[1]],
+            self._borders.rows.rows[-len(nodes) :],
+            code=code_of(Level.full),
+        )
         if not self.passes[-1].compare([both], {"vocabulary": self._borders.allowed["norm"]}):
             self.choices.see(drafting, right, one_pass=False)
 

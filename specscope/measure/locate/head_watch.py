@@ -30,7 +30,7 @@ from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 
-OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention"), ("k_proj", "v_proj", ".key", " read")
+OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", " read")
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 

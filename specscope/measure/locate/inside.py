@@ -43,6 +43,7 @@ def operations(difference: Difference, inside: Inside, contexts: Contexts) -> It
     assert call is not None
     ours = {name: call.batch.as_given(rows)[at.given] for name, rows in inner.taps.items()}
     heads = {"self_attn.query": inside.heads, "self_attn.attention": inside.heads}
+    heads["self_attn.o_proj:in"] = inside.heads
     heads |= dict.fromkeys(("self_attn.key", "self_attn.value"), inside.kv_heads)
     for name, every in inside.taps.items():
         if name == "self_attn.attention":
@@ -116,6 +117,8 @@ def _scores(difference: Difference, inside: Inside, contexts: Contexts, places: 
         if len(slots) == theirs.shape[1]:
             ours[index, :, : len(slots)] = weights[index][:, slots]
         ours[index, :, -1] = weights[index].sum(-1) - ours[index].sum(-1)
+        gone = weights[index].sum(-1) == 0  # a head whose output is zero shows no weights: its output tells it
+        ours[index, gone] = right[index, gone]
     errors = (ours - right).abs().sum(-1)
     keys = (*range(width - 1), -1)
     yield Step("self_attn.scores", ours.flatten(1), right.flatten(1), at.rows, inside.heads, errors, keys)

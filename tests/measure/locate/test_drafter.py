@@ -12,15 +12,24 @@ from specscope import Engine
 from specscope.analyze.audit.options import ModelSource
 from specscope.measure.locate.drafter import DrafterModels, walk_drafter
 from specscope.measure.locate.locate import _chosen, _contexts
+from specscope.model.fast import decoder
+from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level
-from specscope.speculate.drafters.tree_builder import TreeBuilder
 from tests.faults.models import TARGET
-from tests.faults.planted.drafter_kv import first_tokens_only, nodes_one_further, other_base
+from tests.faults.planted.drafter_kv import (
+    first_tokens_only,
+    leaf_taken_for_run,
+    nodes_one_further,
+    not_moved,
+    other_base,
+    spoiled_after_rejections,
+)
 from tests.faults.planted.drafts import other_map
 from tests.faults.planted.features import nothing, one_late, other_layers, rows_by_index
 from tests.faults.settings import DRAFTERS, Setting, history, record
+from tests.heads import head_tensors, write_head, write_parallel_head
 
 WARM = {"temperature": 0.8}
 
@@ -33,6 +42,7 @@ def walked(capture, drafter, install=None):
     with pytest.MonkeyPatch.context() as patch:
 
         def make(config):
+            patch.undo()  # a draft model's walk makes two engines
             engine = Engine(config)
             if install is not None:
                 install(patch, engine)
@@ -48,6 +58,22 @@ def walked(capture, drafter, install=None):
         return walk_drafter(run, plans, until, models)
 
 
+def random_heads(folder):
+    """Heads of other kinds over the tiny target, with random weights: how to draft with each."""
+    one_pass = head_tensors(parallel=True, layers=2)
+    norms = {f"fc_norm.{i}.weight": 1 + 0.1 * i + torch.zeros(48) for i in range(3)}
+    window = {"sliding_window": 12, "layer_types": ["full_attention", "sliding_attention"]}
+    heads = {
+        "p-eagle": (write_parallel_head(folder / "p", one_pass), "dynamic:6,depth=3,top=3"),
+        "p-eagle chain": (write_parallel_head(folder / "p", one_pass), "4"),
+        "eagle 1": (write_head(folder / "1", head_tensors(version=1)), "[(0,), (1,), (0, 0), (1, 0)]"),
+        "eagle 3.1": (write_head(folder / "31", head_tensors() | norms, fc_norm=True, norm_output=True), "3"),
+        "window": (write_head(folder / "w", head_tensors(layers=2), **window), "3"),
+        "partial": (write_head(folder / "t", head_tensors(), partial_rotary_factor=0.5), "3"),
+    }
+    return {name: {"drafter": "eagle", "draft_model": str(head), "tree": tree} for name, (head, tree) in heads.items()}
+
+
 @pytest.fixture(scope="session")
 def captures(tmp_path_factory):
     """A healthy capture of each drafter, made when it is first asked for."""
@@ -60,7 +86,10 @@ def captures(tmp_path_factory):
             made[key] = record(setting, folder / f"{len(made)}.jsonl")
         return made[key]
 
-    return capture
+    with pytest.MonkeyPatch.context() as patch:
+        for name, how in random_heads(folder).items():
+            patch.setitem(DRAFTERS, name, how)
+        yield capture
 
 
 def scaled_attention(patch, engine):
@@ -150,29 +179,16 @@ def shifted_embedding(patch, engine):
 
 
 def no_head(patch, engine):
-    """One attention head's output is zero."""
-    layer = engine.drafter.runner.layer
-    out = layer.out
+    """One attention head's output is zero behind attention."""
+    attend, mine = FusedLayer._attend, engine.drafter.runner.layer.linears
 
-    def zeroed(x):
-        x = x.clone()
-        x[:, layer.size : 2 * layer.size] = 0
-        return out(x)
+    def zeroed(self, x, rotation, batch, cache):
+        out = attend(self, x, rotation, batch, cache)
+        if self.linears is mine:
+            out[:, self.size : 2 * self.size] = 0
+        return out
 
-    patch.setattr(layer, "out", zeroed)
-    patch.setattr(layer, "compiled", None)
-
-
-def deeper(patch, engine):
-    """Below the root positions are one high."""
-    segment = TreeBuilder.segment
-
-    def further(self, table, base):
-        made = segment(self, table, base)
-        made.positions = made.positions + 1
-        return made
-
-    patch.setattr(TreeBuilder, "segment", further)
+    patch.setattr(FusedLayer, "_attend", zeroed)
 
 
 @dataclass(frozen=True)
@@ -182,6 +198,52 @@ class Planted:
     install: Callable
     place: str  # of the operation
     looks: str = ""  # a part of what the difference looks like
+
+
+def mask_not_used(patch, engine):
+    """Mask rows of a P-EAGLE head are fed zeros."""
+    patch.setattr(engine.drafter, "_mask_hidden", engine.drafter._mask_hidden * 0)
+
+
+def other_mask_token(patch, engine):
+    """Mask rows have the embedding of another token."""
+    patch.setattr(engine.drafter, "mask_token", engine.drafter.mask_token + 1)
+
+
+def not_normed(patch, engine):
+    """A head of EAGLE-3.1 feeds back the state before its norm."""
+    patch.setattr(EagleHead, "leave", lambda self, x: (self.norm(x), x))
+
+
+def features_first(patch, engine):
+    """An EAGLE-1 head joins feature and embedding in the wrong order."""
+    fc = engine.drafter.runner.head.fc
+    forward = fc.forward
+    patch.setattr(fc, "forward", lambda x: forward(torch.cat(x.chunk(2, -1)[::-1], -1)))
+
+
+def second_layers_window(patch, engine):
+    """The window of the head's second layer is one too narrow."""
+    layer = engine.drafter.runner.further[0]
+    patch.setattr(layer, "variant", dataclasses.replace(layer.variant, window=layer.variant.window - 1))
+
+
+def no_head_in(index):
+    """In one layer of the draft model an attention head's output is zero."""
+
+    def install(patch, engine):
+        attention = decoder.paged_attention
+
+        def zeroed(query, layer, cache, batch, variant):
+            out = attention(query, layer, cache, batch, variant)
+            if cache is engine.drafter.cache and layer == index:
+                out = out.clone()
+                out[:, 1] = 0
+            return out
+
+        patch.setattr(decoder, "paged_attention", zeroed)
+
+    return install
 
 
 HEADS = [
@@ -219,12 +281,33 @@ HEADS = [
     Planted("normed twice", "eagle chain", normed_twice, "fed back"),
     Planted("window", "eagle chain", narrow_window, "midlayer.self_attn.scores"),
     Planted("embedding shifted", "eagle tree", shifted_embedding, "embedding"),
-    Planted("no attention head", "eagle chain", no_head, "midlayer.self_attn.o_proj"),
+    Planted("no attention head", "eagle chain", no_head, "midlayer.self_attn.o_proj:in", "head 1"),
     Planted("positions of nodes", "eagle tree", nodes_one_further, "positions", "+1"),
 ]
 
 
-@pytest.mark.parametrize("fault", HEADS, ids=lambda fault: fault.name)
+OTHERS = [
+    Planted("mask_hidden not used", "p-eagle", mask_not_used, "mask_hidden", "zero"),
+    Planted("mask token", "p-eagle chain", other_mask_token, "tokens"),
+    Planted("fed back before the norm", "eagle 3.1", not_normed, "fed back"),
+    Planted("norm of a layer's features", "eagle 3.1", norm_left_out("fc_norm.1"), "fc_norm.1"),
+    Planted("feature first", "eagle 1", features_first, "fc"),
+    Planted("second layer's window", "window", second_layers_window, "layers.1.self_attn.scores", "11"),
+    Planted("scale of half-turned heads", "partial", scaled_attention, "midlayer.self_attn.scores", "0.577"),
+]
+MODELS = [
+    Planted("no attention head in layer 1", "model chain", no_head_in(1), "layers.1.self_attn.attention", "head 1"),
+    Planted("positions below the root", "model tree", nodes_one_further, "positions", "+1"),
+    Planted("leaf taken for run", "model chain", leaf_taken_for_run, "layers.0.self_attn.keys read"),
+    Planted("KV not moved", "model tree", not_moved, "layers.0.self_attn.keys read"),
+    Planted(
+        "spoiled after rejections", "model chain", spoiled_after_rejections, "layers.0.self_attn.keys read", "zero"
+    ),
+    Planted("first tokens", "model chain", first_tokens_only(75), "vocabulary", "first 75"),
+]
+
+
+@pytest.mark.parametrize("fault", [*HEADS, *OTHERS, *MODELS], ids=lambda fault: fault.name)
 def test_a_fault_of_a_head_is_located(fault, captures):
     result = walked(captures(fault.drafter), fault.drafter, fault.install)
     assert result.located is not None
@@ -234,7 +317,7 @@ def test_a_fault_of_a_head_is_located(fault, captures):
 
 
 @pytest.mark.parametrize("params", [{}, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize("drafter", ["eagle chain", "eagle tree", "eagle dynamic"])
+@pytest.mark.parametrize("drafter", ["eagle chain", "eagle tree", "model chain", "model tree", "model dynamic"])
 def test_nothing_is_located_in_a_healthy_head(drafter, params, captures):
     result = walked(captures(drafter, params.items()), drafter)
     assert result.located is None

@@ -184,6 +184,7 @@ class Head:
             self.tap(f"{name}.self_attn.scores", scores.log_softmax(-1, dtype=torch.float32))
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         mixed = self._tapped(f"{name}.self_attn.attention", torch.einsum("hnk,khd->nhd", weights, value)).flatten(1)
+        self._tapped(f"{name}.self_attn.o_proj:in", mixed)
         x = residual + self._linear(f"{name}.self_attn.o_proj", mixed)
         y = self._norm(f"{name}.post_attention_layernorm", self._tapped(f"{name}.post_attention_layernorm:in", x))
         gate, up = (self._linear(f"{name}.mlp.{part}_proj", y) for part in ("gate", "up"))
