@@ -89,6 +89,7 @@ def _located(
 
 
 def sentence(wrong: Held, agree: Sequence[Held]) -> str:
+    """How an operation differs and what agrees before it, with figures."""
     name = wrong.operation.words
     by = "" if not wrong.allowed else f", by up to {wrong.error:.2g} (rounding explains {wrong.allowed:.1g})"
     text = f"{name}: {wrong.differing:,} of {plural(wrong.rows, 'row')} differ{by}"

@@ -1,7 +1,7 @@
 """A draft model's passes beside plain transformers, by the same machinery as the target's.
 
-What a pass is over, committed tokens or nodes of a tree, is known only when it runs: so the engine is driven twice, once
-to see what the drafter feeds, and once to compare it.
+What a pass is over, committed tokens or nodes of a tree, is known only when it runs: so the engine is driven twice,
+once to see what the drafter feeds, and once to compare it.
 """
 
 from __future__ import annotations
@@ -297,11 +297,13 @@ class DraftWatch(_Passes):
         if difference.call is not None:
             inside = self.reference.inside(contexts, difference.call.layer, self._borders.borders[self.request])
             last = max((item.error for item in held[-1:]), default=0.0)
-            inner, step = first_wrong(difference, inside, contexts, max(difference.held.allowed, AMPLIFIED * last))
-            held += inner
+            within, step = first_wrong(difference, inside, contexts, max(difference.held.allowed, AMPLIFIED * last))
+            held += within
         if step is not None and inside is not None:
             return PassCompared(rows, [_held(item) for item in held], _both(step, held[-1], inside, difference))
-        differs = difference.inner is not None and not difference.inner.same
+        inner, call = difference.inner, difference.call
+        again = inner is not None and not inner.same
+        differs = again and call is not None and call.fused is not None and call.fused.compiled is not None
         held.append(difference.held)
         both = Both(
             difference.name,

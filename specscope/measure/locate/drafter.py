@@ -27,7 +27,6 @@ from specscope.trace.history.history import History
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.options import ModelSource, Progress
-    from specscope.engine.engine import Engine
 
 HEAD = "the head's published layout in plain torch, float32"
 MODEL = "plain transformers, float32"
@@ -132,7 +131,8 @@ def _of_model(drive: Drive, planned: Sequence[DraftPlan], models: DrafterModels)
 def _walked(
     drive: Drive, watches: Mapping[str, Watching], plans: Mapping[str, Contexts], until: int, progress: Progress
 ) -> DrafterWalked:
-    history, last = drive.history, dict[str, list[PassCompared]]()
+    history, last = drive.history, dict[str, tuple[Walk, ...]]()
+    reference = HEAD if isinstance(model_of(drive.engine.drafter), Eagle) else MODEL
     steps = drive.steps(until)
     with ExitStack() as stack:
         for watch in watches.values():
@@ -142,20 +142,19 @@ def _walked(
                 watch.begin()
             record = next(steps)
             progress("walking the drafter", number + 1, until + 1)
-            last |= {name: watch.passes for name, watch in watches.items() if watch.passes}
+            index = {part.request: part.index for part in record.requests}
             for name, watch in watches.items():
+                where = Where(name, index.get(name, 0), record.step)
+                if watch.passes:
+                    last[name] = _walks(watch.passes, where, reference)
                 if watch.wrong is not None:
-                    part = next(part for part in record.requests if part.request == name)
-                    where = Where(name, part.index, record.step)
                     located = located_in(watch.wrong, where, plans[name], history.vocabulary)
-                    return DrafterWalked(_walks(watch.passes, where), located, watch.compared)
-    walks: list[Walk] = []
-    for name, passes in last.items():
-        walks += _walks(passes, Where(name, 0, 0))
-    return DrafterWalked(tuple(walks), None, sum(watch.compared for watch in watches.values()))
+                    return DrafterWalked(last[name], located, watch.compared)
+    walks = tuple(walk for each in last.values() for walk in each)
+    return DrafterWalked(walks, None, sum(watch.compared for watch in watches.values()))
 
 
-def _walks(passes: list[PassCompared], where: Where) -> tuple[Walk, ...]:
+def _walks(passes: list[PassCompared], where: Where, reference: str) -> tuple[Walk, ...]:
     return tuple(
-        Walk(Stage.DRAFTER, where, each.rows, tuple(each.held), "specscope, in float32", HEAD) for each in passes
+        Walk(Stage.DRAFTER, where, each.rows, tuple(each.held), "specscope, in float32", reference) for each in passes
     )

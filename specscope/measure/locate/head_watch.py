@@ -15,11 +15,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.head_passes import HeadPass, HeadPasses
 from specscope.measure.locate.both import COMPILED, Both, PassCompared
 from specscope.measure.locate.choices import Choices
-from specscope.measure.locate.features import FEATURES, TrueFeatures
+from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.layer_taps import LayerCall, code_of, layer_again
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast.decoder import FusedLayer
@@ -326,10 +325,10 @@ class HeadWatch:
             others = due
             heads = head.heads if short.endswith(OF_QUERIES) else again.kv_heads if short.endswith(OF_KEYS) else 1
             yield Both(name, ours.float(), due, rows, heads, again.code.get(short, ""), others=others)
-        if not again.same:
+        if not again.same and call.fused is not None and call.fused.compiled is not None:
             due = right.taps[prefix].flatten(1)
             out = batch.as_given(call.out)[part.given]
-            yield Both(prefix, out, due, right.rows, code=code_of(call.fused.compiled), looks=COMPILED)  # type: ignore[union-attr]
+            yield Both(prefix, out, due, right.rows, code=code_of(call.fused.compiled), looks=COMPILED)
 
     def _scores(self, name: str, weights: Tensor, due: Tensor, right: HeadPass, code: dict[str, str]) -> Both:
         """Attention's weights. A head whose output is gone altogether shows none: it is told by its output."""
