@@ -25,6 +25,7 @@ WORDS = {
     "self_attn.values read": "the values as read from the KV cache",
     "self_attn.scores": "the attention scores with mask",
     "self_attn.attention": "the attention output",
+    "self_attn.o_proj:in": "the attention output of all heads, side by side",
     "self_attn.o_proj": "the projection of the attention output",
     "self_attn": "the attention output, projected",
     "post_attention_layernorm:in": "the residual after attention",
@@ -39,20 +40,33 @@ WORDS = {
     "mlp": "the MLP",
     "norm": "the final norm",
     "lm_head": "the logits",
+    # of a head alone
+    "input_norm": "the norm of the features",
+    "fc": "the projection of the features",
+    "mask_hidden": "the learned feature of the mask rows",
+    "fed back": "the state fed back from the parent",
+    "hidden_norm": "the norm of the hidden state",
+    "d2t": "the logits by the target's tokens (d2t)",
+    "vocabulary": "the logits by the target's tokens",
+    "chosen tokens": "the tokens chosen by their logits",
 }
 
 
 def operation(stage: Stage, name: str, code: str = "") -> Operation:
     """An operation with its words. `name`: "norm", or within a layer "layers.3.self_attn.q_proj"."""
-    layer = re.match(r"layers\.(\d+)(?:\.(.*))?$", name)
+    layer = re.match(r"(?:layers\.(\d+)|midlayer)(?:\.(.*))?$", name)
     if layer is None:
         return Operation(stage, name, _words(name), code)
-    where = f"layer {layer[1]}"
+    where = f"{'the drafter, ' if stage is Stage.DRAFTER else ''}layer {layer[1] or 0}"
     return Operation(stage, name, f"{where}: {_words(layer[2])}" if layer[2] else f"{where}: its output", code)
 
 
 def _words(name: str) -> str:
     if name in WORDS:
         return WORDS[name]
+    if name.startswith("features layer"):
+        return f"the target's hidden states that enter its {name.removeprefix('features ')}, as they were fed"
+    if name.startswith("fc_norm."):
+        return f"the norm of the features of part {name.removeprefix('fc_norm.')}"
     plain = name.removesuffix(IN)
     return f"what enters {WORDS.get(plain, plain)}" if name.endswith(IN) else plain

@@ -57,15 +57,15 @@ def _located(
 ) -> Located:
     wrong, agree = held[-1], [item for item in held[:-1] if item.rows]
     rows = difference.at.rows if step is None else step.rows
-    smallest = _smallest(rows, wrong, contexts, history.vocabulary.show)
-    sentence = _sentence(wrong, agree)
+    smallest = smallest_input(rows, wrong, contexts, history.vocabulary.show)
+    text = sentence(wrong, agree)
     likeness = _looks(difference, step, inside, wrong.allowed) if step is not None else _border_looks(difference)
     operation, certain = wrong.operation, True
     if step is not None and step.name in READ:
         parts = history.requests[contexts.request].steps
         bad = [row for row, off in zip(step.rows, (step.off > wrong.allowed).any(1).tolist(), strict=True) if off]
         story, code = _written(bad, difference.at.part, parts)
-        sentence, operation = f"{sentence}; {story}", _with_code(operation, code)
+        text, operation = f"{text}; {story}", _with_code(operation, code)
     elif step is None and difference.inner is not None and difference.call is not None:
         certain = difference.inner.same
         if certain:
@@ -73,11 +73,11 @@ def _located(
             operation = _with_code(operation, code_of(made_by))
         else:
             side = _side(difference, inside)
-            sentence += f"; run again {difference.inner.how} it agrees: the compiled kernel differs ({side})"
+            text += f"; run again {difference.inner.how} it agrees: the compiled kernel differs ({side})"
             operation = _with_code(operation, "kernels/cpu/layer.py")
     return Located(
         operation,
-        sentence,
+        text,
         likeness,
         smallest,
         difference.at.where,
@@ -88,7 +88,8 @@ def _located(
     )
 
 
-def _sentence(wrong: Held, agree: Sequence[Held]) -> str:
+def sentence(wrong: Held, agree: Sequence[Held]) -> str:
+    """How an operation differs and what agrees before it, with figures."""
     name = wrong.operation.words
     by = "" if not wrong.allowed else f", by up to {wrong.error:.2g} (rounding explains {wrong.allowed:.1g})"
     text = f"{name}: {wrong.differing:,} of {plural(wrong.rows, 'row')} differ{by}"
@@ -154,7 +155,7 @@ def _border_looks(difference: Difference) -> str:
     return looks(difference.ours, difference.right, rows=difference.at.rows, allowed=difference.held.allowed)
 
 
-def _smallest(rows: Sequence[FedRow], wrong: Held, contexts: Contexts, show: Callable[[int], str]) -> str:
+def smallest_input(rows: Sequence[FedRow], wrong: Held, contexts: Contexts, show: Callable[[int], str]) -> str:
     """The first row that differs, and the tokens up to it."""
     bad = torch.from_numpy(wrong.errors > wrong.allowed).any(1).tolist()
     first = min((row for row, off in zip(rows, bad, strict=False) if off), key=lambda row: row.position, default=None)

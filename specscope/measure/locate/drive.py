@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specscope.measure.audit_again import engine_config_of
 from specscope.trace.history.history import History
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
+from specscope.trace.record.tree import ROOT, DraftTree, Ints
 
 if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
@@ -147,12 +150,32 @@ class Drive:
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
             return draft
         self.other_drafts += 1
+        from specscope.speculate.drafters.combined import model_of
+
+        model = model_of(self.engine.drafter)
+        state = None if model is None else model.states.get(part.request)
+        if state is not None and len(state.fed) == len(draft.tree):
+            state.fed = _fed_of(part.tree, draft.tree, state.fed)
         return replace(draft, tree=part.tree)
 
     def _end(self, end: RequestEnd) -> None:
         request = self._requests.pop(end.info.id, None)
         if request is not None and end.info.id in self.engine.requests:
             self.engine.intake.retire(request)
+
+
+def _fed_of(tree: DraftTree, drafted: DraftTree, fed: Ints) -> Ints:
+    """Where the nodes of another tree lie among the rows that a drafter fed, by their paths; -1: it fed no such row."""
+    child = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(drafted.parent.tolist(), drafted.token.tolist(), strict=True))
+    }
+    place: dict[int, int | None] = {ROOT: ROOT}
+    for node, (parent, token) in enumerate(zip(tree.parent.tolist(), tree.token.tolist(), strict=True)):
+        above = place[parent]
+        place[node] = None if above is None else child.get((above, token))
+    same = [place[node] for node in range(len(tree))]
+    return np.array([-1 if node is None else int(fed[node]) for node in same], np.int32)
 
 
 def _rows(part: RequestStep) -> int:

@@ -43,6 +43,7 @@ def operations(difference: Difference, inside: Inside, contexts: Contexts) -> It
     assert call is not None
     ours = {name: call.batch.as_given(rows)[at.given] for name, rows in inner.taps.items()}
     heads = {"self_attn.query": inside.heads, "self_attn.attention": inside.heads}
+    heads["self_attn.o_proj:in"] = inside.heads
     heads |= dict.fromkeys(("self_attn.key", "self_attn.value"), inside.kv_heads)
     for name, every in inside.taps.items():
         if name == "self_attn.attention":

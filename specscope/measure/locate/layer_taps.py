@@ -158,14 +158,14 @@ class _Recorder:
         layer.qkv = self._split(layer.qkv, layer)
         layer.gate_up = self._halves(layer.gate_up)
         layer.act = self._tapped("mlp.act_fn", layer.act)
-        layer.out = self._tapped("self_attn.o_proj", layer.out)
+        layer.out = self._tapped("self_attn.o_proj", layer.out, inputs=True)
         layer.down = self._tapped("mlp.down_proj", layer.down, inputs=True)
         if layer.head_norms is not None:
             names = ("self_attn.q_norm", "self_attn.k_norm")
             norms = [self._tapped(name, norm) for name, norm in zip(names, layer.head_norms, strict=True)]
             layer.head_norms = (norms[0], norms[1])
         self.code["post_attention_layernorm" + IN] = self.code["mlp.down_proj" + IN] = code_of(FusedLayer.run)
-        for name in ("self_attn.query", "self_attn.key", "self_attn.value"):
+        for name in ("self_attn.query", "self_attn.key", "self_attn.value", "self_attn.o_proj" + IN):
             self.code[name] = code_of(FusedLayer._attend)
         projected = call.projected
         if projected is not None:

@@ -17,6 +17,7 @@ from specscope.measure.locate.drive import Drive, MakeEngine, located_config
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import PlaceName
 from specscope.trace.history.wording import plural
+from specscope.trace.record.method import model_part
 
 REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
 ROWS = 3000  # that are compared at most, unless a place is named
@@ -68,7 +69,10 @@ def locate(
     audited = audit(history, source, options, progress) if audited is None else audited
     build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
     case, findings = Case(history, options, audited, place, build, progress), Findings()
-    asked: list[tuple[Stage, Callable[[Case, Findings], None]]] = [(Stage.TARGET, _target)]
+    asked: list[tuple[Stage, Callable[[Case, Findings], None]]] = [
+        (Stage.TARGET, _target),
+        (Stage.DRAFTER, _drafter),
+    ]
     for stage, look in asked:
         if stage in stages:
             try:
@@ -130,6 +134,32 @@ def _target(case: Case, findings: Findings) -> None:
         findings.unexplained.append(
             f"the target's recorded figures differ from the model's in {count}, and the engine, run again, agrees with "
             "the model: what was recorded came from another build, other weights, or after the logits"
+        )
+
+
+def _drafter(case: Case, findings: Findings) -> None:
+    """The drafter's walk, where it is a model."""
+    from specscope.measure.locate.drafter import DrafterModels, walk_drafter
+
+    history, draft = case.history, case.options.draft
+    assert history.run is not None
+    if not model_part(history.run.drafter):
+        return
+    if draft is None:
+        raise UserError(case.options.why_no_draft or "the drafter's model is not at hand")
+    names, until = _chosen(history, case.place, _differing(case.audited, drafter=True))
+    plans = {name: contexts for name in names if (contexts := _contexts(history, name, until)) is not None}
+    if not plans:
+        raise UserError("no request's whole text is in the capture: there is nothing to feed")
+    models = DrafterModels(case.options.target, draft, case.make, _named(case.options.target), _draft_named(case))
+    walked = walk_drafter(history, plans, until, models, case.progress)
+    findings.walks += walked.walks
+    if walked.located is not None:
+        findings.located.append(walked.located)
+    elif walked.passes:
+        findings.ruled_out.append(
+            f"the drafter: {plural(walked.passes, 'pass', 'passes')} over {plural(until + 1, 'engine step')} of "
+            f"{plural(len(plans), 'request')} agree, from what they are fed to the tokens that are chosen"
         )
 
 

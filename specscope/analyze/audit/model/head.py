@@ -36,6 +36,8 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
 }
 KV = tuple[Tensor, Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each; positions
+# What an operation gave, by its name: [rows, ...], or [heads, rows, keys] for the logarithms of attention's weights
+Tap = Callable[[str, Tensor], None]
 
 
 class Head:
@@ -46,6 +48,7 @@ class Head:
 
         Raises UserError, also for a head whose arithmetic this judge does not know.
         """
+        self.tap: Tap | None = None  # is told of every operation, by the names of a published head's modules
         folder = Path(source.path)
         try:
             raw = read_object(folder / "config.json")
@@ -85,7 +88,7 @@ class Head:
         drafted = torch.arange(len(self.output))
         self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
         self.heads = int(self.config["num_attention_heads"])
-        self.turned = int(self._size * _partial(self.config))  # how many of a head's channels are rotated, the first
+        self.turned = int(self.size * _partial(self.config))  # how many of a head's channels are rotated, the first
         config = LlamaConfig.from_dict(_llama(self.config, self.turned))
         self.eps = float(config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)
@@ -129,11 +132,11 @@ class Head:
 
     def fed_back(self, hidden: Tensor) -> Tensor:
         """What the children of these rows are fed, from the rows' hidden states [N, width]."""
-        return self._norm("norm", hidden) if self.config.get("norm_output") else hidden
+        return self._tapped("fed back", self._normed("norm", hidden) if self.config.get("norm_output") else hidden)
 
     def prepare(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(the residual stream, what attention projects) of tokens [N] and hidden states [N, width]."""
-        embedding = self.embedding[tokens]
+        embedding = self._tapped("embedding", self.embedding[tokens])
         if not self.three:
             joined = self._linear("fc", torch.cat([embedding, hidden], dim=-1))
             return joined, joined
@@ -152,51 +155,75 @@ class Head:
         for name, window, (keys, values, places) in zip(self.names, self.windows, before, strict=True):
             if after:
                 projected = self._norm(f"{name}.input_layernorm", x)
-            key = self._turn(self._split(f"{name}.self_attn.k_proj", projected), positions)
+            query = self._tapped(
+                f"{name}.self_attn.query", self._turn(self._split(f"{name}.self_attn.q_proj", projected), positions)
+            )
+            key = self._tapped(
+                f"{name}.self_attn.key", self._turn(self._split(f"{name}.self_attn.k_proj", projected), positions)
+            )
             value = self._split(f"{name}.self_attn.v_proj", projected)
             after.append((torch.cat([keys, key]), torch.cat([values, value]), torch.cat([places, positions])))
             reach = seen & (after[-1][2] > positions[:, None] - window) if window else seen
-            x = self._layer(name, x, projected, positions, reach, after[-1])
+            x = self._layer(name, x, query, reach, after[-1])
         return x, after
 
     def nothing(self) -> list[KV]:
         """An empty KV for each layer."""
         heads = int(self.config.get("num_key_value_heads") or self.heads)
-        none = self.embedding.new_zeros(0, heads, self._size)
+        none = self.embedding.new_zeros(0, heads, self.size)
         return [(none, none, torch.zeros(0, dtype=torch.int64))] * len(self.names)
 
-    def _layer(self, name: str, residual: Tensor, projected: Tensor, positions: Tensor, seen: Tensor, kv: KV) -> Tensor:
-        """One decoder layer: [N, width]."""
-        query = self._turn(self._split(f"{name}.self_attn.q_proj", projected), positions)
-        key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in kv[:2])
-        scores = torch.einsum("nhd,khd->hnk", query, key) / query.shape[-1] ** 0.5
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
-        mixed = torch.einsum("hnk,khd->nhd", weights, value).flatten(1)
+    def _layer(self, name: str, residual: Tensor, query: Tensor, seen: Tensor, kv: KV) -> Tensor:
+        """What follows the projections in one decoder layer: [N, width]."""
+        keys, values = (
+            self._tapped(f"{name}.self_attn.{what} read", x) for what, x in zip(("keys", "values"), kv, strict=False)
+        )
+        key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in (keys, values))
+        scores = (torch.einsum("nhd,khd->hnk", query, key) / query.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+        if self.tap is not None:
+            self.tap(f"{name}.self_attn.scores", scores.log_softmax(-1, dtype=torch.float32))
+        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+        mixed = self._tapped(f"{name}.self_attn.attention", torch.einsum("hnk,khd->nhd", weights, value)).flatten(1)
+        self._tapped(f"{name}.self_attn.o_proj:in", mixed)
         x = residual + self._linear(f"{name}.self_attn.o_proj", mixed)
-        y = self._norm(f"{name}.post_attention_layernorm", x)
+        y = self._norm(f"{name}.post_attention_layernorm", self._tapped(f"{name}.post_attention_layernorm:in", x))
         gate, up = (self._linear(f"{name}.mlp.{part}_proj", y) for part in ("gate", "up"))
-        return x + self._linear(f"{name}.mlp.down_proj", self.act(gate) * up)
+        acted = self._tapped(f"{name}.mlp.down_proj:in", self.act(gate) * up)
+        return self._tapped(name, x + self._linear(f"{name}.mlp.down_proj", acted))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Over the target's whole vocabulary, float32 [N, V]: minus infinity for tokens that the head does not have."""
-        rows = functional.linear(self._norm("norm", hidden) if self.three else hidden, self.output).float()
-        return rows.new_full((len(rows), self.vocab), -torch.inf).index_copy_(1, self.tokens, rows)
+        normed = self._norm("norm", hidden) if self.three else hidden
+        rows = self._tapped("lm_head", functional.linear(normed, self.output).float())
+        whole = rows.new_full((len(rows), self.vocab), -torch.inf)
+        return self._tapped("d2t", whole.index_copy_(1, self.tokens, rows))
+
+    def _tapped(self, name: str, x: Tensor) -> Tensor:
+        """What an operation gave, after the tap was told of it."""
+        if self.tap is not None:
+            self.tap(name, x)
+        return x
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
+        return self._tapped(
+            name, functional.linear(x, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
+        )
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
+        return self._tapped(name, self._normed(name, x))
+
+    def _normed(self, name: str, x: Tensor) -> Tensor:
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weights[name + ".weight"] * normed.to(x.dtype)
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
         """Channels of a key."""
         return int(self.weights["midlayer.self_attn.q_proj.weight"].shape[0]) // self.heads
 
     def _split(self, name: str, projected: Tensor) -> Tensor:
-        split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self._size))
+        split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self.size))
         return split
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
