@@ -12,6 +12,7 @@ from typing import Any
 from specscope.trace.inside.hooking import log
 
 TARGET, DRAFTER = "target", "drafter"
+MADE_BY = ("_compute_inv_freq", "_compute_cos_sin_cache")  # what a module's tables are made by
 _V1, _BASE = "vllm.v1.worker.gpu_model_runner:GPUModelRunner", "vllm.v1.spec_decode.llm_base_proposer"
 _V1_TABLE = "vllm.v1.worker.block_table"
 _PROPOSER = f"{_BASE}:SpecDecodeBaseProposer"
@@ -127,10 +128,13 @@ def functions_of(module: Any) -> list[str]:
     listed = [_method(module, "forward")]
     chosen = getattr(module, "_forward_method", None)  # of a CustomOp: the one of this platform
     if chosen is not None:
-        listed = [_method(getattr(chosen, "__self__", module), chosen.__name__)]
+        name = getattr(chosen, "__name__", "forward_native")
+        plain = ".CustomOp." in _method(module, name)  # which only calls the native one
+        listed = [_method(module, "forward_native" if plain else name)]
     for name, method in (("quant_method", "apply"), ("impl", "forward")):
         if (inner := getattr(module, name, None)) is not None and hasattr(inner, method):
             listed.append(_method(inner, method))
+    listed += [_method(module, name) for name in MADE_BY if hasattr(module, name)]
     return listed
 
 

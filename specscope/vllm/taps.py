@@ -128,6 +128,7 @@ class Taps:
         self._step, self._in_step = -1, 0
         self._now: Pass | None = None  # whose modules run
         self._last: dict[str, Pass] = {}  # of each model
+        self._early: dict[str, Tensor] = {}  # what the drafter computed before its forward: features made hidden states
         self._blocks = BlockLists()
         self._readers: dict[str, KvReader] = {}
         self._bytes, self._kept, self._files = 0, 0, 0
@@ -232,6 +233,9 @@ class Taps:
         self._in_step += who == DRAFTER
         self._now = self._last[who] = Pass(who, self._step, number, self._facts())
         self._passes.append(self._now)
+        if who == DRAFTER:
+            self._now.tensors |= self._early
+            self._early = {}
         for name, key in (("input_ids", "tokens"), ("positions", "positions"), ("hidden_states", "state")):
             if isinstance(given.get(name), Tensor):
                 self._keep(key, given[name])
@@ -257,11 +261,9 @@ class Taps:
         }
 
     def _keep(self, name: str, rows: Tensor) -> None:
-        if self._now is None:
-            return
-        self._put(self._now, name, rows)
+        self._put(self._early if self._now is None else self._now.tensors, name, rows)
 
-    def _put(self, into: Pass, name: str, rows: Tensor) -> None:
+    def _put(self, into: dict[str, Tensor], name: str, rows: Tensor) -> None:
         kept = rows.detach().to("cpu", copy=True).contiguous()
         self._bytes += kept.numel() * kept.element_size()
         if self._kept + self._bytes > self._settings.most:
@@ -269,10 +271,10 @@ class Taps:
                 log.warning("specscope: the taps are full: what follows is not tapped")
             self._is_full = True
             return
-        into.tensors[name] = kept
+        into[name] = kept
 
     def _module(self, who: str, name: str, read: Read, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if self._now is None or self._now.who != who:
+        if (self._now is None and who == TARGET) or (self._now is not None and self._now.who != who):
             return
         given = args[0] if args else next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
         for key, rows in read(name, module, given, output):
@@ -326,15 +328,15 @@ class Taps:
         if last is None or not isinstance(output, Tensor) or self._is_full:
             return
         best = output.float().topk(min(TOP, output.shape[-1]))
-        self._put(last, "lm_head", best.values)
-        self._put(last, "lm_head.tokens", best.indices)
+        self._put(last.tensors, "lm_head", best.values)
+        self._put(last.tensors, "lm_head.tokens", best.indices)
 
     def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def propose(*args: Any, **kwargs: Any) -> Any:
             drafts = original(*args, **kwargs)
             last = self._last.get(DRAFTER)
             if last is not None and last.step == self._step and isinstance(drafts, Tensor):
-                self._guard.safely(self._put, last, "drafted", drafts)
+                self._guard.safely(self._put, last.tensors, "drafted", drafts)
             return drafts
 
         return propose
