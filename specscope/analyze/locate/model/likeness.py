@@ -1,0 +1,101 @@
+"""What a difference of one operation looks like: rows of an engine held against the same rows of the reference.
+
+First which rows differ, then which heads or channels of these, then how what is left relates to the right values. Every
+relation must explain nearly all of the difference at nearly all of the rows, so that noise is not taken for structure.
+The relations themselves stand in `relations`, `rotation` and `rounding`; scores of attention have `score_likeness`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.locate.located import FedRow
+from specscope.analyze.locate.model.block import Block, relative_errors
+from specscope.analyze.locate.model.places import place_of_channels, place_of_heads, place_of_rows
+from specscope.analyze.locate.model.relations import RELATIONS, not_finite, other_rows
+from specscope.analyze.locate.model.rotation import rotated
+from specscope.analyze.locate.model.rounding import noise, rounded
+
+MARGIN = 8.0
+
+
+def calibrated(one: Tensor, other: Tensor) -> float:
+    """The relative error of a row that rounding explains, by two orders of summation of the reference itself.
+
+    Both are [rows, width], in the dtype the reference computed in. The largest difference of the two is one draw of
+    rounding: an engine sums in a third order, over other rows, with other functions of exp and rsqrt. The largest of
+    such draws lies within a few times this one, hence the margin of 8; faults lie orders of magnitude above it. Two
+    orders may agree by chance (a short sum has one order only), hence the floor: some units in the last place.
+    """
+    half = one.dtype in (torch.float16, torch.bfloat16) or other.dtype in (torch.float16, torch.bfloat16)
+    unit = max(torch.finfo(tensor.dtype).eps for tensor in (one, other) if tensor.dtype.is_floating_point)
+    floor = unit * (4 if half else 16)
+    if one.shape != other.shape or one.dim() != 2 or not one.numel():
+        return floor
+    error = float(relative_errors(one.float(), other.float()).max())
+    return max(MARGIN * error, floor)
+
+
+def looks(
+    ours: Tensor,
+    right: Tensor,
+    *,
+    rows: Sequence[FedRow],
+    heads: int = 1,
+    others: Tensor | None = None,
+    groups: Mapping[str, Tensor] | None = None,
+    vectors: Mapping[str, Tensor] | None = None,
+    allowed: float = 1e-4,
+) -> str:
+    """What the difference of `ours` from `right` is like, in one phrase with figures; "" where like nothing known.
+
+    ours, right: float32 [rows, width]; with heads, width = heads * size. others: [m, width], right values at other
+    positions or of other requests, in which rows of ours are looked for. groups: ids of each row, [rows] or [rows, k],
+    by the name of the group ("expert": those that a row is given to). vectors: [width] or [rows, width] by name ("the
+    bias", "the input"), which may be missing, added twice, or stand in the place of the output. allowed: the relative
+    error of a row that rounding explains. Shapes that do not fit give "".
+    """
+    if not _usable(ours, right, rows):
+        return ""
+    ours, right = ours.detach().float(), right.detach().float()
+    heads = heads if heads > 0 and ours.shape[1] % heads == 0 else 1
+    wrong = (relative_errors(ours, right, heads) > allowed).any(1)
+    if not bool(wrong.any()):
+        return ""
+    at = place_of_rows(wrong, rows, groups or {})
+    bad = ours[wrong]
+    if not bool(bad.isfinite().all()):
+        return _joined(at, not_finite(bad))
+    block = Block.of_rows(ours, right, wrong, rows, heads, others, vectors or {}, allowed)
+    # rounding and rotation leave some channels nearly as they were: they are asked for before channels are chosen
+    rule, columns, left = place_of_heads(block.ours, block.right, heads, allowed)
+    by_heads = block.narrowed(columns, left)
+    whole = rounded(by_heads) or rotated(by_heads)
+    if whole:
+        return _joined(at, rule, whole)
+    channels, columns, left = place_of_channels(block.ours, block.right, heads, allowed)
+    narrow = block.narrowed(columns, left)
+    relation = next((phrase for phrase in (find(narrow) for find in RELATIONS) if phrase), "")
+    if not relation and len(columns) < ours.shape[1]:
+        # rows that share channels (a row of another position with the same first half) differ in some only
+        relation = other_rows(block)
+        channels = "" if relation else channels
+    return _joined(at, channels, rounded(narrow) or relation or noise(narrow))
+
+
+def _usable(ours: Tensor, right: Tensor, rows: Sequence[FedRow]) -> bool:
+    return (
+        ours.dim() == 2
+        and ours.shape == right.shape
+        and ours.numel() > 0
+        and ours.shape[0] == len(rows)
+        and bool(right.isfinite().all())
+    )
+
+
+def _joined(*phrases: str) -> str:
+    """From the place to the relation: "only in head 2 of 9: all zero at 37 of 37 rows"."""
+    return ": ".join(phrase for phrase in phrases if phrase)

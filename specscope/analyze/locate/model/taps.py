@@ -1,0 +1,87 @@
+"""Every operation inside a part of a model, by the name of its module: what goes in and what comes out, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+IN = ":in"  # behind a module's name: its input, which is what the code around it made
+
+
+class Taps:
+    """What operations gave, in the order in which they were first computed; the rows of several passes one behind
+    the other.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def put(self, name: str, rows: Tensor) -> None:
+        """Keep a copy, in float32, of what an operation gave: [rows, ...] becomes [rows, width]."""
+        self._parts.setdefault(name, []).append(rows.detach().to(torch.float32, copy=True).flatten(1).cpu())
+
+    def take(self) -> dict[str, Tensor]:
+        """All of it, [rows, width] by name. It is not kept here."""
+        parts, self._parts = self._parts, {}
+        return {name: torch.cat(rows) for name, rows in parts.items() if len({x.shape[1] for x in rows}) == 1}
+
+
+def by_row(x: Any, rows: int) -> Tensor | None:  # noqa: ANN401
+    """A tensor of a pass over so many rows as [rows, ...]; None where it is not one value a row."""
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        return None
+    x = x[0] if x.dim() > 2 and x.shape[0] == 1 else x
+    if x.dim() > 2 and x.shape[0] != rows and x.shape[1] == rows:  # heads first
+        x = x.transpose(0, 1)
+    return x if x.shape[0] == rows else None
+
+
+def hooked(part: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[], int]) -> list[Any]:
+    """Hooks on all modules below `part`, which tell what goes into each and what comes out.
+
+    `rows`: how many rows the pass has that runs now.
+    """
+
+    def inputs(name: str) -> Any:  # noqa: ANN401
+        def before(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            x = by_row(next(iter(_tensors((*given, *named.values()))), None), rows())
+            if x is not None:
+                put(name + IN, x)
+
+        return before
+
+    def outputs(name: str) -> Any:  # noqa: ANN401
+        def after(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:  # noqa: ANN401
+            for index, tensor in enumerate(_tensors(out if isinstance(out, tuple) else (out,))):
+                x = by_row(tensor, rows())
+                if x is not None:
+                    put(name if not index else f"{name}[{index}]", x)
+
+        return after
+
+    handles = []
+    for name, module in part.named_modules():
+        if name:
+            handles.append(module.register_forward_pre_hook(inputs(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(outputs(name)))
+    return handles
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    return (x for x in values if isinstance(x, Tensor))
+
+
+def relative(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:
+    """[rows, heads] |ours - right| / |right| of each row and head, both [rows, width].
+
+    A row that is small beside the others is measured by the usual size of a row: it is no more exact than they are.
+    """
+    heads = heads if right.shape[1] % max(heads, 1) == 0 else 1
+    a, b = (x.double().unflatten(1, (heads, -1)) for x in (ours, right))
+    size = b.norm(dim=-1)
+    floor = size.median().clamp(min=1e-30)
+    off: Tensor = (a - b).norm(dim=-1) / size.clamp(min=float(floor))
+    return off.nan_to_num(nan=torch.inf).float()

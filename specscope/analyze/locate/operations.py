@@ -1,0 +1,58 @@
+"""The names of operations in words."""
+
+from __future__ import annotations
+
+import re
+
+from specscope.analyze.locate.located import Operation, Stage
+
+IN = ":in"
+# By the name of a module or, inside attention, of what it does. A name that is not here stands for itself.
+WORDS = {
+    "tokens": "the tokens that are fed",
+    "positions": "the positions of the rows",
+    "embedding": "the embedding",
+    "input_layernorm": "the norm before attention",
+    "self_attn.q_proj": "the queries' projection",
+    "self_attn.k_proj": "the keys' projection",
+    "self_attn.v_proj": "the values' projection",
+    "self_attn.q_norm": "the queries' norm",
+    "self_attn.k_norm": "the keys' norm",
+    "self_attn.query": "the queries after rotary",
+    "self_attn.key": "the keys after rotary",
+    "self_attn.value": "the values",
+    "self_attn.keys read": "the keys as read from the KV cache",
+    "self_attn.values read": "the values as read from the KV cache",
+    "self_attn.scores": "the attention scores with mask",
+    "self_attn.attention": "the attention output",
+    "self_attn.o_proj": "the projection of the attention output",
+    "self_attn": "the attention output, projected",
+    "post_attention_layernorm:in": "the residual after attention",
+    "post_attention_layernorm": "the norm before the MLP",
+    "mlp.gate_proj": "the MLP's gate",
+    "mlp.up_proj": "the MLP's up projection",
+    "mlp.act_fn": "the MLP's activation",
+    "mlp.down_proj:in": "gate times up",
+    "mlp.down_proj": "the MLP's down projection",
+    "mlp.gate": "the router of the experts",
+    "mlp.experts": "the experts",
+    "mlp": "the MLP",
+    "norm": "the final norm",
+    "lm_head": "the logits",
+}
+
+
+def operation(stage: Stage, name: str, code: str = "") -> Operation:
+    """An operation with its words. `name`: "norm", or within a layer "layers.3.self_attn.q_proj"."""
+    layer = re.match(r"layers\.(\d+)(?:\.(.*))?$", name)
+    if layer is None:
+        return Operation(stage, name, _words(name), code)
+    where = f"layer {layer[1]}"
+    return Operation(stage, name, f"{where}: {_words(layer[2])}" if layer[2] else f"{where}: its output", code)
+
+
+def _words(name: str) -> str:
+    if name in WORDS:
+        return WORDS[name]
+    plain = name.removesuffix(IN)
+    return f"what enters {WORDS.get(plain, plain)}" if name.endswith(IN) else plain
