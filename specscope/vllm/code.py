@@ -14,17 +14,26 @@ from specscope.trace.inside.hooking import log
 TARGET, DRAFTER = "target", "drafter"
 MADE_BY = ("_compute_inv_freq", "_compute_cos_sin_cache")  # what a module's tables are made by
 _V1, _BASE = "vllm.v1.worker.gpu_model_runner:GPUModelRunner", "vllm.v1.spec_decode.llm_base_proposer"
+_V1_RULE, _V1_SAMPLER = "vllm.v1.sample.rejection_sampler", "vllm.v1.sample.sampler:Sampler"
 _V1_TABLE = "vllm.v1.worker.block_table"
 _PROPOSER = f"{_BASE}:SpecDecodeBaseProposer"
 _V2, _V2_TABLE = "vllm.v1.worker.gpu.model_runner:GPUModelRunner", "vllm.v1.worker.gpu.block_table:BlockTables"
 _V2_AR = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
 _AR = f"{_V2_AR}:TargetDependentARSpeculator"
 _V2_SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator"
+_V2_RULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+_V2_SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
 _V2_BATCH = "vllm.v1.worker.gpu.input_batch"
 # The functions that make what a forward is fed, the one that computes it first, then those it passes through.
 INPUTS: Mapping[tuple[bool, str], Mapping[str, tuple[str, ...]]] = {
     (False, TARGET): {
-        "tokens": (f"{_V1}._prepare_inputs", f"{_V1}._prepare_input_ids", f"{_V1}._preprocess"),
+        "tokens": (
+            f"{_V1}._prepare_inputs",
+            f"{_V1}._prepare_input_ids",
+            f"{_V1}._preprocess",
+            f"{_V1}._bookkeeping_sync",
+            f"{_V1}._update_states",
+        ),
         "positions": (f"{_V1}._prepare_inputs", f"{_V1}._preprocess"),
         "slots": (
             f"{_V1_TABLE}:MultiGroupBlockTable.compute_slot_mapping",
@@ -33,6 +42,15 @@ INPUTS: Mapping[tuple[bool, str], Mapping[str, tuple[str, ...]]] = {
         ),
         "keys seen": (f"{_V1}._build_attention_metadata", f"{_V1}._prepare_inputs"),
         "block table": (f"{_V1}._build_attention_metadata", f"{_V1_TABLE}:BlockTable.commit_block_table"),
+        "choice": (
+            f"{_V1_RULE}:rejection_sample",
+            f"{_V1_RULE}:RejectionSampler.forward",
+            f"{_V1_RULE}:apply_sampling_constraints",
+            f"{_V1_RULE}:RejectionSampler.apply_logits_processors",
+            f"{_V1_SAMPLER}.greedy_sample",
+            f"{_V1_SAMPLER}.sample",
+            f"{_V1}._sample",
+        ),
     },
     (False, DRAFTER): {
         "tokens": (f"{_PROPOSER}.set_inputs_first_pass", f"{_PROPOSER}.propose"),
@@ -68,6 +86,14 @@ INPUTS: Mapping[tuple[bool, str], Mapping[str, tuple[str, ...]]] = {
         "slots": (f"{_V2_TABLE}.compute_slot_mappings", f"{_V2}.prepare_attn"),
         "keys seen": (f"{_V2}.prepare_inputs", f"{_V2_BATCH}:prepare_pos_seq_lens"),
         "block table": (f"{_V2_TABLE}.gather_block_tables", f"{_V2}.prepare_attn"),
+        "choice": (
+            f"{_V2_RULE}_utils:rejection_sample",
+            f"{_V2_RULE}:RejectionSampler._verify",
+            f"{_V2_RULE}:RejectionSampler.__call__",
+            f"{_V2_SAMPLER}.sample",
+            f"{_V2_SAMPLER}.apply_sampling_params",
+            f"{_V2}.sample",
+        ),
     },
     (True, DRAFTER): {
         "tokens": (f"{_V2_AR}:prepare_prefill_inputs", f"{_AR}.propose", f"{_V2_AR}:update_draft_inputs"),

@@ -67,6 +67,10 @@ def _gate_up(name: str, module: Any, given: Any, output: Any) -> Named:
         yield f"{name.removesuffix('gate_up_proj')}{part}", rows
 
 
+def _embedding(name: str, module: Any, given: Any, output: Any) -> Named:
+    yield f"{name.removesuffix('embed_tokens')}embedding", _first(output)
+
+
 def _whole(name: str, module: Any, given: Any, output: Any) -> Named:
     yield name, _first(output)
 
@@ -78,7 +82,7 @@ def _border(name: str, module: Any, given: Any, output: Any) -> Named:
 
 # The end of a module's name, and what of it is an operation. `attn` and logits have their own hooks below.
 TABLE: Mapping[str, Read] = {
-    "embed_tokens": _whole,
+    "embed_tokens": _embedding,
     "qkv_proj": _qkv,
     "q_proj": _whole,
     "k_proj": _whole,
@@ -182,6 +186,8 @@ class Taps:
         for who, model in ((TARGET, runner.model), (DRAFTER, drafter)):
             if isinstance(model, torch.nn.Module):
                 code[who] = self._hook(who, model) | inputs_code(who, runner, proposer)
+        if DRAFTER in code:  # the target's layers are collected by the model that runs them
+            code[DRAFTER]["features"] += functions_of(getattr(runner.model, "model", runner.model))
         if proposer is not None and drafter is not None:
             around(proposer, "propose", self._propose)
         sizes = {who: sizes_of(model) for who, model in ((TARGET, runner.model), (DRAFTER, drafter)) if model}

@@ -43,7 +43,7 @@ def over_text(reference: Reference, tokens: Sequence[int], wanted: Collection[st
             tapped.append(attention)
     model = reference.causal.model
     base = getattr(model, model.base_model_prefix)
-    handles.append(model.get_input_embeddings().register_forward_hook(_leaves(taps, "embed_tokens")))
+    handles.append(model.get_input_embeddings().register_forward_hook(_leaves(taps, "embedding")))
     handles.append(base.register_forward_hook(lambda module, given, out: taps.put("norm", out[0][0])))
     try:
         out = model(input_ids=torch.tensor([list(tokens)], device=reference.causal.device), use_cache=False)
@@ -122,7 +122,7 @@ class HeadText:
         taps.put("features", features[:pairs])
         prepared = head.prepare(ids, head.combine(features[:pairs].float()))
         hidden, kv = head.run(prepared, slots, slots[None] <= slots[:, None], head.nothing())
-        taps.put("embed_tokens", head.embedding[ids])
+        taps.put("embedding", head.embedding[ids])
         taps.put("lm_head", head.logits(hidden))
         head.taps = None
         return HeadText(head, taps.take(), hidden, kv, head.embedding)
@@ -139,7 +139,7 @@ class HeadText:
             head.taps = taps = Taps()
             back = head.fed_back(hidden)
             taps.put("state", back)
-            taps.put("embed_tokens", head.embedding[[token]])
+            taps.put("embedding", head.embedding[[token]])
             position = torch.tensor([pair + number])
             seen = torch.ones(1, pair + number + 1, dtype=torch.bool)
             hidden, kv = head.run(head.prepare(torch.tensor([token]), back), position, seen, kv)  # type: ignore[assignment, arg-type]
