@@ -201,19 +201,21 @@ class Taps:
         code: dict[str, Any] = {}
         model.register_forward_pre_hook(self._safe_pre(who), with_kwargs=True)
         model.register_forward_hook(lambda *_: self._ended(who))
+        is_first = True  # of its attention layers: what it was told stands for the others
         for path, module in model.named_modules(remove_duplicate=False):
             name = path.removeprefix("model.")
-            last, inside = name.rsplit(".", 1)[-1], not self._settings.wants(name)
+            last, wanted = name.rsplit(".", 1)[-1], self._settings.wants(who, name)
             if last == LOGITS:
                 module.register_forward_hook(self._safe(self._logits, who))
                 code["lm_head"] = functions_of(module)
-            elif inside:
-                continue
             elif last == ATTENTION:
-                module.register_forward_hook(self._safe(self._attention, who, name.removesuffix(".attn")))
+                if wanted or is_first:
+                    module.register_forward_hook(self._safe(self._attention, who, name.removesuffix(".attn"), wanted))
+                is_first = False
                 code[name.removesuffix("attn") + "attention"] = functions_of(module)
             elif (read := read_of(name)) is not None:
-                module.register_forward_hook(self._safe(self._module, who, name, read), with_kwargs=True)
+                if wanted:
+                    module.register_forward_hook(self._safe(self._module, who, name, read), with_kwargs=True)
                 code[name] = functions_of(module)
             elif last == "rotary_emb":
                 code[name] = functions_of(module)
@@ -287,13 +289,14 @@ class Taps:
             if isinstance(rows, Tensor):
                 self._keep(key, rows)
 
-    def _attention(self, who: str, name: str, module: Any, args: Any, output: Any) -> None:
+    def _attention(self, who: str, name: str, inside: bool, module: Any, args: Any, output: Any) -> None:
         """Queries, keys and values after rotary, what attention was told, and the cache as it read it."""
         if self._now is None or self._now.who != who:
             return
-        for key, rows in zip(("query", "key", "value"), args, strict=False):
-            self._keep(f"{name}.{key}", rows)
-        self._keep(f"{name}.attention", output)
+        if inside:
+            for key, rows in zip(("query", "key", "value"), args, strict=False):
+                self._keep(f"{name}.{key}", rows)
+            self._keep(f"{name}.attention", output)
         told = self._told(module)
         if told is None:
             return
@@ -303,9 +306,15 @@ class Taps:
                 if isinstance(rows := getattr(metadata, key, None), Tensor):
                     self._keep(key, rows[:, : self._widest()] if key == "block_table" else rows)
         self._keep(f"{name}.slots", slots)
+        if inside:
+            self._cache(name, module, metadata)
+
+    def _cache(self, name: str, module: Any, metadata: Any) -> None:
+        """Of each request the keys and values of its context, through the block table that attention was told."""
+        assert self._now is not None
         reader = self._readers.setdefault(module.layer_name, KvReader(module))
         if reader.why:
-            self._now.facts["cache unread"] = reader.why
+            self._now.facts["unread"] = reader.why
             return
         for row, _ in enumerate(self._now.facts["requests"]):
             keys, values = reader.read(metadata.block_table[row], int(metadata.seq_lens[row]))

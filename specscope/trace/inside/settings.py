@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,7 +32,8 @@ class TapSettings:
     """What `specscope locate` wants recorded of an engine's forwards."""
 
     folder: str  # SPECSCOPE_TAPS
-    inside: str = ALL_LAYERS  # SPECSCOPE_TAPS_INSIDE: the layers, by number, whose operations are recorded; or all
+    # SPECSCOPE_TAPS_INSIDE: whose operations are recorded, not only its borders: all, or layers ("target.3,drafter")
+    inside: str = ALL_LAYERS
     mib: str = str(MOST_MIB)  # SPECSCOPE_TAPS_MIB: at most so much; what comes later is left out
 
     @property
@@ -39,16 +41,17 @@ class TapSettings:
         """Bytes."""
         return int(self.mib) * 2**20
 
-    def wants(self, name: str) -> bool:
-        """Whether a module's operations are recorded: those outside of layers, borders, and of the chosen layers all."""
+    def wants(self, who: str, name: str) -> bool:
+        """Whether a module of the target or the drafter is recorded: inside of layers only those that are named."""
         number = next((part for part in name.split(".") if part.isdecimal()), None)
         is_border = name.rsplit(".", 1)[-1] == number
-        return number is None or is_border or self.inside == ALL_LAYERS or number in self.inside.split(",")
+        named = self.inside.split(",")
+        return number is None or is_border or bool({ALL_LAYERS, who, f"{who}.{number}"} & set(named))
 
     def check(self) -> None:
         """Raises UserError that names the variable whose value cannot be used."""
-        if self.inside != ALL_LAYERS and not all(part.isdecimal() for part in filter(None, self.inside.split(","))):
-            raise UserError(f"{TAPS_INSIDE} is {self.inside!r}: use layers' numbers with commas, or {ALL_LAYERS}")
+        if not all(re.fullmatch(r"all|(target|drafter)(\.\d+)?", part) for part in filter(None, self.inside.split(","))):
+            raise UserError(f"{TAPS_INSIDE} is {self.inside!r}: use {ALL_LAYERS}, or layers such as target.3,drafter")
         if not self.mib.isdecimal():
             raise UserError(f"{TAPS_MIB} is {self.mib!r}: use a number of MiB")
 

@@ -131,6 +131,11 @@ class Place:
         return next((cell for cell in cells if bool(cell.wrong.any())), None)
 
 
+def _computed(found: tuple[Place, Cell]) -> tuple[int, tuple[int, int, int]]:
+    """When it was computed."""
+    return found[0].fed.forward.index, rank(found[1].name)
+
+
 @dataclass
 class Sheet:
     """All places of one model, in the order in which they were computed."""
@@ -143,20 +148,18 @@ class Sheet:
 
     def first(self, stage: Stage | None) -> tuple[Place, Cell] | None:
         """The earliest forward in which something differs, and there the first operation."""
-        found: tuple[Place, Cell] | None = None
-        for place in self.places:
-            cell = place.first((stage,))
-            if cell is None:
-                continue
-            key = place.fed.forward.index, rank(cell.name)
-            if found is None or key < (found[0].fed.forward.index, rank(found[1].name)):
-                found = place, cell
-        return found
+        found = [(place, cell) for place in self.places if (cell := place.first((stage,))) is not None]
+        return min(found, key=_computed, default=None)
 
     def counts(self, stage: Stage | None) -> Counter[str]:
-        """How many places differ, by the operation that differs first there."""
-        firsts = (place.first((stage,)) for place in self.places)
-        return Counter(cell.name for cell in firsts if cell is not None)
+        """How many steps of requests differ, by the operation that differs first: later passes are fed by earlier."""
+        by_step: dict[tuple[str, int], tuple[Place, Cell]] = {}
+        for place in self.places:
+            cell = place.first((stage,))
+            key = place.fed.where.request, place.fed.forward.step
+            if cell is not None and (key not in by_step or _computed((place, cell)) < _computed(by_step[key])):
+                by_step[key] = place, cell
+        return Counter(cell.name for _, cell in by_step.values())
 
     def rows(self) -> tuple[int, int, float]:
         """(forwards, rows compared of any operation, the largest error that is no difference)."""

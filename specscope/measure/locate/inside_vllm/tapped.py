@@ -30,6 +30,7 @@ class Forward:
     drafts: tuple[tuple[int, ...], ...]  # that the scheduler handed to the target; -1 where it does not know them
     blocks: tuple[tuple[int, ...], ...]  # that the scheduler gave each
     tensors: dict[str, Tensor] = field(repr=False)
+    unread: str = ""  # why the cache was not read
 
     def row_of(self, request: str) -> int:
         """Its place in the batch."""
@@ -98,4 +99,5 @@ def _forward(index: int, line: dict[str, Any], tensors: dict[str, Tensor]) -> Fo
         tuple(map(tuple, line["drafts"])),
         tuple(map(tuple, line["blocks"])),
         tensors,
+        line.get("unread", ""),
     )

@@ -72,7 +72,7 @@ def compare_all(tapped: Tapped, history: History, models: Models, report: Report
             _request(tapped, text, request.info.params, models, sheets)
     if tapped.is_full:
         sheets.left_out.append("The taps were full: what vLLM computed later was not compared.")
-    unread = {made.tensors.get("unread") for made in tapped.forwards if "unread" in made.tensors}
+    unread = sorted({made.unread for made in tapped.forwards if made.unread})
     sheets.left_out += [f"The cache was not read: {why}." for why in unread]
     return sheets
 

@@ -1,0 +1,165 @@
+"""The first operation that differs, as a walk and a located fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.locate.located import Held, Located, Stage, Walk
+from specscope.analyze.locate.model.likeness import looks
+from specscope.analyze.locate.operations import operation
+from specscope.measure.locate.inside_vllm.sheet import BEYOND, EXACT, LATER, STAGES, Cell, Place, Sheet, heads_of
+from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
+from specscope.trace.history.wording import plural
+
+NAMED = {TARGET: Stage.TARGET, DRAFTER: Stage.DRAFTER}
+REPLACED = "(replaced: "
+PARTS = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+SCALES = torch.linspace(-3, 3, 241)  # logarithms of factors on the scores that are tried
+
+
+def code_of(tapped: Tapped, who: str, name: str) -> str:
+    """vLLM's class and method of an operation; where one of its functions was replaced, that one."""
+    code = tapped.code.get(who, {})
+    listed = next((code[key] for key in _keys(name) if code.get(key)), [])
+    return next((text for text in listed if REPLACED in text), listed[0] if listed else "")
+
+
+def _keys(name: str) -> list[str]:
+    """Under which names an operation's functions may be told."""
+    plain = name.removesuffix(":in").removesuffix(" read")
+    head, dot, last = plain.rpartition(".")
+    kept = [name, LATER.get(name, name), plain]
+    if last in ("query", "key"):
+        kept.append(f"{head}{dot}rotary_emb")
+    if last in ("value", "keys", "values"):
+        kept += [f"{head}{dot}attention"] if last != "value" else [f"{head}{dot}qkv_proj"]
+    if plain == "embedding":
+        kept.append("embed_tokens")
+    kept.append(f"{head}{dot}{PARTS.get(last, 'gate_up_proj' if last == 'up_proj' else last)}")
+    return kept
+
+
+def walk_of(tapped: Tapped, sheet: Sheet, who: str, engine: str, reference: str) -> Walk | None:
+    """The place of the first difference, or the last one where nothing differs."""
+    if not sheet.places:
+        return None
+    found = sheet.first(None)
+    place = found[0] if found is not None else max(sheet.places, key=lambda place: place.fed.forward.index)
+    end = len(place.cells)
+    if found is not None:
+        end = min(place.cells.index(found[1]) + 1 + BEYOND, end)
+    held = tuple(_held(tapped, who, cell) for cell in place.cells[:end])
+    rows = max((cell.rows for cell in place.cells if " read" not in cell.name), key=len, default=())
+    return Walk(NAMED[who], place.fed.where, rows, held, engine, reference)
+
+
+def _held(tapped: Tapped, who: str, cell: Cell) -> Held:
+    return cell.held(STAGES.get(cell.name, NAMED[who]), code_of(tapped, who, cell.name))
+
+
+def located(tapped: Tapped, sheet: Sheet, who: str) -> list[Located]:
+    """The model's own first difference, and that of the choice behind it."""
+    stages = (None, Stage.VERDICT) if who == TARGET else (None, Stage.DRAWS)
+    found = ((stage, sheet.first(stage)) for stage in stages)
+    return [_located(tapped, sheet, who, stage, *first) for stage, first in found if first is not None]
+
+
+def _located(tapped: Tapped, sheet: Sheet, who: str, stage: Stage | None, place: Place, cell: Cell) -> Located:
+    counts = sheet.counts(stage)
+    what = operation(stage or NAMED[who], cell.name, code_of(tapped, who, cell.name))
+    before = place.cells[: place.cells.index(cell)]
+    wrong = cell.wrong
+    rows = [row for row, bad in zip(cell.rows, wrong.tolist(), strict=True) if bad]
+    first = rows[0]
+    made = place.fed.forward
+    which = f"the {who}'s forward" if who == TARGET else f"the drafter's pass {made.number + 1}"
+    return Located(
+        what,
+        sentence=f"{_agree(before)}; {_differ(cell)}",
+        looks=_looks(tapped, who, place, cell),
+        smallest=f"{which} of step {place.fed.where}: position {first.position}, token {first.token}",
+        where=place.fed.where,
+        explained=counts[cell.name],
+        differing=counts.total(),
+        unit="step of a request",
+        certain=cell.name in EXACT or any(other.name.startswith(_part(cell.name)) for other in before) or not before,
+    )
+
+
+def _part(name: str) -> str:
+    """The region whose operations were compared, where an operation is known to be the first of it."""
+    return name.rsplit(".", 2)[0] if name.startswith("layers.") and "." in name[7:] else ""
+
+
+def _agree(before: Sequence[Cell]) -> str:
+    if not before:
+        return "nothing is computed before it"
+    largest = max((float(cell.errors.max()) for cell in before if cell.errors.numel()), default=0.0)
+    return f"{plural(len(before), 'operation')} before it agree to {largest:.1g}"
+
+
+def _differ(cell: Cell) -> str:
+    bad, count = int(cell.wrong.sum()), len(cell.errors)
+    if cell.name in EXACT:
+        return f"{cell.name} differ at {bad} of {plural(count, 'row')}"
+    largest, rounding = float(cell.errors.max()), f"rounding explains {cell.allowed:.1g}"
+    return f"it differs at {bad} of {plural(count, 'row')} by up to {largest:.2g} of its size ({rounding})"
+
+
+def _looks(tapped: Tapped, who: str, place: Place, cell: Cell) -> str:
+    if cell.name in EXACT:
+        return _numbers(cell)
+    sizes = tapped.sizes.get(who, {})
+    if cell.name.endswith("self_attn.attention") and (scale := _scale(place, cell, sizes)):
+        return scale
+    heads = heads_of(cell.name, sizes)
+    return looks(cell.ours, cell.right, rows=cell.rows, heads=heads, others=cell.right, allowed=max(cell.allowed, 1e-6))
+
+
+def _numbers(cell: Cell) -> str:
+    """Whole numbers: by how much they are off, or the first of them."""
+    ours, right = (x[cell.wrong].flatten().long() for x in (cell.ours, cell.right))
+    off = ours - right
+    if cell.name not in ("tokens", "last token", "draft", "choice", "block table") and bool((off == off[0]).all()):
+        return f"{abs(int(off[0]))} {'more' if off[0] > 0 else 'less'} at {plural(len(off), 'row')}"
+    return f"{int(ours[0])} where it should be {int(right[0])}"
+
+
+def _scale(place: Place, cell: Cell, sizes: dict[str, int]) -> str:
+    """The factor on the scores that gives what attention gave; "" where none does."""
+    tensors, batch, layer = place.fed.forward.tensors, place.fed.batch, cell.name.removesuffix("attention")
+    keys, values = tensors.get(f"{layer}keys read.{batch}"), tensors.get(f"{layer}values read.{batch}")
+    query = tensors.get(f"{layer}query")
+    if keys is None or values is None or query is None or not sizes:
+        return ""
+    row = int(cell.wrong.nonzero().flatten()[-1])  # the one with the longest context
+    position = cell.rows[row].position
+    at = int((place.fed.positions == position).nonzero().flatten()[0])
+    heads = query[place.fed.rows[at]].float().view(sizes["num_heads"], -1)
+    group = len(heads) // keys.shape[1]
+    k, v = (x[: position + 1].float().repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("hd,khd->hk", heads, k) / heads.shape[1] ** 0.5
+
+    def error(factor: Tensor) -> float:
+        mixed = torch.einsum("hk,khd->hd", (scores * factor).softmax(-1), v).flatten()
+        return float((mixed - cell.ours[row]).norm() / mixed.norm())
+
+    best = min(SCALES, key=lambda x: error(x.exp()))
+    for step in (0.02, 0.002, 0.0002):
+        best = min((best + step * i for i in range(-12, 13)), key=lambda x: error(x.exp()))
+    factor = float(best.exp())
+    if error(best.exp()) > max(cell.allowed, 1e-4) * 4 or abs(factor - 1) < 1e-3:
+        return ""
+    return f"as with scores times {factor:.3g} (1/sqrt({heads.shape[1]}) is {heads.shape[1] ** -0.5:.3g})"
+
+
+def ruled_out(sheet: Sheet, who: str) -> str:
+    """What agrees, where nothing of a model differs."""
+    forwards, rows, largest = sheet.rows()
+    return (
+        f"The {who} agrees at {plural(rows, 'row')} of its operations in {plural(forwards, 'forward')} of vLLM, "
+        f"to {largest:.1g}"
+    )
