@@ -66,8 +66,8 @@ class Difference:
 class Watch:
     """Compares what the engine computes with the reference, while it computes it."""
 
-    def __init__(self, drive: Drive, reference: Reference, watched: Mapping[str, Contexts], until: Where) -> None:
-        self.drive, self.reference, self.watched, self.until = drive, reference, watched, until
+    def __init__(self, drive: Drive, reference: Reference, watched: Mapping[str, Contexts]) -> None:
+        self.drive, self.watched = drive, watched
         self.borders: dict[str, Borders] = {name: reference.borders(contexts) for name, contexts in watched.items()}
         longest = max(watched.values(), key=lambda contexts: len(contexts.text))
         self.allowed = reference.allowed(longest.text)

@@ -1,0 +1,212 @@
+"""A difference that a walk found, as a fault with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import Contexts
+from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Walk
+from specscope.analyze.locate.model.likeness import looks
+from specscope.analyze.locate.model.reference import Inside, Reference
+from specscope.analyze.locate.model.score_likeness import looks_of_scores
+from specscope.analyze.locate.model.taps import relative
+from specscope.measure.locate.inside import AMPLIFIED, Step, first_wrong
+from specscope.measure.locate.layer_taps import FUSED, code_of
+from specscope.measure.locate.target import TARGET, Difference, Watch, hold
+from specscope.model.fast.decoder import FusedLayer
+from specscope.model.kv_cache import KVCache
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import RequestStep
+
+SHOWN = 12  # tokens of a smallest input that are told
+REFERENCE = "plain transformers, float32"
+READ = ("self_attn.keys read", "self_attn.values read")
+
+
+def answer(watch: Watch, reference: Reference, history: History) -> tuple[Located, Walk]:
+    """The first operation that differs, and the walk to it. The watch must have found a difference."""
+    difference = watch.difference
+    assert difference is not None
+    contexts = watch.watched[difference.at.part.request]
+    held, step, inside = list(difference.before), None, None
+    if difference.call is not None:
+        inside = reference.inside(contexts, difference.call.layer, watch.borders[contexts.request])
+        known = max((item.error for item in held[-1:]), default=0.0)
+        inner, step = first_wrong(difference, inside, contexts, max(difference.held.allowed, AMPLIFIED * known))
+        held += inner
+    if step is None:
+        held.append(difference.held)
+    located = _located(difference, held, step, inside, contexts, history)
+    how = "" if difference.inner is None else f", {difference.inner.how}"
+    walk = Walk(TARGET, difference.at.where, difference.at.rows, tuple(held), f"specscope{how}", REFERENCE)
+    return located, walk
+
+
+def _located(
+    difference: Difference,
+    held: Sequence[Held],
+    step: Step | None,
+    inside: Inside | None,
+    contexts: Contexts,
+    history: History,
+) -> Located:
+    wrong, agree = held[-1], [item for item in held[:-1] if item.rows]
+    rows = difference.at.rows if step is None else step.rows
+    smallest = _smallest(rows, wrong, contexts, history.vocabulary.show)
+    sentence = _sentence(wrong, agree)
+    likeness = _looks(difference, step, inside, wrong.allowed) if step is not None else _border_looks(difference)
+    operation, certain = wrong.operation, True
+    if step is not None and step.name in READ:
+        parts = history.requests[contexts.request].steps
+        bad = [row for row, off in zip(step.rows, (step.off > wrong.allowed).any(1).tolist(), strict=True) if off]
+        story, code = _written(bad, difference.at.part, parts)
+        sentence, operation = f"{sentence}; {story}", _with_code(operation, code)
+    elif step is None and difference.inner is not None and difference.call is not None:
+        certain = difference.inner.same
+        if certain:
+            made_by = FusedLayer.run if difference.inner.how == FUSED else difference.call.module
+            operation = _with_code(operation, code_of(made_by))
+        else:
+            side = _side(difference, inside)
+            sentence += f"; run again {difference.inner.how} it agrees: the compiled kernel differs ({side})"
+            operation = _with_code(operation, "kernels/cpu/layer.py")
+    return Located(
+        operation,
+        sentence,
+        likeness,
+        smallest,
+        difference.at.where,
+        explained=wrong.differing,
+        differing=wrong.differing,
+        unit="row",
+        certain=certain,
+    )
+
+
+def _sentence(wrong: Held, agree: Sequence[Held]) -> str:
+    name = wrong.operation.words
+    by = "" if not wrong.allowed else f", by up to {wrong.error:.2g} (rounding explains {wrong.allowed:.1g})"
+    text = f"{name}: {wrong.differing:,} of {plural(wrong.rows, 'row')} differ{by}"
+    if not agree:
+        return text
+    largest = max(item.error for item in agree[-4:])
+    return f"{text}; the {plural(len(agree), 'operation')} before it agree, the last of them to {largest:.1g}"
+
+
+def _looks(difference: Difference, step: Step, inside: Inside | None, allowed: float) -> str:
+    """What an inner operation's difference looks like."""
+    if step.keys:
+        ours, right = (x.unflatten(1, (step.heads, -1))[..., :-1].clamp(min=0).log() for x in (step.ours, step.right))
+        elsewhere = step.ours.unflatten(1, (step.heads, -1))[..., -1]
+        beyond = int((elsewhere > allowed).any(1).sum())
+        keys = [FedRow(place, -1) for place in step.keys[:-1]]
+        size = 0 if difference.call is None else difference.call.cache.layers[difference.call.layer].key_size
+        phrase = looks_of_scores(ours, right, rows=step.rows, keys=keys, size=size, allowed=max(allowed, 1e-3))
+        seen = f"{plural(beyond, 'row')} attend to slots that are not on their own path" if beyond else ""
+        return "; ".join(part for part in (phrase, seen) if part)
+    groups = {} if inside is None else _experts(inside, difference)
+    vectors = {}
+    if step.name.endswith("_proj") and difference.call is not None and difference.call.module is not None:
+        bias = getattr(difference.call.module.get_submodule(step.name), "bias", None)
+        if isinstance(bias, Tensor) and bias.shape == step.right.shape[1:]:
+            vectors["the bias"] = bias.detach().float().cpu()
+    others = None
+    if inside is not None and step.name.removesuffix(" read").rstrip("s") in ("self_attn.key", "self_attn.value"):
+        others = inside.taps[step.name.removesuffix(" read").rstrip("s")]
+    elif inside is not None and step.name in inside.taps:
+        others = inside.taps[step.name]
+    return looks(
+        step.ours,
+        step.right,
+        rows=step.rows,
+        heads=step.heads,
+        others=others,
+        groups=groups if len(step.rows) == len(difference.at.rows) else {},
+        vectors=vectors,
+        allowed=allowed,
+    )
+
+
+def _experts(inside: Inside, difference: Difference) -> dict[str, Tensor]:
+    """Which experts each row is given to, where the layer has a router that tells."""
+    for name, every in inside.taps.items():
+        whole = bool((every == every.round()).all()) and 1 <= every.shape[1] <= 64
+        if name.startswith("mlp.") and "[" in name and whole and float(every.max()) >= 1:
+            return {"expert": every[difference.at.reference].long()}
+    return {}
+
+
+def _border_looks(difference: Difference) -> str:
+    """What the difference at a border looks like: of tokens and positions, by how much they are off."""
+    if difference.name in ("tokens", "positions"):
+        off = (difference.ours - difference.right)[:, 0]
+        bad = off[off != 0]
+        if difference.name == "positions" and len(bad) and bool((bad == bad[0]).all()):
+            count = f"{len(bad):,} of {plural(len(off), 'row')}"
+            first = next(row for row, by in zip(difference.at.rows, off.tolist(), strict=True) if by)
+            return f"{int(bad[0]):+d} at {count}, the first at position {first.position}"
+        return ""
+    return looks(difference.ours, difference.right, rows=difference.at.rows, allowed=difference.held.allowed)
+
+
+def _smallest(rows: Sequence[FedRow], wrong: Held, contexts: Contexts, show: Callable[[int], str]) -> str:
+    """The first row that differs, and the tokens up to it."""
+    bad = torch.from_numpy(wrong.errors > wrong.allowed).any(1).tolist()
+    first = min((row for row, off in zip(rows, bad, strict=False) if off), key=lambda row: row.position, default=None)
+    if first is None:
+        return ""
+    tokens = contexts.text[max(0, first.position + 1 - SHOWN) : first.position + 1]
+    words = " ".join(show(token) for token in tokens)
+    node = "" if first.node is None else f", node {first.node} of its tree"
+    more = "… " if first.position + 1 > SHOWN else ""
+    return f"{contexts.request}, the first {plural(first.position + 1, 'token')}{node}: {more}{words}"
+
+
+def _written(bad: Sequence[FedRow], now: RequestStep, parts: Sequence[RequestStep]) -> tuple[str, str]:
+    """Who wrote the slots that are read wrong, and where that is done."""
+    places = [row.position for row in bad]
+    if not places:
+        return "", ""
+    where = f"positions {min(places)} to {max(places)}" if len(places) > 1 else f"position {places[0]}"
+    came = [part for part in parts if part.index <= now.index and part.found]
+    if came and max(places) < came[-1].found:
+        adopt = code_of(KVCache.adopt)
+        return f"{where} were found in the prefix cache and hold the KV of another context", adopt
+    if min(places) >= now.context_len:
+        return f"{where} were written in this very step", code_of(KVCache.write_rows)
+    for part in reversed(parts):
+        if part.index < now.index and part.verdict is not None and len(part.moved):
+            kept = range(part.position + 1, part.position + 1 + len(part.moved))
+            if all(place in kept for place in places):
+                step = f"{part.request}@{part.index}"
+                return f"{where} are the path that {step} accepted, whose KV had to be moved there", code_of(
+                    KVCache.move
+                )
+    writers = sorted({part.index for part in parts for place in places if _fed(part, place) and part.index < now.index})
+    steps = ", ".join(f"@{index}" for index in writers[:3])
+    return f"{where} were written in {steps}, where they agreed, and have changed since", code_of(KVCache.reserve)
+
+
+def _fed(part: RequestStep, place: int) -> bool:
+    return part.context_len <= place <= part.position + (0 if part.verdict is None else len(part.verdict.path))
+
+
+def _side(difference: Difference, inside: Inside | None) -> str:
+    """In which part of a layer its compiled kernel differs, by the keys and values that it wrote."""
+    if inside is None or difference.keys is None or difference.values is None:
+        return "its output"
+    rows = [row.position for row in difference.at.rows if row.node is None and row.position < len(difference.keys)]
+    reference = torch.tensor(rows, dtype=torch.long)
+    for name, ours in (("key", difference.keys), ("value", difference.values)):
+        if hold(name, relative(ours[reference], inside.taps[f"self_attn.{name}"][reference]), 1e-3).differs:
+            return f"before the KV is written: the {name}s differ"
+    return "behind the KV, which agrees"
+
+
+def _with_code(operation: Operation, code: str) -> Operation:
+    return replace(operation, code=code) if code else operation

@@ -1,0 +1,200 @@
+"""`locate`: where a run breaks, stage by stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from specscope.analyze.audit.audit import Audit, audit, of_drafter, step_numbers
+from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.options import ModelSource, Options, Progress
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.located import Located, Location, Stage, Walk, ranked
+from specscope.errors import UserError, first_line
+from specscope.live.start import start_engine
+from specscope.measure.locate.drive import Drive, MakeEngine, located_config
+from specscope.trace.history.history import History
+from specscope.trace.history.place_name import PlaceName
+from specscope.trace.history.wording import plural
+
+REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
+ROWS = 3000  # that are compared at most, unless a place is named
+FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError, AttributeError)
+
+
+@dataclass
+class Findings:
+    """What is found stage by stage."""
+
+    located: list[Located] = field(default_factory=list)
+    walks: list[Walk] = field(default_factory=list)
+    ruled_out: list[str] = field(default_factory=list)
+    unexplained: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is located: a run, the models that judge, and where to look."""
+
+    history: History
+    options: Options
+    audited: Audit
+    place: PlaceName | None
+    make: MakeEngine
+    progress: Progress
+
+
+def locate(
+    history: History,
+    source: str,
+    options: Options,
+    *,
+    place: PlaceName | None = None,
+    stages: Sequence[Stage] = tuple(Stage),
+    progress: Progress = lambda *_: None,
+    audited: Audit | None = None,
+    make: MakeEngine | None = None,
+) -> Location:
+    """Walk both sides to the first operation that differs. Raises UserError where nothing can be looked at.
+
+    `audited`: an audit of the same run, where there is one; `make`: what builds the engine.
+    """
+    began = time.perf_counter()
+    run = history.run
+    if run is None:
+        raise UserError(f"{source} does not say what ran (its header is missing)")
+    audited = audit(history, source, options, progress) if audited is None else audited
+    build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
+    case, findings = Case(history, options, audited, place, build, progress), Findings()
+    asked: list[tuple[Stage, Callable[[Case, Findings], None]]] = [(Stage.TARGET, _target)]
+    for stage, look in asked:
+        if stage in stages:
+            try:
+                look(case, findings)
+            except FAULTS as error:
+                why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+                findings.left_out.append(f"{stage.value}: {why}")
+    return Location(
+        source,
+        ranked(findings.located),
+        tuple(findings.walks),
+        tuple(findings.ruled_out),
+        tuple(findings.unexplained),
+        tuple(findings.left_out),
+        time.perf_counter() - began,
+    )
+
+
+def _target(case: Case, findings: Findings) -> None:
+    """The target's walk."""
+    from specscope.analyze.locate.model.reference import Reference
+    from specscope.measure.locate.answer import answer
+    from specscope.measure.locate.target import Watch
+
+    history, progress = case.history, case.progress
+    differs = _differing(case.audited, drafter=False)
+    names, until = _chosen(history, case.place, differs)
+    plans = {name: contexts for name in names if (contexts := _contexts(history, name, until)) is not None}
+    if not plans:
+        raise UserError("no request's whole text is in the capture: there is nothing to feed")
+    progress("loading the reference", 0, 0)
+    reference = Reference(case.options.target, case.options.device)
+    engine = case.make(located_config(history, _named(case.options.target), _draft_named(case)))
+    drive = Drive(engine, history)
+    watch = Watch(drive, reference, plans)
+    try:
+        for number, _ in enumerate(drive.steps(until), 1):
+            progress("walking the target", number, until + 1)
+            if watch.difference is not None:
+                break
+    finally:
+        watch.close()
+        engine.close()
+    if watch.difference is not None:
+        located, walk = answer(watch, reference, history)
+        findings.located.append(located)
+        findings.walks.append(walk)
+        return
+    steps = plural(until + 1, "engine step")
+    findings.ruled_out.append(
+        f"the target: {watch.compared:,} rows at the borders of {plural(len(reference.layers), 'layer')} agree over "
+        f"{steps} of {plural(len(plans), 'request')}, to {watch.largest:.0%} of what rounding explains"
+    )
+    if watch.passed:
+        at, held = watch.passed[-1]
+        findings.walks.append(Walk(Stage.TARGET, at.where, at.rows, tuple(held), "specscope", "plain transformers"))
+    if differs:
+        count = plural(len(differs), "request")
+        findings.unexplained.append(
+            f"the target's recorded figures differ from the model's in {count}, and the engine, run again, agrees with "
+            "the model: what was recorded came from another build, other weights, or after the logits"
+        )
+
+
+def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:
+    """By request, the first engine step in which target (or drafter) differs."""
+    first: dict[str, int] = {}
+    for finding in audited.findings:
+        name = finding.check.name
+        if name in ("context", "committed tokens") or of_drafter(name) != drafter:
+            continue
+        if finding.check.result is not CheckResult.FAILED or not (drafter or "raw" in name or "top" in name):
+            continue
+        for item, wrong in zip(finding.items, finding.differs, strict=True):
+            if wrong:
+                first[item.request] = min(first.get(item.request, item.step), item.step)
+    return first
+
+
+def _chosen(history: History, place: PlaceName | None, differs: dict[str, int]) -> tuple[list[str], int]:
+    """The requests to watch, and the place in the history of the last step to run."""
+    if place is not None:
+        request = history.requests[place.request]
+        index = len(request.steps) - 1
+        if place.index is not None:
+            index = next(i for i, part in enumerate(request.steps) if part.index == place.index)
+        return [place.request], request.engine_steps[index]
+    if differs:
+        names = sorted(differs, key=lambda name: differs[name])[:REQUESTS]
+        last = max(differs[name] for name in names)
+        return names, max(i for i, record in enumerate(history.steps) if record.step <= last)
+    names, rows, until = list[str](), 0, 0
+    for number, record in enumerate(history.steps):
+        until = number
+        rows += sum(part.prefill_tokens + 1 + len(part.tree) for part in record.requests)
+        names += [part.request for part in record.requests if part.request not in names and len(names) < REQUESTS]
+        if rows > ROWS:
+            break
+    return names, until
+
+
+def _contexts(history: History, name: str, until: int) -> Contexts | None:
+    """A request's contexts in the steps up to a place of the history; its text no longer than these need."""
+    request = history.requests[name]
+    places = [
+        i for i, step in enumerate(request.engine_steps) if step <= until and request.steps[i].verdict is not None
+    ]
+    whole = contexts_of(request, places, step_numbers(history, name), history.run)
+    if whole is None or not whole.steps:
+        return None
+    last = max(step.part.position + len(step.part.verdict.path) + 1 for step in whole.steps if step.part.verdict)
+    contexts = Contexts(name, whole.params, whole.text[: last + 1], whole.prompt_len, shaped=whole.shaped)
+    for step in whole.steps:
+        contexts.add(step.part, step.where, step.part.position)
+    return contexts
+
+
+def _named(source: ModelSource) -> str:
+    """A model as --target takes it."""
+    file = source.arguments.get("gguf_file")
+    return source.path if file is None else f"{source.path}/{file}"
+
+
+def _draft_named(case: Case) -> str | None:
+    draft = case.options.draft
+    if draft is None:
+        return None
+    layers = draft.arguments.get("num_hidden_layers")
+    return _named(draft) if layers is None else f"self:{layers}"
