@@ -57,6 +57,7 @@ INPUTS: Mapping[tuple[bool, str], Mapping[str, tuple[str, ...]]] = {
         "last token": (
             f"{_PROPOSER}.prepare_next_token_ids_padded",
             f"{_PROPOSER}.prepare_next_token_ids_cpu",
+            f"{_V1}._bookkeeping_sync",
             f"{_PROPOSER}.set_inputs_first_pass",
         ),
         "positions": (f"{_PROPOSER}.set_inputs_first_pass", f"{_PROPOSER}._set_positions", f"{_PROPOSER}.propose"),
@@ -123,7 +124,7 @@ INPUTS: Mapping[tuple[bool, str], Mapping[str, tuple[str, ...]]] = {
 
 
 def inputs_code(who: str, runner: Any, proposer: Any) -> dict[str, list[str]]:
-    """The functions that make a model's inputs, by the input's name. One of a subclass is named as the subclass has it."""
+    """The functions that make a model's inputs, by name: a runner's own, where it is of a subclass."""
     table = INPUTS[hasattr(runner, "prepare_inputs"), who]
     return {name: [text for path in paths if (text := _path(path, runner, proposer))] for name, paths in table.items()}
 

@@ -66,4 +66,5 @@ class KvReader:
         length = min(length, len(blocks) * self.block_size)
         used = blocks[: -(-length // self.block_size)].long().to(cache.device)
         memory = cache.view(cache.shape[0], -1)[used]
-        return tuple(memory[:, places].flatten(0, 1)[:length] for places in (self._keys, self._values))  # type: ignore[return-value]
+        keys, values = (memory[:, places].flatten(0, 1)[:length] for places in (self._keys, self._values))
+        return keys, values

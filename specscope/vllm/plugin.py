@@ -102,9 +102,7 @@ def _taps(settings: PluginSettings) -> Callable[[ModuleType], None]:
     return Taps(ErrorGuard(), settings.taps).install
 
 
-def _both(
-    first: Callable[[ModuleType], None], second: Callable[[ModuleType], None]
-) -> Callable[[ModuleType], None]:
+def _both(first: Callable[[ModuleType], None], second: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     def install(module: ModuleType) -> None:
         first(module)
         second(module)

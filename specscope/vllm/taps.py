@@ -23,6 +23,7 @@ from specscope.trace.inside.hooking import ErrorGuard, log, named
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import TapSettings
 from specscope.vllm.code import functions_of, inputs_code
+from specscope.vllm.known import RUNNER, V2_RUNNER, parameters_of
 from specscope.vllm.kv_layout import KvReader
 from specscope.vllm.processes import rank_of_worker
 from specscope.vllm.v2.runner import BlockLists
@@ -39,7 +40,8 @@ Read = Callable[[str, Any, Any, Any], Named]
 
 def _first(output: Any) -> Tensor:
     """A linear layer of vLLM gives its bias beside its rows."""
-    return output[0] if isinstance(output, tuple) else output
+    rows: Tensor = output[0] if isinstance(output, tuple) else output
+    return rows
 
 
 def _linear(name: str, module: Any, given: Any, output: Any) -> Named:
@@ -56,7 +58,7 @@ def _norm(name: str, module: Any, given: Any, output: Any) -> Named:
 def _qkv(name: str, module: Any, given: Any, output: Any) -> Named:
     value_size = getattr(module, "v_head_size", module.head_size)
     sizes = [module.num_heads * module.head_size, module.num_kv_heads * module.head_size]
-    parts = _first(output).split([*sizes, module.num_kv_heads * value_size], dim=-1)
+    parts = torch.split(_first(output), [*sizes, module.num_kv_heads * value_size], dim=-1)
     for part, rows in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
         yield f"{name.removesuffix('qkv_proj')}{part}", rows
 
@@ -148,11 +150,8 @@ class Taps:
             around(runner, "prepare_inputs", self._prepare_inputs)
 
     def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = named(original)
-
         def execute_model(*args: Any, **kwargs: Any) -> Any:
-            given = arguments(args, kwargs)
-            self._guard.safely(self._begin, given["self"], given["scheduler_output"], bool(given.get("dummy_run")))
+            self._guard.safely(self._begin, args, kwargs)
             return original(*args, **kwargs)
 
         return execute_model
@@ -164,9 +163,13 @@ class Taps:
 
         return prepare_inputs
 
-    def _begin(self, runner: Any, scheduled: Any, is_dummy: bool) -> None:
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._now = self._scheduled = None
-        if is_dummy or not scheduled.total_num_scheduled_tokens:
+        is_v2 = hasattr(args[0], "prepare_inputs")
+        names = parameters_of(V2_RUNNER if is_v2 else RUNNER, "GPUModelRunner.execute_model")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        runner, scheduled = given["self"], given["scheduler_output"]
+        if given.get("dummy_run") or not scheduled.total_num_scheduled_tokens:
             return
         if self._runner is None:
             self._attach(runner)
@@ -361,7 +364,7 @@ class Taps:
             return
         from safetensors.torch import save_file
 
-        tensors, lines = {}, []
+        tensors, lines = dict[str, Tensor](), list[dict[str, Any]]()
         for number, made in enumerate(self._passes):
             tensors |= {f"{number}/{name}": rows for name, rows in made.tensors.items()}
             lines.append({"who": made.who, "step": made.step, "number": made.number, **made.facts})

@@ -68,7 +68,9 @@ def locate(
     audited = audit(history, source, options, progress) if audited is None else audited
     build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
     case, findings = Case(history, options, audited, place, build, progress), Findings()
-    asked: list[tuple[Stage, Callable[[Case, Findings], None]]] = [(Stage.TARGET, _target)]
+    asked: list[tuple[Stage, Callable[[Case, Findings], None]]] = [
+        (Stage.TARGET, _inside_vllm if run.backend == "vllm" else _target)
+    ]
     for stage, look in asked:
         if stage in stages:
             try:
@@ -131,6 +133,21 @@ def _target(case: Case, findings: Findings) -> None:
             f"the target's recorded figures differ from the model's in {count}, and the engine, run again, agrees with "
             "the model: what was recorded came from another build, other weights, or after the logits"
         )
+
+
+def _inside_vllm(case: Case, findings: Findings) -> None:
+    """Target and drafter inside vLLM, which runs again in its own Python."""
+    from specscope.measure.locate.inside_vllm.again import Again
+    from specscope.measure.locate.vllm import VllmCase, locate_vllm
+
+    differs = {**_differing(case.audited, drafter=False), **_differing(case.audited, drafter=True)}
+    names = (case.place.request,) if case.place is not None else tuple(sorted(differs, key=lambda name: differs[name]))
+    vllm = VllmCase(case.history, case.options.target, case.options.draft, names=names)
+    found = locate_vllm(vllm, Again.found(), case.progress)
+    findings.located += found.located
+    findings.walks += found.walks
+    findings.ruled_out += found.ruled_out
+    findings.left_out += found.left_out
 
 
 def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:

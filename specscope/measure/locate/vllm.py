@@ -2,7 +2,7 @@
 
 What a forward was fed is held against what the scheduler and the committed text say; each operation of the target
 against plain transformers, and of the drafter against the audit's head or transformers over the target's own features.
-Where a model is large its layers' borders come first, and the operations of the first layer that differs in a second run.
+Where a model is large its layers' borders come first, and in a second run the operations of the layer that differs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import Located, Location, Walk, ranked
 from specscope.errors import UserError
-from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of
+from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of, remarks
 from specscope.measure.locate.inside_vllm.sheet import rank
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped, read_taps
 from specscope.measure.locate.inside_vllm.told import located, ruled_out, walk_of
@@ -39,6 +39,7 @@ class VllmCase:
     target: ModelSource
     draft: ModelSource | None
     source: str = ""
+    names: tuple[str, ...] = ()  # the requests that matter most, where that is known
     requests: int = REQUESTS
     mib: int = MOST_MIB
 
@@ -49,8 +50,6 @@ class _Run:
 
     tapped: Tapped
     sheets: Sheets
-    history: History
-    walks: list[Walk] = field(default_factory=list)
 
 
 def locate_vllm(case: VllmCase, again: Again, progress: Progress = lambda *_: None) -> Location:
@@ -58,7 +57,7 @@ def locate_vllm(case: VllmCase, again: Again, progress: Progress = lambda *_: No
     began, run = time.monotonic(), case.history.run
     if run is None or run.backend != "vllm":
         raise UserError("this is no capture of a vLLM")
-    requests = chosen(case.history, case.requests)
+    requests = chosen(case.history, case.names, case.requests)
     if not requests:
         raise UserError("no request of this capture can run again: what shaped them is not in it")
     models = Models.load(run, case.target, case.draft)
@@ -83,7 +82,9 @@ def _run(
         job = job_of(run, requests, case.target, case.draft)
         capture = again.run(job, Path(folder), inside=inside, mib=case.mib)
         history, tapped = read_capture(capture).history, read_taps(Path(folder) / "taps")
-    return _Run(tapped, compare_all(tapped, history, models, progress), history)
+        if not history.requests or not tapped.forwards:
+            raise UserError(f"vLLM ran again and its steps were not recorded: {remarks(Path(folder))}")
+    return _Run(tapped, compare_all(tapped, history, models, progress))
 
 
 def _fits(models: Models, requests: list[RequestHistory], mib: int) -> bool:
@@ -91,7 +92,7 @@ def _fits(models: Models, requests: list[RequestHistory], mib: int) -> bool:
     config = models.target.causal.config
     tokens = sum(len(request.info.prompt_tokens) for request in requests if request.info is not None)
     tokens += 3 * sum(part.emitted for request in requests for part in request.steps)
-    return tokens * config.num_hidden_layers * config.hidden_size * 4 * KEPT < mib * 2**20 / 2
+    return bool(tokens * config.num_hidden_layers * config.hidden_size * 4 * KEPT < mib * 2**20 / 2)
 
 
 def _border(sheets: Sheets) -> int | None:
@@ -106,16 +107,16 @@ def _location(case: VllmCase, run: RunInfo, made: _Run, began: float) -> Locatio
     references = {TARGET: "plain transformers", DRAFTER: "the head's checkpoint, read a second time"}
     if run.drafter == "draft_model":
         references[DRAFTER] = references[TARGET]
-    walks, faults, fine = [], list[Located](), []
+    walks, faults, fine = list[Walk](), list[Located](), list[str]()
     for who in (TARGET, DRAFTER):
         sheet = made.sheets.of(who)
         walk = walk_of(made.tapped, sheet, who, engine, references[who])
         if walk is None:
             continue
         walks.append(walk)
-        found = located(made.tapped, sheet, who)
+        found = located(made.tapped, sheet, who, made.sheets.target if who == DRAFTER else None)
         faults += found
-        fine += [] if found else [ruled_out(sheet, who)]
+        fine += [] if found or sheet.first(None) else [ruled_out(sheet, who)]
     return Location(
         case.source,
         ranked(faults),

@@ -20,9 +20,21 @@ NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
 AGGREGATES, LEVEL = "SPECSCOPE_AGGREGATES", "SPECSCOPE_TRACE_LEVEL"
 SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
 SAMPLE_CAPTURE = "SPECSCOPE_SAMPLE_CAPTURE"
-TAPS, TAPS_INSIDE, TAPS_MIB = "SPECSCOPE_TAPS", "SPECSCOPE_TAPS_INSIDE", "SPECSCOPE_TAPS_MIB"
+TAPS, TAPS_INSIDE, TAPS_MIB = TAPPING = ("SPECSCOPE_TAPS", "SPECSCOPE_TAPS_INSIDE", "SPECSCOPE_TAPS_MIB")
 SAMPLING = (SAMPLE, KEEP, KEEP_BUFFER, SAMPLE_CAPTURE)
-ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, NO_TOKENS, DEBUG, AGGREGATES, LEVEL, *SAMPLING, TAPS, TAPS_INSIDE, TAPS_MIB)
+ALL = (
+    CAPTURE,
+    ENDPOINT,
+    PROTOCOL,
+    EVIDENCE,
+    NO_TEXT,
+    NO_TOKENS,
+    DEBUG,
+    AGGREGATES,
+    LEVEL,
+    *SAMPLING,
+    *TAPPING,
+)
 ALL_LAYERS = "all"  # as SPECSCOPE_TAPS_INSIDE
 MOST_MIB = 1024  # of taps, by default
 
@@ -50,7 +62,7 @@ class TapSettings:
 
     def check(self) -> None:
         """Raises UserError that names the variable whose value cannot be used."""
-        if not all(re.fullmatch(r"all|(target|drafter)(\.\d+)?", part) for part in filter(None, self.inside.split(","))):
+        if not re.fullmatch(r"all|((target|drafter)(\.\d+)?(,|$))*", self.inside):
             raise UserError(f"{TAPS_INSIDE} is {self.inside!r}: use {ALL_LAYERS}, or layers such as target.3,drafter")
         if not self.mib.isdecimal():
             raise UserError(f"{TAPS_MIB} is {self.mib!r}: use a number of MiB")

@@ -83,6 +83,13 @@ def _why(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1][-300:]
 
 
+def remarks(folder: Path) -> str:
+    """What the plugin logged of its own failures; else that it said nothing."""
+    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    own = [line.partition("specscope: ")[2] for line in lines if "specscope: " in line]
+    return next((line for line in own if "failed" in line or "switched off" in line), (own or ["it said nothing"])[-1])
+
+
 def job_of(
     run: RunInfo, requests: Sequence[RequestHistory], target: ModelSource, draft: ModelSource | None
 ) -> dict[str, Any]:
@@ -138,6 +145,8 @@ def can_run(request: RequestHistory) -> bool:
     return not unknown_limits(info.params, info.labels) or info.params.structured_outputs is not None
 
 
-def chosen(history: History, most: int) -> list[RequestHistory]:
-    """The requests that run again, in the order in which they came: the first of each that can."""
-    return [request for request in history.requests.values() if can_run(request)][:most]
+def chosen(history: History, names: Sequence[str], most: int) -> list[RequestHistory]:
+    """The requests that run again: those that are named, and the first others, in the order in which they came."""
+    able = [request for request in history.requests.values() if can_run(request)]
+    kept = {request.id for request in sorted(able, key=lambda request: request.id not in names)[:most]}
+    return [request for request in able if request.id in kept]

@@ -94,7 +94,9 @@ def cache(
                 yield Cell(name, fed_rows_of(places, known), a, b, relative(a, b), allowed)
 
 
-def logits(fed: Fed, ours_rows: Tensor, right: Tensor, rows: Tensor, ids: Tensor | None, allowed: float) -> Iterator[Cell]:
+def logits(
+    fed: Fed, ours_rows: Tensor, right: Tensor, rows: Tensor, ids: Tensor | None, allowed: float
+) -> Iterator[Cell]:
     """The likeliest tokens' logits. right [rows, V]; ids [draft vocabulary]: the target's tokens of a head's own."""
     given, tokens = fed.forward.tensors.get("lm_head"), fed.forward.tensors.get("lm_head.tokens")
     if given is None or tokens is None or not len(ours_rows) or int(ours_rows.max()) >= len(given):

@@ -1,4 +1,4 @@
-"""What the models should give at each operation: plain transformers, and the head of the audit, over a request's text."""
+"""What each operation should give: plain transformers, and the head of the audit, over a request's text."""
 
 from __future__ import annotations
 

@@ -60,11 +60,22 @@ def _held(tapped: Tapped, who: str, cell: Cell) -> Held:
     return cell.held(STAGES.get(cell.name, NAMED[who]), code_of(tapped, who, cell.name))
 
 
-def located(tapped: Tapped, sheet: Sheet, who: str) -> list[Located]:
-    """The model's own first difference, and that of the choice behind it."""
+def located(tapped: Tapped, sheet: Sheet, who: str, above: Sheet | None = None) -> list[Located]:
+    """The model's own first difference, and that of the choice behind it. `above`: the target's, of a drafter."""
     stages = (None, Stage.VERDICT) if who == TARGET else (None, Stage.DRAWS)
     found = ((stage, sheet.first(stage)) for stage in stages)
-    return [_located(tapped, sheet, who, stage, *first) for stage, first in found if first is not None]
+    own = ((stage, first) for stage, first in found if first is not None)
+    return [_located(tapped, sheet, who, stage, *first) for stage, first in own if not _handed_down(first, above)]
+
+
+def _handed_down(found: tuple[Place, Cell], above: Sheet | None) -> bool:
+    """Whether a drafter's first pass was only given what the target was given wrong in the same step."""
+    first = None if above is None else above.first(None)
+    if first is None:
+        return False
+    (place, cell), (target, wrong) = found, first
+    same_step = place.fed.forward.step == target.fed.forward.step and place.fed.forward.number == 0
+    return same_step and cell.name == wrong.name and cell.name in EXACT
 
 
 def _located(tapped: Tapped, sheet: Sheet, who: str, stage: Stage | None, place: Place, cell: Cell) -> Located:
@@ -85,7 +96,9 @@ def _located(tapped: Tapped, sheet: Sheet, who: str, stage: Stage | None, place:
         explained=counts[cell.name],
         differing=counts.total(),
         unit="step of a request",
-        certain=cell.name in EXACT or any(other.name.startswith(_part(cell.name)) for other in before) or not before,
+        certain=LATER.get(cell.name, cell.name) in EXACT
+        or any(other.name.startswith(_part(cell.name)) for other in before)
+        or not before,
     )
 
 
@@ -103,14 +116,14 @@ def _agree(before: Sequence[Cell]) -> str:
 
 def _differ(cell: Cell) -> str:
     bad, count = int(cell.wrong.sum()), len(cell.errors)
-    if cell.name in EXACT:
-        return f"{cell.name} differ at {bad} of {plural(count, 'row')}"
+    if LATER.get(cell.name, cell.name) in EXACT:
+        return f"{LATER.get(cell.name, cell.name)} differ at {bad} of {plural(count, 'row')}"
     largest, rounding = float(cell.errors.max()), f"rounding explains {cell.allowed:.1g}"
     return f"it differs at {bad} of {plural(count, 'row')} by up to {largest:.2g} of its size ({rounding})"
 
 
 def _looks(tapped: Tapped, who: str, place: Place, cell: Cell) -> str:
-    if cell.name in EXACT:
+    if LATER.get(cell.name, cell.name) in EXACT:
         return _numbers(cell)
     sizes = tapped.sizes.get(who, {})
     if cell.name.endswith("self_attn.attention") and (scale := _scale(place, cell, sizes)):

@@ -132,13 +132,15 @@ def features_of(fed: list[Fed], layers: tuple[Any, ...]) -> Tensor | None:
     """[L, F] the features that vLLM's target gave along a text: of a row's latest forward, as far as there are any."""
     rows: dict[int, Tensor] = {}
     for own in (each for each in fed if each.forward.who == TARGET):
-        names = ["norm" if layer == "final" else "embedding" if not layer else f"layers.{layer - 1}" for layer in layers]
+        names = [
+            "norm" if layer == "final" else "embedding" if not layer else f"layers.{layer - 1}" for layer in layers
+        ]
         if any(name not in own.forward.tensors for name in names):
             return None
         joint = torch.cat([own.forward.tensors[name].float() for name in names], dim=-1)
         for row in own.same.nonzero().flatten().tolist():
             rows[int(own.positions[row])] = joint[int(own.rows[row])]
-    along = []
+    along = list[Tensor]()
     while len(along) in rows:
         along.append(rows[len(along)])
     return torch.stack(along) if along else None
@@ -199,9 +201,7 @@ def _with_features(fed: Fed) -> None:
             tensors["features"] = rows
 
 
-def _draft_model(
-    tapped: Tapped, text: Text, fed: list[Fed], models: Models, is_plain: bool, sheets: Sheets
-) -> None:
+def _draft_model(tapped: Tapped, text: Text, fed: list[Fed], models: Models, is_plain: bool, sheets: Sheets) -> None:
     reference = models.draft
     assert reference is not None
     allowed = max(reference.allowed(text.tokens).values())
@@ -231,5 +231,3 @@ def _draft_model(
             if is_plain:
                 cells += compare.drafts(own, drafted.get(step), None)
         sheets.drafter.add(own, iter(cells))
-
-
