@@ -152,14 +152,25 @@ class Sheet:
         return min(found, key=_computed, default=None)
 
     def counts(self, stage: Stage | None) -> Counter[str]:
-        """How many steps of requests differ, by the operation that differs first: later passes are fed by earlier."""
-        by_step: dict[tuple[str, int], tuple[Place, Cell]] = {}
-        for place in self.places:
+        """How many steps of requests differ, by the operation that differs first: later passes are fed by earlier.
+
+        Where the cache is wrong at places that were computed wrong before, that is what the step is counted under.
+        """
+        by_step: dict[tuple[str, int], str] = {}
+        spoilt: dict[tuple[str, int], str] = {}  # by request and position: what was wrong when it was computed
+        for place in sorted(self.places, key=lambda place: place.fed.forward.index):
             cell = place.first((stage,))
-            key = place.fed.where.request, place.fed.forward.step
-            if cell is not None and (key not in by_step or _computed((place, cell)) < _computed(by_step[key])):
-                by_step[key] = place, cell
-        return Counter(cell.name for _, cell in by_step.values())
+            if cell is None:
+                continue
+            request = place.fed.where.request
+            wrong = [row.position for row, bad in zip(cell.rows, cell.wrong.tolist(), strict=True) if bad]
+            name = cell.name
+            if name.endswith(" read") and all((request, position) in spoilt for position in wrong):
+                name = spoilt[request, wrong[0]]
+            else:
+                spoilt |= {(request, position): name for position in wrong}
+            by_step.setdefault((request, place.fed.forward.step), name)
+        return Counter(by_step.values())
 
     def rows(self) -> tuple[int, int, float]:
         """(forwards, rows compared of any operation, the largest error that is no difference)."""
