@@ -97,9 +97,9 @@ def _taps(settings: PluginSettings) -> Callable[[ModuleType], None]:
     """What puts taps into a runner's module: nothing where they are off."""
     if settings.taps is None:
         return lambda module: None
-    from specscope.vllm.taps import Taps
+    from specscope.vllm.taps import VllmTaps
 
-    return Taps(ErrorGuard(), settings.taps).install
+    return VllmTaps(ErrorGuard(), settings.taps).install
 
 
 def _both(first: Callable[[ModuleType], None], second: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

@@ -121,7 +121,7 @@ class Pass:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Taps:
+class VllmTaps:
     """One for a process. It never changes what it reads."""
 
     def __init__(self, guard: ErrorGuard, settings: TapSettings) -> None:

@@ -1,4 +1,4 @@
-"""The taps over a stand-in for vLLM's modules, whose weights are a transformers model's: its operations are the truth."""
+"""The taps over a stand-in of vLLM's modules with the weights of a transformers model: its operations are the truth."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -18,7 +18,7 @@ from specscope.trace.inside.settings import PluginSettings, TapSettings
 from specscope.vllm import taps as module
 from specscope.vllm.code import replaced
 from specscope.vllm.kv_layout import KvReader
-from specscope.vllm.taps import Taps
+from specscope.vllm.taps import VllmTaps
 from tests.vllm import stand_in
 from tests.vllm.stand_in import BLOCK, Attention, GPUModelRunner, rows, scheduled
 
@@ -80,7 +80,7 @@ def tapped(runner, folder, inside="all", mib="64"):
     settings = TapSettings(str(folder), inside, mib)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "at_exit", ends.append)
-        Taps(guard, settings).install(SimpleNamespace(GPUModelRunner=type(runner)))
+        VllmTaps(guard, settings).install(SimpleNamespace(GPUModelRunner=type(runner)))
         with torch.inference_mode():
             first = runner.execute_model(scheduled(PROMPT, 0, [5, 2, 9]))
             last = runner.execute_model(scheduled(NEXT, len(PROMPT)))
@@ -166,7 +166,7 @@ def test_a_step_that_is_called_otherwise_does_not_reach_the_engine_either(model,
     guard = ErrorGuard()
     made = type(runner)
     made.execute_model = lambda self: "run"  # a runner of another vLLM
-    Taps(guard, TapSettings(str(tmp_path))).install(SimpleNamespace(GPUModelRunner=made))
+    VllmTaps(guard, TapSettings(str(tmp_path))).install(SimpleNamespace(GPUModelRunner=made))
     assert runner.execute_model() == "run"
     assert guard.errors == 1
 

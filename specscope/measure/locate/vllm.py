@@ -20,7 +20,7 @@ from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of, re
 from specscope.measure.locate.inside_vllm.sheet import rank
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped, read_taps
 from specscope.measure.locate.inside_vllm.told import located, ruled_out, walk_of
-from specscope.measure.locate.inside_vllm.walk import Models, Sheets, compare_all
+from specscope.measure.locate.inside_vllm.walk import Sheets, WalkedModels, compare_all
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.inside.settings import ALL_LAYERS, MOST_MIB
 from specscope.trace.record.records import RunInfo
@@ -60,7 +60,7 @@ def locate_vllm(case: VllmCase, again: Again, progress: Progress = lambda *_: No
     requests = chosen(case.history, case.names, case.requests)
     if not requests:
         raise UserError("no request of this capture can run again: what shaped them is not in it")
-    models = Models.load(run, case.target, case.draft)
+    models = WalkedModels.load(run, case.target, case.draft)
     inside = ALL_LAYERS if _fits(models, requests, case.mib) else DRAFTER
     made = _run(case, run, requests, models, again, inside, progress)
     if inside != ALL_LAYERS and (layer := _border(made.sheets)) is not None:
@@ -72,7 +72,7 @@ def _run(
     case: VllmCase,
     run: RunInfo,
     requests: list[RequestHistory],
-    models: Models,
+    models: WalkedModels,
     again: Again,
     inside: str,
     progress: Progress,
@@ -87,7 +87,7 @@ def _run(
     return _Run(tapped, compare_all(tapped, history, models, progress))
 
 
-def _fits(models: Models, requests: list[RequestHistory], mib: int) -> bool:
+def _fits(models: WalkedModels, requests: list[RequestHistory], mib: int) -> bool:
     """Whether the operations of all layers can be kept."""
     config = models.target.causal.config
     tokens = sum(len(request.info.prompt_tokens) for request in requests if request.info is not None)

@@ -32,7 +32,6 @@ SPECULATION = (  # what of a recorded configuration vLLM takes back; the rest fo
     "disable_padded_drafter_batch",
 )
 ENGINE = ("max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching", "block_size", "async_scheduling")
-DIRECT = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos")
 ENOUGH = 512  # tokens of an output that are made again
 
 
@@ -101,8 +100,7 @@ def job_of(
         "model": _place(run.target_path, target),
         "speculation": _speculation(run, draft),
         "engine": engine | {"dtype": "float32", "max_model_len": run.max_context, "seed": run.seed},
-        "prompts": [request.info.prompt_tokens.tolist() for request in requests if request.info is not None],
-        "params": [_params(request) for request in requests],
+        "requests": [_request(request) for request in requests],
     }
 
 
@@ -118,23 +116,16 @@ def _speculation(run: RunInfo, draft: ModelSource | None) -> dict[str, Any]:
     return speculation
 
 
-def _params(request: RequestHistory) -> dict[str, Any]:
-    """vLLM's SamplingParams of a request; as many tokens as were made then."""
+def _request(request: RequestHistory) -> dict[str, Any]:
+    """A request, for vLLM to make as many tokens of as were made then."""
     assert request.info is not None
-    params = request.info.params
-    made = sum(part.emitted for part in request.steps)
-    values: dict[str, Any] = {name: getattr(params, name) for name in DIRECT}
-    values |= {"temperature": params.temperature, "top_k": params.top_k or 0, "max_tokens": max(min(made, ENOUGH), 1)}
-    values |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
-    values["min_tokens"] = min(params.min_tokens, values["max_tokens"])
-    if params.logit_bias:
-        values["logit_bias"] = {int(token): float(bias) for token, bias in params.logit_bias.items()}
-    if NO_SEED not in request.info.labels.items() and params.temperature > 0:
-        values["seed"] = params.seed
-    if params.structured_outputs is not None:
-        form = params.structured_outputs.to_dict() if hasattr(params.structured_outputs, "to_dict") else None
-        values["structured_outputs"] = form
-    return values
+    params, made = request.info.params, sum(part.emitted for part in request.steps)
+    return {
+        "prompt": request.info.prompt_tokens.tolist(),
+        "params": params.to_dict(),
+        "tokens": max(min(made, ENOUGH), 1),
+        "seeded": params.temperature > 0 and NO_SEED not in request.info.labels.items(),
+    }
 
 
 def can_run(request: RequestHistory) -> bool:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.locate.model.taps import relative
-from specscope.measure.locate.inside_vllm.fed import Fed, Text
-from specscope.measure.locate.inside_vllm.sheet import Cell, as_rows, exact, fed_rows_of, heads_of
+from specscope.measure.locate.inside_vllm.fed import Fed, FedText
+from specscope.measure.locate.inside_vllm.sheet import HeldRows, as_rows, exact, fed_rows_of, heads_of
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, Tapped
 
 TIE = 1e-4  # by which logits may differ where two tokens are as good
 Named = Mapping[str, Tensor]
 
 
-def inputs(tapped: Tapped, fed: Fed) -> Iterator[Cell]:
+def inputs(tapped: Tapped, fed: Fed) -> Iterator[HeldRows]:
     """What the forward was fed, and what attention was told."""
     given, rows, made = fed.forward.tensors, fed.rows, fed.forward
     later = "later " if made.number else ""
@@ -36,7 +36,7 @@ def inputs(tapped: Tapped, fed: Fed) -> Iterator[Cell]:
     yield from _told(tapped, fed, own, later)
 
 
-def _told(tapped: Tapped, fed: Fed, own: Tensor, later: str) -> Iterator[Cell]:
+def _told(tapped: Tapped, fed: Fed, own: Tensor, later: str) -> Iterator[HeldRows]:
     given, made, batch = fed.forward.tensors, fed.forward, fed.batch
     rows, positions = fed.rows[own], fed.positions[own]
     known = own[fed.slots[own] >= 0]
@@ -61,7 +61,7 @@ def _told(tapped: Tapped, fed: Fed, own: Tensor, later: str) -> Iterator[Cell]:
 
 def operations(
     fed: Fed, right: Named, index: Tensor, allowed: float, sizes: dict[str, int], rows: Tensor | None = None
-) -> Iterator[Cell]:
+) -> Iterator[HeldRows]:
     """What a model's operations gave. `index`: the reference's rows; `rows`: which of the fed ones they are."""
     chosen = torch.arange(len(fed.rows)) if rows is None else rows
     labels = fed_rows_of(fed.positions[chosen], fed.tokens[chosen])
@@ -73,12 +73,12 @@ def operations(
             continue
         a, b = as_rows(ours[fed.rows[chosen]]), reference[index]
         if a.shape == b.shape:
-            yield Cell(name, labels, a, b, relative(a, b, heads_of(name, sizes)), allowed)
+            yield HeldRows(name, labels, a, b, relative(a, b, heads_of(name, sizes)), allowed)
 
 
 def cache(
     fed: Fed, keys: Mapping[int, Tensor], values: Mapping[int, Tensor], tokens: list[int], allowed: float
-) -> Iterator[Cell]:
+) -> Iterator[HeldRows]:
     """Keys and values of each layer, as attention read them: by context position. keys, values: [context, width]."""
     for layer, right_keys in keys.items():
         for kind, right in (("keys", right_keys), ("values", values[layer])):
@@ -91,12 +91,12 @@ def cache(
             if count and a.shape == b.shape:
                 places = torch.arange(count)
                 known = torch.tensor([*tokens[:count], *[-1] * (count - len(tokens[:count]))])
-                yield Cell(name, fed_rows_of(places, known), a, b, relative(a, b), allowed)
+                yield HeldRows(name, fed_rows_of(places, known), a, b, relative(a, b), allowed)
 
 
 def logits(
     fed: Fed, ours_rows: Tensor, right: Tensor, rows: Tensor, ids: Tensor | None, allowed: float
-) -> Iterator[Cell]:
+) -> Iterator[HeldRows]:
     """The likeliest tokens' logits. right [rows, V]; ids [draft vocabulary]: the target's tokens of a head's own."""
     given, tokens = fed.forward.tensors.get("lm_head"), fed.forward.tensors.get("lm_head.tokens")
     if given is None or tokens is None or not len(ours_rows) or int(ours_rows.max()) >= len(given):
@@ -105,7 +105,7 @@ def logits(
     named = named if ids is None else ids[named]
     a, b = given[ours_rows].float(), right.gather(1, named)
     labels = fed_rows_of(fed.positions[rows], fed.tokens[rows])
-    yield Cell("lm_head", labels, a, b, relative(a, b), allowed)
+    yield HeldRows("lm_head", labels, a, b, relative(a, b), allowed)
 
 
 def target_logit_rows(fed: Fed) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ def target_logit_rows(fed: Fed) -> tuple[Tensor, Tensor]:
     return sum(counts[:batch]) + kept - (end - counts[batch]), kept
 
 
-def choices(fed: Fed, text: Text, logit_rows: Tensor, rows: Tensor) -> Iterator[Cell]:
+def choices(fed: Fed, text: FedText, logit_rows: Tensor, rows: Tensor) -> Iterator[HeldRows]:
     """Of a greedy request: the tokens that were committed behind rows, and the likeliest by the logits there."""
     given, tokens = fed.forward.tensors.get("lm_head"), fed.forward.tensors.get("lm_head.tokens")
     index = next(i for i, part in enumerate(text.parts) if part.index == fed.where.index)
@@ -132,14 +132,14 @@ def choices(fed: Fed, text: Text, logit_rows: Tensor, rows: Tensor) -> Iterator[
     yield _chosen("choice", fed, committed, best, scores, rows[kept])
 
 
-def _chosen(name: str, fed: Fed, taken: Tensor, best: Tensor, scores: Tensor, rows: Tensor) -> Cell:
+def _chosen(name: str, fed: Fed, taken: Tensor, best: Tensor, scores: Tensor, rows: Tensor) -> HeldRows:
     """Whether a token is the likeliest, or as good as it."""
     good = (best == taken[:, None]) & (scores >= scores[:, :1] - TIE)
     right = torch.where(good.any(1), taken, best[:, 0])
     return exact(name, fed, taken, right, rows)
 
 
-def drafts(fed: Fed, drafted: Tensor | None, ids: Tensor | None) -> Iterator[Cell]:
+def drafts(fed: Fed, drafted: Tensor | None, ids: Tensor | None) -> Iterator[HeldRows]:
     """The token that a pass drafted greedily, and the likeliest by its logits. drafted [requests, passes]."""
     given, tokens = fed.forward.tensors.get("lm_head"), fed.forward.tensors.get("lm_head.tokens")
     number, batch = fed.forward.number, fed.batch

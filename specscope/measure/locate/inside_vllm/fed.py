@@ -19,7 +19,7 @@ from specscope.trace.record.records import RequestStep
 
 
 @dataclass(frozen=True)
-class Text:
+class FedText:
     """A request's tokens, and how many were committed before and after each of the engine's steps it took part in."""
 
     request: str
@@ -31,12 +31,12 @@ class Text:
     steps: list[int]  # the engine's step number of each
 
     @staticmethod
-    def of(request: RequestHistory, numbers: Sequence[int]) -> Text | None:
+    def of(request: RequestHistory, numbers: Sequence[int]) -> FedText | None:
         """By its verdicts; None where the prompt is not known. `numbers`: the engine's step number of each step."""
         if request.info is None or not len(request.info.prompt_tokens):
             return None
         tokens: list[int] = request.info.prompt_tokens.tolist()
-        text = Text(request.id, len(tokens), tokens, [], [], list(request.steps), list(numbers))
+        text = FedText(request.id, len(tokens), tokens, [], [], list(request.steps), list(numbers))
         for part in request.steps:
             text.before.append(len(tokens))
             if part.verdict is not None:
@@ -65,7 +65,7 @@ class Fed:
         return self.forward.row_of(self.where.request)
 
 
-def fed_rows(tapped: Tapped, text: Text, *, shift: int) -> list[Fed]:
+def fed_rows(tapped: Tapped, text: FedText, *, shift: int) -> list[Fed]:
     """The rows of a request in every forward. `shift`: by how much an EAGLE head's tokens are ahead, 1 or 0."""
     targets = list(tapped.of(text.request, TARGET))[: len(text.parts)]
     fed = [_target(tapped, text, made, index) for index, made in enumerate(targets)]
@@ -78,11 +78,11 @@ def fed_rows(tapped: Tapped, text: Text, *, shift: int) -> list[Fed]:
     return fed
 
 
-def _where(text: Text, index: int) -> Reference:
+def _where(text: FedText, index: int) -> Reference:
     return Reference(text.request, text.parts[index].index, text.steps[index])
 
 
-def context(text: Text, made: Forward, index: int) -> int:
+def context(text: FedText, made: Forward, index: int) -> int:
     """Tokens whose KV is there before a step: the host of V2 counts every draft as accepted at first."""
     return min(made.computed[made.row_of(text.request)], text.before[index] - 1)
 
@@ -94,7 +94,7 @@ def _slots(tapped: Tapped, made: Forward, batch: int, positions: Tensor) -> Tens
     return torch.where(blocks[number] < 0, -1, blocks[number] * size + positions % size)
 
 
-def _target(tapped: Tapped, text: Text, made: Forward, index: int) -> Fed:
+def _target(tapped: Tapped, text: FedText, made: Forward, index: int) -> Fed:
     batch, start = made.row_of(text.request), context(text, made, index)
     count = made.scheduled[batch]
     drafts = list(made.drafts[batch])
@@ -118,7 +118,7 @@ def _target(tapped: Tapped, text: Text, made: Forward, index: int) -> Fed:
     return Fed(made, where, rows, positions, torch.tensor(tokens), slots, accepted, same, ended)
 
 
-def _drafter(tapped: Tapped, text: Text, made: Forward, index: int, target: Forward, shift: int) -> Fed | None:
+def _drafter(tapped: Tapped, text: FedText, made: Forward, index: int, target: Forward, shift: int) -> Fed | None:
     """Rows whose token is behind the committed text are padding, and left out."""
     batch, start = made.row_of(text.request), context(text, target, index)
     ended = start + target.scheduled[batch] >= text.prompt

@@ -16,7 +16,7 @@ from specscope.analyze.locate.model.taps import IN, Taps, hooked
 FIRST = "layers.0"  # the checkpoint's own name of a head's first layer is "midlayer"
 
 
-class LayerTaps:
+class TapsOfLayer:
     """Puts what a layer tells under the layer's name."""
 
     def __init__(self, taps: Taps, layer: str, wanted: Collection[str]) -> None:
@@ -34,7 +34,7 @@ def over_text(reference: Reference, tokens: Sequence[int], wanted: Collection[st
     taps, handles, tapped = Taps(), [], []
     rows = len(tokens)
     for index, layer in enumerate(reference.layers):
-        own: Any = LayerTaps(taps, f"layers.{index}", wanted)
+        own: Any = TapsOfLayer(taps, f"layers.{index}", wanted)
         handles += hooked(layer, own.put, lambda: rows)
         handles.append(layer.register_forward_hook(_leaves(taps, f"layers.{index}")))
         attention = next((m for m in layer.modules() if hasattr(m, "layer_idx") and m is not layer), None)

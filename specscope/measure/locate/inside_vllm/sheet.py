@@ -1,4 +1,4 @@
-"""What was compared: of each forward and request the operations in the order of computing, and the first that differs."""
+"""What was compared: of each request in a forward the operations in the order of computing; the first that differs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def rank(name: str) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class HeldRows:
     """One operation of one request in one forward, beside the reference."""
 
     name: str
@@ -104,13 +104,13 @@ class Cell:
         )
 
 
-def exact(name: str, fed: Fed, ours: Tensor, right: Tensor, rows: Tensor | None = None) -> Cell:
+def exact(name: str, fed: Fed, ours: Tensor, right: Tensor, rows: Tensor | None = None) -> HeldRows:
     """Whole numbers, which agree or do not."""
     ours, right = (x.double().view(-1, 1) for x in (ours, right))
     errors = (ours != right).float()
     positions = fed.positions if rows is None else fed.positions[rows]
     tokens = fed.tokens if rows is None else fed.tokens[rows]
-    return Cell(name, fed_rows_of(positions, tokens), ours.float(), right.float(), errors, 0.0)
+    return HeldRows(name, fed_rows_of(positions, tokens), ours.float(), right.float(), errors, 0.0)
 
 
 def fed_rows_of(positions: Tensor, tokens: Tensor) -> tuple[FedRow, ...]:
@@ -119,34 +119,34 @@ def fed_rows_of(positions: Tensor, tokens: Tensor) -> tuple[FedRow, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class ComparedPart:
     """A request in a forward."""
 
     fed: Fed
-    cells: list[Cell]  # in the order of computing
+    cells: list[HeldRows]  # in the order of computing
 
-    def first(self, stages: Sequence[Stage | None]) -> Cell | None:
+    def first(self, stages: Sequence[Stage | None]) -> HeldRows | None:
         """The first operation that differs, among those of these stages; None stands for the model's own."""
         cells = (cell for cell in self.cells if STAGES.get(cell.name) in stages)
         return next((cell for cell in cells if bool(cell.wrong.any())), None)
 
 
-def _computed(found: tuple[Place, Cell]) -> tuple[int, tuple[int, int, int]]:
+def _computed(found: tuple[ComparedPart, HeldRows]) -> tuple[int, tuple[int, int, int]]:
     """When it was computed."""
     return found[0].fed.forward.index, rank(found[1].name)
 
 
 @dataclass
-class Sheet:
+class ComparisonSheet:
     """All places of one model, in the order in which they were computed."""
 
-    places: list[Place] = field(default_factory=list)
+    places: list[ComparedPart] = field(default_factory=list)
 
-    def add(self, fed: Fed, cells: Iterator[Cell]) -> None:
+    def add(self, fed: Fed, cells: Iterator[HeldRows]) -> None:
         """One more request in a forward."""
-        self.places.append(Place(fed, sorted(cells, key=lambda cell: rank(cell.name))))
+        self.places.append(ComparedPart(fed, sorted(cells, key=lambda cell: rank(cell.name))))
 
-    def first(self, stage: Stage | None) -> tuple[Place, Cell] | None:
+    def first(self, stage: Stage | None) -> tuple[ComparedPart, HeldRows] | None:
         """The earliest forward in which something differs, and there the first operation."""
         found = [(place, cell) for place in self.places if (cell := place.first((stage,))) is not None]
         return min(found, key=_computed, default=None)

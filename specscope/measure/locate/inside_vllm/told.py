@@ -10,7 +10,16 @@ from torch import Tensor
 from specscope.analyze.locate.located import Held, Located, Stage, Walk
 from specscope.analyze.locate.model.likeness import looks
 from specscope.analyze.locate.operations import operation
-from specscope.measure.locate.inside_vllm.sheet import BEYOND, EXACT, LATER, STAGES, Cell, Place, Sheet, heads_of
+from specscope.measure.locate.inside_vllm.sheet import (
+    BEYOND,
+    EXACT,
+    LATER,
+    STAGES,
+    ComparedPart,
+    ComparisonSheet,
+    HeldRows,
+    heads_of,
+)
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
 from specscope.trace.history.wording import plural
 
@@ -42,7 +51,7 @@ def _keys(name: str) -> list[str]:
     return kept
 
 
-def walk_of(tapped: Tapped, sheet: Sheet, who: str, engine: str, reference: str) -> Walk | None:
+def walk_of(tapped: Tapped, sheet: ComparisonSheet, who: str, engine: str, reference: str) -> Walk | None:
     """The place of the first difference, or the last one where nothing differs."""
     if not sheet.places:
         return None
@@ -56,11 +65,11 @@ def walk_of(tapped: Tapped, sheet: Sheet, who: str, engine: str, reference: str)
     return Walk(NAMED[who], place.fed.where, rows, held, engine, reference)
 
 
-def _held(tapped: Tapped, who: str, cell: Cell) -> Held:
+def _held(tapped: Tapped, who: str, cell: HeldRows) -> Held:
     return cell.held(STAGES.get(cell.name, NAMED[who]), code_of(tapped, who, cell.name))
 
 
-def located(tapped: Tapped, sheet: Sheet, who: str, above: Sheet | None = None) -> list[Located]:
+def located(tapped: Tapped, sheet: ComparisonSheet, who: str, above: ComparisonSheet | None = None) -> list[Located]:
     """The model's own first difference, and that of the choice behind it. `above`: the target's, of a drafter."""
     stages = (None, Stage.VERDICT) if who == TARGET else (None, Stage.DRAWS)
     found = ((stage, sheet.first(stage)) for stage in stages)
@@ -68,7 +77,7 @@ def located(tapped: Tapped, sheet: Sheet, who: str, above: Sheet | None = None) 
     return [_located(tapped, sheet, who, stage, *first) for stage, first in own if not _handed_down(first, above)]
 
 
-def _handed_down(found: tuple[Place, Cell], above: Sheet | None) -> bool:
+def _handed_down(found: tuple[ComparedPart, HeldRows], above: ComparisonSheet | None) -> bool:
     """Whether a drafter's first pass was only given what the target was given wrong in the same step."""
     first = None if above is None else above.first(None)
     if first is None:
@@ -78,7 +87,9 @@ def _handed_down(found: tuple[Place, Cell], above: Sheet | None) -> bool:
     return same_step and cell.name == wrong.name and cell.name in EXACT
 
 
-def _located(tapped: Tapped, sheet: Sheet, who: str, stage: Stage | None, place: Place, cell: Cell) -> Located:
+def _located(
+    tapped: Tapped, sheet: ComparisonSheet, who: str, stage: Stage | None, place: ComparedPart, cell: HeldRows
+) -> Located:
     counts = sheet.counts(stage)
     what = operation(stage or NAMED[who], cell.name, code_of(tapped, who, cell.name))
     before = place.cells[: place.cells.index(cell)]
@@ -107,14 +118,14 @@ def _part(name: str) -> str:
     return name.rsplit(".", 2)[0] if name.startswith("layers.") and "." in name[7:] else ""
 
 
-def _agree(before: Sequence[Cell]) -> str:
+def _agree(before: Sequence[HeldRows]) -> str:
     if not before:
         return "nothing is computed before it"
     largest = max((float(cell.errors.max()) for cell in before if cell.errors.numel()), default=0.0)
     return f"{plural(len(before), 'operation')} before it agree to {largest:.1g}"
 
 
-def _differ(cell: Cell) -> str:
+def _differ(cell: HeldRows) -> str:
     bad, count = int(cell.wrong.sum()), len(cell.errors)
     if LATER.get(cell.name, cell.name) in EXACT:
         return f"{LATER.get(cell.name, cell.name)} differ at {bad} of {plural(count, 'row')}"
@@ -122,7 +133,7 @@ def _differ(cell: Cell) -> str:
     return f"it differs at {bad} of {plural(count, 'row')} by up to {largest:.2g} of its size ({rounding})"
 
 
-def _looks(tapped: Tapped, who: str, place: Place, cell: Cell) -> str:
+def _looks(tapped: Tapped, who: str, place: ComparedPart, cell: HeldRows) -> str:
     if LATER.get(cell.name, cell.name) in EXACT:
         return _numbers(cell)
     sizes = tapped.sizes.get(who, {})
@@ -132,7 +143,7 @@ def _looks(tapped: Tapped, who: str, place: Place, cell: Cell) -> str:
     return looks(cell.ours, cell.right, rows=cell.rows, heads=heads, others=cell.right, allowed=max(cell.allowed, 1e-6))
 
 
-def _numbers(cell: Cell) -> str:
+def _numbers(cell: HeldRows) -> str:
     """Whole numbers: by how much they are off, or the first of them."""
     ours, right = (x[cell.wrong].flatten().long() for x in (cell.ours, cell.right))
     off = ours - right
@@ -141,7 +152,7 @@ def _numbers(cell: Cell) -> str:
     return f"{int(ours[0])} where it should be {int(right[0])}"
 
 
-def _scale(place: Place, cell: Cell, sizes: dict[str, int]) -> str:
+def _scale(place: ComparedPart, cell: HeldRows, sizes: dict[str, int]) -> str:
     """The factor on the scores that gives what attention gave; "" where none does."""
     tensors, batch, layer = place.fed.forward.tensors, place.fed.batch, cell.name.removesuffix("attention")
     keys, values = tensors.get(f"{layer}keys read.{batch}"), tensors.get(f"{layer}values read.{batch}")
@@ -169,7 +180,7 @@ def _scale(place: Place, cell: Cell, sizes: dict[str, int]) -> str:
     return f"as with scores times {factor:.3g} (1/sqrt({heads.shape[1]}) is {heads.shape[1] ** -0.5:.3g})"
 
 
-def ruled_out(sheet: Sheet, who: str) -> str:
+def ruled_out(sheet: ComparisonSheet, who: str) -> str:
     """What agrees, where nothing of a model differs."""
     forwards, rows, largest = sheet.rows()
     return (

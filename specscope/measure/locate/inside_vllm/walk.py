@@ -13,9 +13,9 @@ from torch import Tensor
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.model.reference import Reference
 from specscope.measure.locate.inside_vllm import compare
-from specscope.measure.locate.inside_vllm.fed import Fed, Text, fed_rows, joined
+from specscope.measure.locate.inside_vllm.fed import Fed, FedText, fed_rows, joined
 from specscope.measure.locate.inside_vllm.references import HeadText, NamedHead, over_text
-from specscope.measure.locate.inside_vllm.sheet import Sheet
+from specscope.measure.locate.inside_vllm.sheet import ComparisonSheet
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
@@ -29,17 +29,17 @@ Report = Callable[[str, int, int], None]
 class Sheets:
     """What was compared of a run."""
 
-    target: Sheet = field(default_factory=Sheet)
-    drafter: Sheet = field(default_factory=Sheet)
+    target: ComparisonSheet = field(default_factory=ComparisonSheet)
+    drafter: ComparisonSheet = field(default_factory=ComparisonSheet)
     left_out: list[str] = field(default_factory=list)
 
-    def of(self, who: str) -> Sheet:
+    def of(self, who: str) -> ComparisonSheet:
         """A model's."""
         return self.target if who == TARGET else self.drafter
 
 
 @dataclass
-class Models:
+class WalkedModels:
     """The references of a run."""
 
     target: Reference
@@ -48,9 +48,9 @@ class Models:
     wanted: set[str] = field(default_factory=set)
 
     @staticmethod
-    def load(run: RunInfo, target: ModelSource, draft: ModelSource | None) -> Models:
+    def load(run: RunInfo, target: ModelSource, draft: ModelSource | None) -> WalkedModels:
         """Raises UserError."""
-        models = Models(Reference(target))
+        models = WalkedModels(Reference(target))
         if draft is not None and run.drafter.startswith("eagle"):
             models.head = NamedHead(draft, models.target.causal.model)
         elif draft is not None:
@@ -58,7 +58,7 @@ class Models:
         return models
 
 
-def compare_all(tapped: Tapped, history: History, models: Models, report: Report) -> Sheets:
+def compare_all(tapped: Tapped, history: History, models: WalkedModels, report: Report) -> Sheets:
     """Every request that vLLM ran again."""
     sheets = Sheets()
     joined(tapped)
@@ -67,7 +67,7 @@ def compare_all(tapped: Tapped, history: History, models: Models, report: Report
     requests = list(history.requests.values())
     for done, request in enumerate(requests):
         report("comparing", done, len(requests))
-        text = Text.of(request, [numbers[place] for place in request.engine_steps])
+        text = FedText.of(request, [numbers[place] for place in request.engine_steps])
         if text is not None and request.info is not None:
             _request(tapped, text, request.info.params, models, sheets)
     if tapped.is_full:
@@ -77,7 +77,7 @@ def compare_all(tapped: Tapped, history: History, models: Models, report: Report
     return sheets
 
 
-def _request(tapped: Tapped, text: Text, params: SamplingParams, models: Models, sheets: Sheets) -> None:
+def _request(tapped: Tapped, text: FedText, params: SamplingParams, models: WalkedModels, sheets: Sheets) -> None:
     fed = fed_rows(tapped, text, shift=0 if models.head is None else 1)
     right = over_text(models.target, text.tokens, models.wanted)
     allowed = max(models.target.allowed(text.tokens).values())
@@ -147,7 +147,7 @@ def features_of(fed: list[Fed], layers: tuple[Any, ...]) -> Tensor | None:
 
 
 def _head(
-    tapped: Tapped, text: Text, fed: list[Fed], head: NamedHead, allowed: float, is_plain: bool, sheets: Sheets
+    tapped: Tapped, text: FedText, fed: list[Fed], head: NamedHead, allowed: float, is_plain: bool, sheets: Sheets
 ) -> None:
     features = features_of(fed, head.layers)
     if features is None:
@@ -201,7 +201,9 @@ def _with_features(fed: Fed) -> None:
             tensors["features"] = rows
 
 
-def _draft_model(tapped: Tapped, text: Text, fed: list[Fed], models: Models, is_plain: bool, sheets: Sheets) -> None:
+def _draft_model(
+    tapped: Tapped, text: FedText, fed: list[Fed], models: WalkedModels, is_plain: bool, sheets: Sheets
+) -> None:
     reference = models.draft
     assert reference is not None
     allowed = max(reference.allowed(text.tokens).values())
