@@ -127,7 +127,7 @@ PLANTED = [
     ),
     ("v2_too_many_keys", "v2 eagle", T, "keys seen", "worker.gpu.model_runner.GPUModelRunner.prepare_inputs"),
     ("v2_features_shifted", "v2 eagle", D, "features", f"{SPECULATOR}.propose"),
-    ("v2_rejected_kv_attended", "v2 eagle", D, "later keys seen", f"{SPECULATOR}.propose"),
+    ("v2_rejected_kv_attended", "v2 eagle", D, "keys seen", f"{SPECULATOR}.propose"),
     ("v2_argmax_of_a_part", "v2 eagle", W, "draft", "speculator.DraftModelSpeculator.sample_draft"),
 ]
 
