@@ -5,12 +5,20 @@ Its weights are those of a transformers Llama, so that what the taps read of it 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from copy import deepcopy
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.settings import TapSettings
+from specscope.vllm import taps
 
 BLOCK = 4
 
@@ -54,6 +62,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_name, self.num_heads, self.num_kv_heads, self.head_size = name, heads, kv_heads, size
         self.kv_cache, self.impl, self.context = torch.zeros(blocks, 2 * BLOCK * kv_heads * size), Cached(), None
+        self.scale = size**-0.5
 
     def forward(self, query, key, value):
         told, slots = self.context.attn_metadata[self.layer_name], self.context.slot_mapping[self.layer_name]
@@ -68,7 +77,7 @@ class Attention(nn.Module):
                 seen = length - (end - at) + 1
                 group = self.num_heads // self.num_kv_heads
                 k, v = (x[:seen].repeat_interleave(group, 1) for x in (keys, values))
-                weights = torch.einsum("hd,khd->hk", q[at], k) / self.head_size**0.5
+                weights = torch.einsum("hd,khd->hk", q[at], k) * self.scale
                 out[at] = torch.einsum("hk,khd->hd", weights.softmax(-1), v)
         return out.flatten(1)
 
@@ -164,22 +173,25 @@ class Model(nn.Module):
 
 
 class GPUModelRunner:
-    """One request, without drafts: it feeds what it is told to."""
+    """One request, without drafts: it feeds what it is told to. `off`: by how much it errs while it decodes."""
 
     def __init__(self, model):
         self.model, self.drafter = Model(model), None
         self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
         self.input_batch = SimpleNamespace(req_ids=["r"])
         self.blocks, self.computed, self.context = [5, 2, 9], 0, None
+        self.logits: list[Tensor] = []  # of each step, where `run` ran it
+        self.off = {"tokens": 0, "positions": 0, "slots": 0, "keys seen": 0}
 
     def execute_model(self, scheduler_output, intermediate_tensors=None):
         tokens, start = scheduler_output.tokens, self.computed
+        off = self.off if start else dict.fromkeys(self.off, 0)
         positions = torch.arange(start, start + len(tokens))
         table = torch.tensor([self.blocks])
-        slots = table[0][positions // BLOCK] * BLOCK + positions % BLOCK
+        slots = table[0][positions // BLOCK] * BLOCK + positions % BLOCK + off["slots"]
         told = SimpleNamespace(
             block_table=table,
-            seq_lens=torch.tensor([start + len(tokens)]),
+            seq_lens=torch.tensor([start + len(tokens) + off["keys seen"]]),
             query_start_loc=torch.tensor([0, len(tokens)]),
         )
         names = [layer.self_attn.attn for layer in self.model.model.layers]
@@ -189,7 +201,8 @@ class GPUModelRunner:
         )
         for each in names:
             each.context = self.context
-        hidden = self.model(input_ids=torch.tensor(tokens), positions=positions)
+        fed = torch.tensor(tokens) + off["tokens"]
+        hidden = self.model(input_ids=fed, positions=positions + off["positions"])
         self.computed += len(tokens)
         return self.model.compute_logits(hidden[-1:])
 
@@ -210,6 +223,52 @@ def scheduled(tokens: list[int], computed: int, blocks: list[int] | None = None)
         ),
         finished_req_ids=set(),
     )
+
+
+def tiny(folder) -> LlamaForCausalLM:
+    """A random model of three layers, each norm with weights of its own, saved in a folder too."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=48,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        tie_word_embeddings=False,
+    )
+    made = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, values in made.named_parameters():
+            if "norm" in name:
+                values.add_(torch.randn_like(values) * 0.3)
+    made.save_pretrained(folder)
+    return made
+
+
+def run(runner: GPUModelRunner, steps: list[list[int]], folder, *, inside: str = "all", mib: str = "64") -> ErrorGuard:
+    """The steps of one request, tapped; the class's own functions are put back."""
+    ends: list[Callable[[], object]] = []
+    guard, kind = ErrorGuard(), type(runner)
+    context = ModuleType("vllm.forward_context")
+    context.get_forward_context = lambda: runner.context  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "vllm.forward_context", context)
+        patch.setattr(taps, "rank_of_worker", lambda: 0)
+        patch.setattr(taps, "at_exit", ends.append)
+        patch.setattr(kind, "execute_model", kind.execute_model)
+        taps.VllmTaps(guard, TapSettings(str(folder), inside, mib)).install(SimpleNamespace(GPUModelRunner=kind))
+        computed = 0
+        with torch.inference_mode():
+            for number, tokens in enumerate(steps):
+                runner.logits.append(
+                    runner.execute_model(scheduled(tokens, computed, None if number else runner.blocks))
+                )
+                computed += len(tokens)
+        for end in ends:
+            end()
+    return guard
 
 
 def rows(tensor: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.model.reference import Reference
@@ -43,50 +42,18 @@ INNER = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=48,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        tie_word_embeddings=False,
-    )
-    made, folder = LlamaForCausalLM(config).eval(), tmp_path_factory.mktemp("model")
-    with torch.no_grad():  # every norm has weights of its own
-        for name, values in made.named_parameters():
-            if "norm" in name:
-                values.add_(torch.randn_like(values) * 0.3)
-    made.save_pretrained(folder)
-    return made, ModelSource(str(folder), "tiny")
+    folder = tmp_path_factory.mktemp("model")
+    return stand_in.tiny(folder), ModelSource(str(folder), "tiny")
 
 
 @pytest.fixture
-def runner(model, monkeypatch):
-    """A fresh class each time: taps are put around its functions."""
-    made = type("GPUModelRunner", (GPUModelRunner,), {})(model[0])
-    context = ModuleType("vllm.forward_context")
-    context.get_forward_context = lambda: made.context
-    monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
-    monkeypatch.setattr(module, "rank_of_worker", lambda: 0)
-    return made
+def runner(model):
+    return GPUModelRunner(model[0])
 
 
-def tapped(runner, folder, inside="all", mib="64"):
-    """The prompt in one step, one token in the next; what was written."""
-    ends, guard = [], ErrorGuard()
-    settings = TapSettings(str(folder), inside, mib)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "at_exit", ends.append)
-        VllmTaps(guard, settings).install(SimpleNamespace(GPUModelRunner=type(runner)))
-        with torch.inference_mode():
-            first = runner.execute_model(scheduled(PROMPT, 0, [5, 2, 9]))
-            last = runner.execute_model(scheduled(NEXT, len(PROMPT)))
-        for end in ends:
-            end()
-    return guard, (first, last)
+def tapped(runner, folder, **bounds):
+    """The prompt in one step, one token in the next."""
+    return stand_in.run(runner, [PROMPT, NEXT], folder, **bounds)
 
 
 def right_of(model):
@@ -95,7 +62,7 @@ def right_of(model):
 
 
 def test_every_operation_of_the_table_is_the_models_own(model, runner, tmp_path):
-    guard, _ = tapped(runner, tmp_path)
+    guard = tapped(runner, tmp_path)
     assert guard.errors == 0
     made = read_taps(tmp_path)
     assert [(each.who, each.step, each.computed) for each in made.forwards] == [
@@ -120,11 +87,11 @@ def test_every_operation_of_the_table_is_the_models_own(model, runner, tmp_path)
 
 
 def test_taps_change_nothing_and_off_nothing_is_hooked(model, runner, tmp_path):
-    _, with_taps = tapped(runner, tmp_path)
+    tapped(runner, tmp_path)
     plain = GPUModelRunner(model[0])
     with torch.inference_mode():
         without = plain.execute_model(scheduled(PROMPT, 0, [5])), plain.execute_model(scheduled(NEXT, 6))
-    assert all(torch.equal(a, b) for a, b in zip(with_taps, without, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(runner.logits, without, strict=True))
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in plain.model.modules())
     assert PluginSettings.read({}).taps is None
 
@@ -143,7 +110,7 @@ def test_borders_alone_and_the_layers_that_are_named(runner, tmp_path):
 
 
 def test_what_would_be_too_much_is_left_out_and_said(runner, tmp_path, caplog):
-    guard, _ = tapped(runner, tmp_path, mib="0")
+    guard = tapped(runner, tmp_path, mib="0")
     assert guard.errors == 0
     assert read_taps(tmp_path).is_full
     assert "the taps are full" in caplog.text
@@ -155,19 +122,21 @@ def test_no_failure_reaches_the_engine(model, runner, tmp_path, monkeypatch):
         yield  # a generator, as the table's functions are
 
     monkeypatch.setattr(module, "TABLE", {**module.TABLE, "qkv_proj": fail})
-    guard, (first, _) = tapped(runner, tmp_path)
+    guard = tapped(runner, tmp_path)
     with torch.inference_mode():
-        assert torch.equal(first, GPUModelRunner(model[0]).execute_model(scheduled(PROMPT, 0, [5])))
+        assert torch.equal(runner.logits[0], GPUModelRunner(model[0]).execute_model(scheduled(PROMPT, 0, [5])))
     assert guard.errors == 5
     assert guard.is_off
 
 
-def test_a_step_that_is_called_otherwise_does_not_reach_the_engine_either(model, runner, tmp_path):
+def test_a_step_that_is_called_otherwise_does_not_reach_the_engine_either(tmp_path):
+    class Other:
+        def execute_model(self):
+            return "run"  # a runner of another vLLM
+
     guard = ErrorGuard()
-    made = type(runner)
-    made.execute_model = lambda self: "run"  # a runner of another vLLM
-    VllmTaps(guard, TapSettings(str(tmp_path))).install(SimpleNamespace(GPUModelRunner=made))
-    assert runner.execute_model() == "run"
+    VllmTaps(guard, TapSettings(str(tmp_path))).install(SimpleNamespace(GPUModelRunner=Other))
+    assert Other().execute_model() == "run"
     assert guard.errors == 1
 
 

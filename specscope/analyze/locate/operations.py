@@ -39,6 +39,19 @@ WORDS = {
     "mlp": "the MLP",
     "norm": "the final norm",
     "lm_head": "the logits",
+    # inside vLLM (measure/locate/inside_vllm): what a forward is fed, and what is chosen behind it
+    "last token": "the token that was sampled, fed last",
+    "block table": "the block table that attention is told",
+    "slots": "the slots that keys and values are written to",
+    "keys seen": "how many keys each row sees",
+    "later positions": "the positions of the drafter's later passes",
+    "later keys seen": "how many keys the drafter's later passes see",
+    "features": "the target's features, as the head is fed them",
+    "fc": "the projection of the features",
+    "state": "the state fed back to the next pass",
+    "hidden_norm": "the norm of the features or the state",
+    "choice": "the tokens chosen by the target's logits",
+    "draft": "the token drafted by the drafter's logits",
 }
 
 

@@ -122,15 +122,17 @@ def _agree(before: Sequence[HeldRows]) -> str:
     if not before:
         return "nothing is computed before it"
     largest = max((float(cell.errors.max()) for cell in before if cell.errors.numel()), default=0.0)
-    return f"{plural(len(before), 'operation')} before it agree to {largest:.1g}"
+    exactly = f"to {largest:.1g}" if largest else "exactly"
+    return f"{plural(len(before), 'operation')} before it agree {exactly}"
 
 
 def _differ(cell: HeldRows) -> str:
     bad, count = int(cell.wrong.sum()), len(cell.errors)
+    words = operation(Stage.TARGET, cell.name).words
     if LATER.get(cell.name, cell.name) in EXACT:
-        return f"{LATER.get(cell.name, cell.name)} differ at {bad} of {plural(count, 'row')}"
+        return f"{words}: {bad} of {plural(count, 'row')} differ"
     largest, rounding = float(cell.errors.max()), f"rounding explains {cell.allowed:.1g}"
-    return f"it differs at {bad} of {plural(count, 'row')} by up to {largest:.2g} of its size ({rounding})"
+    return f"{words}: {bad} of {plural(count, 'row')} differ, by up to {largest:.2g} of their size ({rounding})"
 
 
 def _looks(tapped: Tapped, who: str, place: ComparedPart, cell: HeldRows) -> str:
