@@ -11,24 +11,26 @@ from torch import Tensor
 from specscope.analyze.locate.located import FedRow
 
 MOST = 0.95  # a relation holds where it explains this share of the rows
+SAMPLED = 32
 NEAR_ZERO = 0.1  # of the median norm: below this, a row's own norm says nothing about the size of its rounding
 
 
 def relative_errors(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:
     """[rows, heads] |ours - right| / |right|, each head by itself; both are [rows, width].
 
-    A row near zero is divided by a tenth of the median norm of the rows of its head: its rounding is as large as theirs.
-    Equal values differ by nothing, infinite ones too; a value that is not a number on our side only is infinitely off.
-    A width that the heads do not divide is one head.
+    A row near zero is divided by a tenth of the median norm of the rows of its head, for its rounding is as large as
+    theirs. Equal values differ by nothing, infinite ones too; NaN on our side only is infinitely off. A width that the
+    heads do not divide is one head.
     """
     rows, width = right.shape
     heads = heads if heads > 0 and width % heads == 0 else 1
     difference = torch.where(ours == right, 0.0, ours - right).reshape(rows, heads, -1).norm(dim=-1)
     norms = torch.nan_to_num(right, nan=0.0, posinf=0.0, neginf=0.0).reshape(rows, heads, -1).norm(dim=-1)
     if not rows:
-        return difference
+        return torch.zeros(0, heads)
     floor = (NEAR_ZERO * norms.median(dim=0, keepdim=True).values).clamp_min(1e-30)
-    return torch.nan_to_num(difference / torch.maximum(norms, floor), nan=torch.inf, posinf=torch.inf)
+    errors: Tensor = difference / torch.maximum(norms, floor)
+    return errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def names_of(factor: float, sizes: Sequence[int], tolerance: float) -> str:
@@ -86,9 +88,8 @@ class Block:
         width = ours.shape[1]
         fitting = others is not None and others.dim() == 2 and others.shape[1] == width
         known = torch.cat([right, others.float()]) if fitting and others is not None else right
-        wide = {
-            name: vector.float().expand_as(right)[wrong] for name, vector in vectors.items() if _fits(vector, right)
-        }
+        fits = {name: vector.float() for name, vector in vectors.items() if _fits(vector, right)}
+        wide = {name: vector.expand_as(right)[wrong] for name, vector in fits.items()}
         bad = tuple(row for row, off in zip(rows, wrong.tolist(), strict=True) if off)
         columns = torch.arange(width)
         whole = right[wrong]
@@ -108,6 +109,18 @@ class Block:
             vectors={name: vector[:, columns] for name, vector in self.vectors.items()},
         )
 
+    def sampled(self) -> Block:
+        """A few rows of it, on which a relation is tried before it is over all of them."""
+        chosen = torch.linspace(0, len(self.rows) - 1, min(len(self.rows), SAMPLED)).long()
+        return replace(
+            self,
+            ours=self.ours[chosen],
+            right=self.right[chosen],
+            rows=tuple(self.rows[number] for number in chosen.tolist()),
+            whole=self.whole[chosen],
+            vectors={name: vector[chosen] for name, vector in self.vectors.items()},
+        )
+
     @property
     def tolerance(self) -> Tensor:
         """[n] how far a prediction of a row may be off: what rounding explains, or a 50th of the difference.
@@ -122,7 +135,7 @@ class Block:
         """How many rows a prediction [n, w] explains."""
         return int(((self.ours - predicted).norm(dim=1) <= self.tolerance).sum())
 
-    def at(self, count: int, share: float = MOST) -> str:
+    def counted(self, count: int, share: float = MOST) -> str:
         """ "at 37 of 37 rows", or "" where it is too few."""
         number = len(self.rows)
         return f"at {count} of {number} {'row' if number == 1 else 'rows'}" if count >= max(share * number, 1) else ""

@@ -7,7 +7,7 @@ The relations themselves stand in `relations`, `rotation` and `rounding`; scores
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -65,25 +65,32 @@ def looks(
     wrong = (relative_errors(ours, right, heads) > allowed).any(1)
     if not bool(wrong.any()):
         return ""
-    at = place_of_rows(wrong, rows, groups or {})
+    place = place_of_rows(wrong, rows, groups or {})
     bad = ours[wrong]
     if not bool(bad.isfinite().all()):
-        return _joined(at, not_finite(bad))
+        return _joined(place, not_finite(bad))
     block = Block.of_rows(ours, right, wrong, rows, heads, others, vectors or {}, allowed)
     # rounding and rotation leave some channels nearly as they were: they are asked for before channels are chosen
     rule, columns, left = place_of_heads(block.ours, block.right, heads, allowed)
     by_heads = block.narrowed(columns, left)
-    whole = rounded(by_heads) or rotated(by_heads)
+    whole = rounded(by_heads) or _first(by_heads, rotated)
     if whole:
-        return _joined(at, rule, whole)
+        return _joined(place, rule, whole)
     channels, columns, left = place_of_channels(block.ours, block.right, heads, allowed)
     narrow = block.narrowed(columns, left)
-    relation = next((phrase for phrase in (find(narrow) for find in RELATIONS) if phrase), "")
+    relation = _first(narrow, *RELATIONS)
     if not relation and len(columns) < ours.shape[1]:
         # rows that share channels (a row of another position with the same first half) differ in some only
-        relation = other_rows(block)
+        relation = _first(block, other_rows)
         channels = "" if relation else channels
-    return _joined(at, channels, rounded(narrow) or relation or noise(narrow))
+    return _joined(place, channels, rounded(narrow) or relation or noise(narrow))
+
+
+def _first(block: Block, *relations: Callable[[Block], str]) -> str:
+    """The phrase of the first relation that holds; most are ruled out by a few rows."""
+    sample = block.sampled()
+    phrases = (relation(block) for relation in relations if relation(sample))
+    return next((phrase for phrase in phrases if phrase), "")
 
 
 def _usable(ours: Tensor, right: Tensor, rows: Sequence[FedRow]) -> bool:

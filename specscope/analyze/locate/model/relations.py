@@ -24,7 +24,7 @@ def not_finite(bad: Tensor) -> str:
 
 def zero(block: Block) -> str:
     """All zero."""
-    phrase = block.at(int((block.ours == 0).all(1).sum()), 0.5)
+    phrase = block.counted(int((block.ours == 0).all(1).sum()), 0.5)
     return phrase and f"all zero {phrase}"
 
 
@@ -38,9 +38,9 @@ def factor(block: Block) -> str:
 
     def best(dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Factors [n or 1, heads or 1, size or 1] by least squares over some dimensions, and the prediction."""
-        one, other = ours.reshape(number, -1, size), right.reshape(number, -1, size)
-        factors = (one * other).sum(dims, keepdim=True) / other.pow(2).sum(dims, keepdim=True).clamp_min(1e-30)
-        return factors, (factors * other).reshape(number, width)
+        wrong, meant = ours.reshape(number, -1, size), right.reshape(number, -1, size)
+        factors = (wrong * meant).sum(dims, keepdim=True) / meant.pow(2).sum(dims, keepdim=True).clamp_min(1e-30)
+        return factors, (factors * meant).reshape(number, width)
 
     def named(value: float) -> str:
         if abs(value + 1) < exact:
@@ -49,26 +49,26 @@ def factor(block: Block) -> str:
 
     if number * width >= FEWEST_CHANNELS:
         factors, predicted = best((0, 1, 2))
-        if phrase := block.at(block.explained(predicted)):
+        if phrase := block.counted(block.explained(predicted)):
             return f"{named(float(factors))} {phrase}"
     if heads > 1 and number * size >= FEWEST_CHANNELS:
         factors, predicted = best((0, 2))
-        if phrase := block.at(block.explained(predicted)):
+        if phrase := block.counted(block.explained(predicted)):
             listed = _listed([figure(float(value)) for value in factors.reshape(-1)])
             return f"a factor of its own in each head ({listed}) {phrase}"
     if number > 1 and width >= FEWEST_CHANNELS:
         factors, predicted = best((1, 2))
-        if phrase := block.at(block.explained(predicted)):
+        if phrase := block.counted(block.explained(predicted)):
             low, high = float(factors.min()), float(factors.max())
             return f"a factor of its own in each row ({figure(low)} to {figure(high)}) {phrase}"
     if heads > 1 and size >= FEWEST_CHANNELS:
         factors, predicted = best((2,))
-        if phrase := block.at(block.explained(predicted)):
+        if phrase := block.counted(block.explained(predicted)):
             low, high = float(factors.min()), float(factors.max())
             return f"a factor of its own in each row and head ({figure(low)} to {figure(high)}) {phrase}"
     if number >= FEWEST_ROWS and number * width >= 4 * FEWEST_CHANNELS and size == width:
         factors, predicted = best((0,))
-        if phrase := block.at(block.explained(predicted)):
+        if phrase := block.counted(block.explained(predicted)):
             return f"a factor of its own in each channel {phrase}"
     return _by_row_and_channel(block)
 
@@ -86,7 +86,7 @@ def _by_row_and_channel(block: Block) -> str:
         rows = (ours * scaled).sum(1, keepdim=True) / scaled.pow(2).sum(1, keepdim=True).clamp_min(1e-30)
         scaled = rows * right
         channels = (ours * scaled).sum(0) / scaled.pow(2).sum(0).clamp_min(1e-30)
-    phrase = block.at(block.explained(rows * channels * right))
+    phrase = block.counted(block.explained(rows * channels * right))
     return phrase and f"a factor of each row times one of each channel, as of a norm that is left out, {phrase}"
 
 
@@ -97,10 +97,10 @@ def added(block: Block) -> str:
     if width < FEWEST_CHANNELS:
         return ""
     for name, vector in block.vectors.items():
-        if phrase := block.at(block.explained(vector)):
+        if phrase := block.counted(block.explained(vector)):
             return f"equal to {name} {phrase}"
         times = float((difference * vector).sum() / vector.pow(2).sum().clamp_min(1e-30))
-        if phrase := block.at(block.explained(block.right + times * vector)):
+        if phrase := block.counted(block.explained(block.right + times * vector)):
             much = {1: f"{name} is added once more", -1: f"{name} is missing"}
             fits = abs(times - round(times)) < 0.01
             text = much.get(round(times), "") if fits else ""
@@ -108,7 +108,7 @@ def added(block: Block) -> str:
     if number < FEWEST_ROWS:
         return ""
     mean = difference.mean(0)
-    if phrase := block.at(block.explained(block.right + mean)):
+    if phrase := block.counted(block.explained(block.right + mean)):
         share = float(mean.norm() / block.right.norm(dim=1).median().clamp_min(1e-30))
         return f"the same vector is added {phrase} (its size is {figure(share)} of a row's)"
     # the same direction in varying amounts: the first singular vector, by a few rounds of the power method
@@ -117,7 +117,7 @@ def added(block: Block) -> str:
         direction = difference.T @ (difference @ (direction / direction.norm().clamp_min(1e-30)))
     direction = direction / direction.norm().clamp_min(1e-30)
     amounts = difference @ direction
-    phrase = block.at(block.explained(block.right + amounts[:, None] * direction))
+    phrase = block.counted(block.explained(block.right + amounts[:, None] * direction))
     return phrase and f"one direction is added in an amount of each row {phrase}"
 
 
@@ -132,13 +132,13 @@ def other_rows(block: Block) -> str:
     candidates = distances <= (near + 0.01 * block.ours.norm(dim=1))[:, None]
     nearest = block.known[distances.argmin(1)]
     same = (block.ours - nearest).norm(dim=1) <= block.tolerance
-    if not block.at(int(same.sum()), 0.5):
+    if not block.counted(int(same.sum()), 0.5):
         return ""
     candidates &= same[:, None]
     fed = candidates[:, : len(block.fed)]
-    one = fed.sum(0)
-    if number >= 3 and (phrase := block.at(int(one.max()))):
-        return f"the row of position {block.fed[int(one.argmax())].position} stands {phrase}"
+    matches = fed.sum(0)
+    if number >= 3 and (phrase := block.counted(int(matches.max()))):
+        return f"the row of position {block.fed[int(matches.argmax())].position} stands {phrase}"
     return _shifted(block, fed) or _elsewhere(block, candidates, int(same.sum()))
 
 
@@ -147,8 +147,8 @@ def _shifted(block: Block, fed: Tensor) -> str:
     rows = torch.tensor([row.position for row in block.rows])
     places = torch.tensor([row.position for row in block.fed])
     offsets = rows[:, None] - places[None, :]
-    found, counts = offsets[fed].unique(return_counts=True)
-    for offset in found[counts.argsort(descending=True)][:4].tolist():
+    distances, counts = offsets[fed].unique(return_counts=True)
+    for offset in distances[counts.argsort(descending=True)][:4].tolist():
         possible = (offsets == offset).any(1)
         held = ((offsets == offset) & fed).any(1)
         if offset and int(held.sum()) >= max(2, MOST * int(possible.sum()), 0.5 * len(rows)):
@@ -165,7 +165,7 @@ def _elsewhere(block: Block, candidates: Tensor, count: int) -> str:
     matched = candidates.any(1)
     inside = int((chosen[matched] < len(block.fed)).sum())
     distinct = len(chosen[matched].unique()) == count
-    phrase = block.at(count, 0.5)
+    phrase = block.counted(count, 0.5)
     if not inside:
         return f"rows of the others given stand {phrase}"
     examples = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -28,8 +29,8 @@ def rotated(block: Block) -> str:
             ours, right = (_complex(side, block, size, halves) for side in (block.ours, block.right))
             cross = (ours * right.conj()).sum(1)  # [n, pairs]
             angles = torch.angle(cross)
-            phrase = block.at(_explained(block, ours, right, angles))
-            if not phrase or bool((angles.abs() > 3.14).all()):  # half a turn of each pair is a sign
+            phrase = block.counted(_explained(block, ours, right, angles))
+            if not phrase or bool((angles.sin().abs() < 1e-3).all()):  # half a turn is a sign
                 continue
             layout = "" if halves else " (pairs of neighbours)"
             part = "" if size == block.size else f" in the first {size} channels of each head"
@@ -68,9 +69,8 @@ def _rule(block: Block, ours: Tensor, right: Tensor, cross: Tensor) -> str:
     positions = torch.tensor([row.position for row in block.rows], dtype=torch.float64)
     number = len(positions)
     speeds = _speeds(positions, cross)
-    if speeds is not None:
-        if _explained(block, ours, right, positions[:, None] * speeds) >= MOST * number:
-            return _grown(speeds, positions)
+    if speeds is not None and _explained(block, ours, right, positions[:, None] * speeds) >= MOST * number:
+        return _grown(speeds, positions)
     distances, base = _distances(block, ours, right, cross)
     if distances is None:
         grown = "angles that grow with the position" if speeds is not None and _linear(cross, positions, speeds) else ""
@@ -100,7 +100,8 @@ def _speeds(positions: Tensor, cross: Tensor) -> Tensor | None:
     # the growth over one position is known to few digits: those over all positions say the rest
     rest = torch.angle(unit * torch.polar(torch.ones_like(cross.real), -positions[:, None] * speeds))
     middle = positions - positions.mean()
-    return speeds + (middle[:, None] * (rest - rest.mean(0))).sum(0) / middle.pow(2).sum().clamp_min(1e-30)
+    more: Tensor = (middle[:, None] * (rest - rest.mean(0))).sum(0) / middle.pow(2).sum().clamp_min(1e-30)
+    return speeds + more
 
 
 def _linear(cross: Tensor, positions: Tensor, speeds: Tensor) -> bool:
@@ -121,18 +122,18 @@ def _grown(speeds: Tensor, positions: Tensor) -> str:
         slope = torch.log((speeds / first).abs().clamp_min(1e-30))[clear] / -numbers[clear].clamp_min(1)
         slope, same_sign = slope[1:], bool((speeds[clear] * first > 0).all())
         if same_sign and float(slope.max() - slope.min()) < 0.02 * float(slope.mean()):
-            base = f" (base {float(torch.exp(slope.mean() * pairs)):.3g})"
+            base = f" (base {_base(float(slope.mean()), pairs):g})"
             if abs(first + 1) < 1e-3:
                 return f"no rotary is applied{base}"
             if abs(first - 1) < 1e-3:
                 return f"rotary is applied twice{base}"
             return f"rotary angles are scaled by {figure(1 + first)}{base}"
     if not bool(clear[0]):
-        for base in BASES:
-            other = base ** (-numbers / pairs) + speeds
+        for usual in BASES:
+            other = usual ** (-numbers / pairs) + speeds
             slope = torch.log(other.clamp_min(1e-30))[1:] / -numbers[1:]
             if bool((other > 0).all()) and float(slope.max() - slope.min()) < 0.01 * abs(float(slope.mean())):
-                return f"rotary of base {float(torch.exp(slope.mean() * pairs)):.3g} in place of {base:.3g}"
+                return f"rotary of base {_base(float(slope.mean()), pairs):g} in place of {usual:g}"
         changed = clear.nonzero()[:, 0]
         if len(changed):
             low, high = int(changed[0]), int(changed[-1])
@@ -140,17 +141,24 @@ def _grown(speeds: Tensor, positions: Tensor) -> str:
     return "rotary angles are off by amounts that grow with the position"
 
 
+def _base(slope: float, pairs: int) -> float:
+    """The base of frequencies whose logs fall by `slope` from pair to pair; a usual one where it is near."""
+    base = math.exp(min(slope * pairs, 100.0))
+    usual = min(BASES, key=lambda known: abs(known / base - 1))
+    return usual if abs(usual / base - 1) < 0.03 else float(f"{base:.3g}")
+
+
 def _sample(number: int) -> Tensor:
-    return torch.linspace(0, number - 1, min(number, SAMPLED)).long().unique()
+    return torch.linspace(0, number - 1, min(number, SAMPLED)).long()
 
 
 @lru_cache(maxsize=32)
 def _turns(base: float, pairs: int) -> Tensor:
     """[pairs, 2 * FARTHEST + 1] the turns of each pair by each distance, backwards."""
-    speeds = base ** (-torch.arange(pairs, dtype=torch.float32) / pairs)
-    distances = torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float32)
-    angles = -speeds[:, None].double() * distances.double()
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    speeds: Tensor = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    angles: Tensor = -speeds[:, None] * torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float64)
+    turns: Tensor = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    return turns
 
 
 def _distances(block: Block, ours: Tensor, right: Tensor, cross: Tensor) -> tuple[Tensor | None, float]:

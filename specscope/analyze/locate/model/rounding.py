@@ -9,9 +9,10 @@ from torch import Tensor
 
 from specscope.analyze.locate.model.block import MOST, Block, figure
 
+# by their bits of mantissa: what has few of them is found among the values of what has more
 FLOATS = {
-    "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
+    "float8_e4m3fn": torch.float8_e4m3fn,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
@@ -27,17 +28,28 @@ def rounded(block: Block) -> str:
     if width < FEWEST_CHANNELS or not bool(ours.any()):
         return ""
     error = float((ours - right).norm() / right.norm().clamp_min(1e-30))
+    sample = slice(None, None, max(1, number // 16))  # a few rows rule nearly all dtypes out
     for name, dtype in FLOATS.items():
         for scale, words in _scales(block, torch.finfo(dtype).max):
             if dtype in (torch.bfloat16, torch.float16) and words:
                 continue
-            if _holds(ours / scale, dtype) >= MOST and _holds(right / scale, dtype) < 0.5:
+            if (
+                _holds((ours / scale)[sample], dtype) >= MOST
+                and _holds(ours / scale, dtype) >= MOST
+                and _holds(right / scale, dtype) < 0.5
+            ):
                 if error <= ROUNDINGS * _error(right / scale, dtype):
                     return _values(name, words, number, error)
                 break
-    for name, most in INTEGERS.items():
-        for scale, words in _scales(block, most):
-            if words and _whole(ours / scale) >= MOST and _whole(right / scale) < 0.5 and error < 1 / most**0.5:
+    for name, largest in INTEGERS.items():
+        for scale, words in _scales(block, largest):
+            if (
+                words
+                and _whole((ours / scale)[sample]) >= MOST
+                and _whole(ours / scale) >= MOST
+                and _whole(right / scale) < 0.5
+                and error < 1 / largest**0.5
+            ):
                 return _values(name, words, number, error)
     return ""
 
@@ -47,22 +59,22 @@ def _values(name: str, words: str, number: int, error: float) -> str:
     return f"rounded to {name}{words}: ours holds only values of it at {number} {rows} (relative error {figure(error)})"
 
 
-def _scales(block: Block, most: float) -> Iterator[tuple[Tensor, str]]:
-    """No scale, and those under which the largest value of all, of a row, of a head or a channel is the dtype's largest."""
+def _scales(block: Block, limit: float) -> Iterator[tuple[Tensor, str]]:
+    """No scale, then those that make the largest value of all, a row, a head or a channel the dtype's largest."""
     size = block.ours.abs()
     number, width = size.shape
     yield torch.ones(1, 1), ""
-    yield size.max().reshape(1, 1).clamp_min(1e-30) / most, " with one scale"
-    yield size.amax(1, keepdim=True).clamp_min(1e-30) / most, " with a scale of each row"
+    yield size.max().reshape(1, 1).clamp_min(1e-30) / limit, " with one scale"
+    yield size.amax(1, keepdim=True).clamp_min(1e-30) / limit, " with a scale of each row"
     if block.heads > 1 and width % block.heads == 0:
         of_heads = size.reshape(number, block.heads, -1)
         for largest, words in (
             (of_heads.amax(2, keepdim=True), " with a scale of each row and head"),
             (of_heads.amax((0, 2), keepdim=True), " with a scale of each head"),
         ):
-            yield largest.expand_as(of_heads).reshape(number, width).clamp_min(1e-30) / most, words
+            yield largest.expand_as(of_heads).reshape(number, width).clamp_min(1e-30) / limit, words
     if number >= FEWEST_CHANNELS:
-        yield size.amax(0, keepdim=True).clamp_min(1e-30) / most, " with a scale of each channel"
+        yield size.amax(0, keepdim=True).clamp_min(1e-30) / limit, " with a scale of each channel"
 
 
 def _holds(values: Tensor, dtype: torch.dtype) -> float:
@@ -76,9 +88,9 @@ def _whole(values: Tensor) -> float:
 
 
 def _error(values: Tensor, dtype: torch.dtype) -> float:
-    """The relative error of rounding values once."""
-    near = values.to(dtype).float()
-    return float(torch.nan_to_num(near - values, nan=0.0).norm() / values.norm().clamp_min(1e-30))
+    """The relative error of rounding values once; those beyond its largest are left out."""
+    values = torch.where(values.abs() <= torch.finfo(dtype).max, values, 0.0)
+    return float((values.to(dtype).float() - values).norm() / values.norm().clamp_min(1e-30))
 
 
 def noise(block: Block) -> str:
@@ -96,7 +108,7 @@ def noise(block: Block) -> str:
             return ""
     error = float(errors.median())
     sizes = {name: _error(right, dtype) for name, dtype in FLOATS.items()}
-    sizes = {name: size for name, size in sizes.items() if size and size / 2 < error < 4 * size}
+    sizes = {name: size for name, size in sizes.items() if size and size / 2 < error < 2.5 * size}
     if not sizes:
         return ""
     name = min(sizes, key=lambda known: abs(sizes[known] - error))

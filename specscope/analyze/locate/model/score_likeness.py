@@ -1,13 +1,13 @@
 """What a difference of attention's scores looks like: weights as logs, by row, head and key.
 
 Weights are known up to what all keys of a row share, so differences are held against their mean over the keys that both
-sides see. Who sees which key is one question, what the scores of keys seen by both are another: the answer may name both.
+sides see. Who sees which key is one question, the scores of keys that both see another: the answer may name both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.block import MOST, figure, names_of
 from specscope.analyze.locate.model.places import place_of_heads, place_of_rows
 
-UNSEEN = -60.0  # a weight below exp(-60) is nothing in float32's sum
+UNSEEN = -87.0  # float32 has no smaller weight
+DEEP = -30.0  # where a row's weights go below this, the smallest may have become 0 by rounding
+SAMPLED = 32  # rows on which a relation is tried before it is over all of them
 FEWEST_KEYS = 3  # of a row, for a line through its scores
 FARTHEST_SHIFT = 4
 
@@ -47,16 +49,16 @@ def looks_of_scores(
     if not bool(whole.wrong.any()):
         return ""
     bad = whole.wrong.any(1)
-    at = place_of_rows(bad, rows, groups or {})
+    place = place_of_rows(bad, rows, groups or {})
     heads = whole.wrong[bad].any(0)
     marks = heads.float().expand(2, -1)
     in_heads, _, _ = place_of_heads(marks, torch.zeros_like(marks), len(heads), 0.0)
-    kept = tuple(row for row, off in zip(rows, bad.tolist(), strict=True) if off)
-    part = _Scores.of(ours[bad][:, heads], right[bad][:, heads], kept, keys, size, allowed)
+    fed = tuple(row for row, off in zip(rows, bad.tolist(), strict=True) if off)
+    part = _Scores.of(ours[bad][:, heads], right[bad][:, heads], fed, keys, size, allowed)
     if bool(part.ours.isnan().any()):
-        return ": ".join(filter(None, (at, in_heads, f"NaN at {int(part.ours.isnan().any(2).any(1).sum())} rows")))
-    found = "; ".join(filter(None, (_masks(part), _values(part))))
-    return ": ".join(filter(None, (at, in_heads, found)))
+        return ": ".join(filter(None, (place, in_heads, f"NaN at {int(part.ours.isnan().any(2).any(1).sum())} rows")))
+    relation = "; ".join(filter(None, (_masks(part), _values(part))))
+    return ": ".join(filter(None, (place, in_heads, relation)))
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,29 @@ class _Scores:
         both = seen & meant
         slack = allowed * (1 + torch.where(both, right.abs(), 0.0))
         # a key that one side lacks changes the sum by which all are divided: only what is left then is a difference
-        masked = (seen != meant).any(2)
+        missing = _masked(meant & ~seen, both, ours, right)
+        extra = _masked(seen & ~meant, both, right, ours)
+        masked = (missing | extra).any(2)
         off = torch.where(both, ours - right, 0.0)
         centred = torch.where(both, off - _mean(off, both), 0.0).abs()
         values = torch.where(masked[..., None], centred, torch.maximum(off.abs(), centred))
         wrong = masked | ~(values <= slack).all(2)
-        return cls(ours, right, tuple(rows), tuple(keys), both, meant & ~seen, seen & ~meant, slack, wrong, size)
+        return cls(ours, right, tuple(rows), tuple(keys), both, missing, extra, slack, wrong, size)
+
+    def of_rows(self, chosen: Tensor) -> _Scores:
+        """Some rows of it."""
+        rows = tuple(self.rows[number] for number in chosen.tolist())
+        return replace(
+            self,
+            ours=self.ours[chosen],
+            right=self.right[chosen],
+            rows=rows,
+            both=self.both[chosen],
+            missing=self.missing[chosen],
+            extra=self.extra[chosen],
+            allowed=self.allowed[chosen],
+            wrong=self.wrong[chosen],
+        )
 
     @property
     def distances(self) -> Tensor:
@@ -97,8 +116,8 @@ class _Scores:
         """Less their mean over the keys that both see; 0 at the others."""
         return torch.where(self.both, values - _mean(torch.where(self.both, values, 0.0), self.both), 0.0)
 
-    def at(self, predicted: Tensor) -> str:
-        """ "at every position: 37 of 37 rows" where centred scores [n, heads, keys] explain the centred ours; else ""."""
+    def counted(self, predicted: Tensor) -> str:
+        """ "at 37 of 37 rows" where predicted scores [n, heads, keys] explain ours, both centred; else ""."""
         lines = self.both.sum(2) >= FEWEST_KEYS
         actual = self.centred(self.ours)
         difference = (actual - self.centred(self.right)).norm(dim=2)
@@ -113,6 +132,13 @@ class _Scores:
 
 def _mean(values: Tensor, both: Tensor) -> Tensor:
     return values.sum(2, keepdim=True) / both.sum(2, keepdim=True).clamp_min(1)
+
+
+def _masked(lacking: Tensor, both: Tensor, shallow: Tensor, seeing: Tensor) -> Tensor:
+    """Of keys that one side lacks, those that are masked: not the smallest of a row whose weights reach far down."""
+    deep = torch.where(both, shallow, torch.inf).amin(2, keepdim=True) < DEEP
+    smallest = torch.where(both, seeing, torch.inf).amin(2, keepdim=True)
+    return lacking & ~(deep & (seeing <= smallest))
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -138,8 +164,8 @@ def _which(part: _Scores, cells: Tensor) -> str:
     of_nodes = cells & nodes
     if bool((of_nodes == cells).all()) and bool(from_nodes[cells.any(1)].all()):
         where = "the same depth" if low == high == 0 else "other depths" if 0 not in off.tolist() else "any depth"
-        own = torch.tensor([[row.node == key.node for key in part.keys] for row in part.rows])
-        if bool((own == cells)[cells.any(1)].all()):
+        itself = torch.tensor([[row.node == key.node for key in part.keys] for row in part.rows])
+        if bool((itself == cells)[cells.any(1)].all()):
             return f"each node itself {counts}"
         return f"other tree nodes, of {where} {counts}"
     if high < 0:
@@ -154,8 +180,8 @@ def _which(part: _Scores, cells: Tensor) -> str:
         first, last = int(places[0]), int(places[-1])
         if last - first + 1 == len(places):
             return f"position{f' {first}' if first == last else f's {first} to {last}'} {counts}"
-    gone = cells | ~(distances >= low) | ~(part.missing | part.extra | part.both).any(1)
-    if low > 0 and bool(gone[cells.any(1)].all()):  # all that lie so far before, and no nearer one
+    bad = cells.any(1)
+    if low > 0 and bool((cells == (distances >= low))[bad].all()):  # all that lie so far before, and no nearer one
         return f"all positions {low} or more before {counts}"
     if len(off) == high - low + 1 and high - low < 64:
         return f"positions {low} to {high} before {counts}"
@@ -167,38 +193,31 @@ def _values(part: _Scores) -> str:
     difference = part.centred(part.ours - part.right)
     if bool((difference.abs() <= part.allowed).all()):
         return "" if bool((part.missing | part.extra).any()) else _sums(part)
-    return next((phrase for phrase in _relations(part) if phrase), "")
+    chosen = torch.linspace(0, len(part.rows) - 1, min(len(part.rows), SAMPLED)).long()
+    sample = part.of_rows(chosen)
+    tries = ((relation(sample), relation) for relation in RELATIONS)
+    return next((relation(part) for phrase, relation in tries if phrase), "")
 
 
 def _sums(part: _Scores) -> str:
     """Weights in the same proportions that add up to something else: a sink takes a part of the sum."""
-    one, other = (float(side.exp().sum(2).median()) for side in (part.ours, part.right))
-    if abs(one - 1) < 1e-3 and other < 1 - 1e-3:
+    total, meant = (float(side.exp().sum(2).median()) for side in (part.ours, part.right))
+    if abs(total - 1) < 1e-3 and meant < 1 - 1e-3:
         why = " (as where a sink is left out)"
-    elif abs(other - 1) < 1e-3 and one < 1 - 1e-3:
+    elif abs(meant - 1) < 1e-3 and total < 1 - 1e-3:
         why = " (as of a sink that the reference has not)"
     else:
         why = ""
-    return f"the weights of a row sum to {figure(one)} where the reference's sum to {figure(other)}{why}"
-
-
-def _relations(part: _Scores) -> Iterator[str]:
-    yield _factor(part)
-    yield _some_keys(part)
-    yield _by_distance(part)
-    yield _by_key(part)
-    yield _shifted(part)
-    yield _bent(part)
-    yield _coarse(part)
+    return f"the weights of a row sum to {figure(total)} where the reference's sum to {figure(meant)}{why}"
 
 
 def _factor(part: _Scores) -> str:
-    one, other = part.centred(_finite(part.ours)), part.centred(_finite(part.right))
+    wrong, meant = part.centred(_finite(part.ours)), part.centred(_finite(part.right))
     sizes = (part.size, 32, 64, 128, 256) if part.size else (32, 64, 128, 256)
     for dims, words in (((0, 1, 2), ""), ((0, 2), "of its own in each head "), ((1, 2), "of its own in each row ")):
-        slopes = (one * other).sum(dims, keepdim=True) / other.pow(2).sum(dims, keepdim=True).clamp_min(1e-30)
+        slopes = (wrong * meant).sum(dims, keepdim=True) / meant.pow(2).sum(dims, keepdim=True).clamp_min(1e-30)
         if slopes.numel() > 1 or not words:
-            phrase = part.at(slopes * other)
+            phrase = part.counted(slopes * meant)
             value = float(slopes.reshape(-1)[0])
             if phrase and not words:
                 return f"scores differ by a factor of {figure(value)}{names_of(value, sizes, 1e-3)} {phrase}"
@@ -228,7 +247,7 @@ def _by_distance(part: _Scores) -> str:
     x = part.centred(distances.float())
     for dims, words in (((0, 1, 2), ""), ((0, 2), " of each head")):
         slope = (off * x).sum(dims, keepdim=True) / x.pow(2).sum(dims, keepdim=True).clamp_min(1e-30)
-        if phrase := part.at(_finite(part.right) + slope * x):
+        if phrase := part.counted(_finite(part.right) + slope * x):
             low, high = float(slope.min()), float(slope.max())
             amount = figure(low) if low == high else f"{figure(low)} to {figure(high)}"
             return f"a bias of {amount}{words} for each position before is added to the scores {phrase}"
@@ -239,7 +258,7 @@ def _by_distance(part: _Scores) -> str:
         sums = torch.zeros(len(known)).index_add(0, index.reshape(-1), rest.sum(1).reshape(-1))
         counts = torch.zeros(len(known)).index_add(0, index.reshape(-1), part.both.float().sum(1).reshape(-1))
         amounts = (sums / counts.clamp_min(1))[index][:, None, :].expand_as(off)
-    phrase = part.at(_finite(part.right) + amounts)
+    phrase = part.counted(_finite(part.right) + amounts)
     return phrase and f"an amount that depends on the distance alone is added to the scores {phrase}"
 
 
@@ -251,7 +270,7 @@ def _by_key(part: _Scores) -> str:
     for _ in range(8):
         rest = part.centred(off - amounts) + torch.where(part.both, amounts, 0.0)
         amounts = (rest.sum(0, keepdim=True) / part.both.sum(0, keepdim=True).clamp_min(1)).expand_as(off)
-    phrase = part.at(_finite(part.right) + amounts)
+    phrase = part.counted(_finite(part.right) + amounts)
     return phrase and f"the same amount at each key is added to the scores of every row {phrase}"
 
 
@@ -275,20 +294,20 @@ def _shifted(part: _Scores) -> str:
 
 
 def _bent(part: _Scores) -> str:
-    """The order of the scores is kept and their distances are not: a function of the score, as a softcap is."""
+    """The order of the scores is fed and their distances are not: a function of the score, as a softcap is."""
     order = torch.where(part.both, part.right, torch.inf).argsort(dim=2)
-    one = torch.where(part.both, part.ours, torch.inf).gather(2, order)
-    other = torch.where(part.both, part.right, torch.inf).gather(2, order)
-    steps, meant = one.diff(dim=2), other.diff(dim=2)
+    wrong = torch.where(part.both, part.ours, torch.inf).gather(2, order)
+    right = torch.where(part.both, part.right, torch.inf).gather(2, order)
+    steps, meant = wrong.diff(dim=2), right.diff(dim=2)
     valid = steps.isfinite() & meant.isfinite() & (meant > 10 * part.allowed.amax())
     if int(valid.sum()) < 16 or float((steps > 0)[valid].float().mean()) < MOST:
         return ""
     wider = float((steps > meant)[valid].float().mean())
     rows = f"at {int(valid.any(2).any(1).sum())} of {len(part.rows)} rows"
     if wider > 0.9:
-        return f"the order of the scores is kept and they lie wider apart, as where a softcap is left out, {rows}"
+        return f"the order of the scores is fed and they lie wider apart, as where a softcap is left out, {rows}"
     if wider < 0.1:
-        return f"the order of the scores is kept and they lie closer together, as under a softcap too many, {rows}"
+        return f"the order of the scores is fed and they lie closer together, as under a softcap too many, {rows}"
     return ""
 
 
@@ -303,3 +322,6 @@ def _coarse(part: _Scores) -> str:
         if shares[0] >= MOST and shares[1] < 0.5:
             return f"the weights hold only values of {name}, at {len(part.rows)} rows"
     return ""
+
+
+RELATIONS = (_factor, _some_keys, _by_distance, _by_key, _shifted, _bent, _coarse)

@@ -1,0 +1,263 @@
+"""Faults of the target, planted into every engine that is built, so that the one that records and the one that is run
+again both have them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from specscope.engine.engine import Engine
+from specscope.model import attention, kv_cache
+from specscope.model.batch import Segment
+from specscope.model.fast.decoder import FusedLayer
+from specscope.model.prefix import Content
+from tests.model.test_architectures import EXPERT_MODELS, build
+from tests.tiny import write_tiny_model
+
+Install = Callable[[Engine], None]
+
+
+@dataclass(frozen=True)
+class TargetFault:
+    """One fault: how it is planted, and at which operation it must be located."""
+
+    install: Install
+    operation: str  # its name begins so
+    looks: str = ""  # a part of what it must look like
+    setting: str = "plain"
+    family: str = "llama"
+
+
+@contextlib.contextmanager
+def planted(install: Install) -> Iterator[None]:
+    """Every engine that is built meanwhile has the fault."""
+    right = Engine.__init__
+
+    def faulty(self: Engine, *given: object, **named: object) -> None:
+        right(self, *given, **named)  # type: ignore[arg-type]
+        install(self)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(Engine, "__init__", faulty))
+        STACKS.append(stack)
+        try:
+            yield
+        finally:
+            STACKS.pop()
+
+
+STACKS: list[contextlib.ExitStack] = []  # where an installed fault puts what must be taken back
+
+
+def replaced(where: object, name: str, value: object) -> None:
+    """Put something in the place of a name, as long as the fault is planted."""
+    STACKS[-1].enter_context(patch.object(where, name, value))
+
+
+def layers_of(engine: Engine) -> list:
+    """The target's decoder layers, none of them compiled: what is planted into their steps is then computed."""
+    model = engine.runner.loaded.model
+    layers = list(getattr(model, model.base_model_prefix).layers)
+    for layer in layers:
+        if isinstance(layer.forward, FusedLayer):
+            layer.forward.compiled = layer.forward.stack = None
+    return layers
+
+
+def scaled_attention(engine: Engine) -> None:
+    """The attention scale of layer 2."""
+    fused = layers_of(engine)[2].forward
+    fused.variant = dataclasses.replace(fused.variant, scale=fused.variant.scale / 3**0.5)
+
+
+def no_norm(engine: Engine) -> None:
+    """The first norm of layer 1 is left out."""
+    layers_of(engine)[1].forward.first_norm = lambda x: x.clone()
+
+
+def rotary_scaled_late(engine: Engine) -> None:
+    """Rotary runs too fast past position 40."""
+    layers_of(engine)
+    rotary = engine.runner.loaded.model.model.rotary_emb
+    right = rotary.forward
+    rotary.forward = lambda x, position_ids: right(
+        x, torch.where(position_ids > 40, 40 + (position_ids - 40) * 1.5, position_ids.float())
+    )
+
+
+def kv_in_fp8(engine: Engine) -> None:
+    """Keys and values are kept in eight bits."""
+    layers_of(engine)
+    cache = engine.runner.cache
+    write = cache.write_rows
+    cache.write_rows = lambda layer, slots, rows: write(layer, slots, rows.to(torch.float8_e4m3fn).to(rows.dtype))
+
+
+def narrow_window(engine: Engine) -> None:
+    """The sliding window of layer 1 is one too narrow."""
+    layer = layers_of(engine)[1]
+    layer.forward.variant = dataclasses.replace(layer.forward.variant, window=layer.forward.variant.window - 1)
+
+
+def chunks_from_zero(engine: Engine) -> None:
+    """A prompt's later chunks lie at positions from 0."""
+    right = Segment.of_tree
+    tables = lambda: [request.table for request in engine.scheduler.running]  # noqa: E731
+
+    def of_tree(table, context, tokens, tree, *, logits):
+        segment = right(table, context, tokens, tree, logits=logits)
+        if len(tokens) > 1 and context and any(table is other for other in tables()):
+            segment.positions[: len(tokens)] -= context
+        return segment
+
+    replaced(Segment, "of_tree", staticmethod(of_tree))
+
+
+def softmax_in_bfloat16(engine: Engine) -> None:
+    """The attention's softmax is computed in bfloat16."""
+    layers_of(engine)
+
+    def attend(query, key, value, bias, scale, softcap=None):
+        scores = (query @ key.transpose(2, 3)) * scale
+        scores = (scores if bias is None else scores + bias).bfloat16()
+        weights = scores.softmax(-1)
+        return weights.to(value.dtype) @ value, scores.float().logsumexp(-1)
+
+    replaced(attention, "attend", attend)
+
+
+def prefix_by_its_own_tokens(engine: Engine) -> None:
+    """A block of the prefix cache is known by its own tokens alone, whatever lies before it."""
+    right = kv_cache._content
+
+    def content(table, tokens, index, ahead):
+        made = right(table, tokens, index, ahead)
+        block = tokens[index * kv_cache.BLOCK_SIZE : (index + 1) * kv_cache.BLOCK_SIZE + ahead]
+        return Content.of(b"", block) if index == 1 else made
+
+    replaced(kv_cache, "_content", content)
+
+
+def head_zeroed(engine: Engine) -> None:
+    """One head of layer 3 gives nothing."""
+    layers_of(engine)
+    from specscope.model.fast import decoder
+
+    right = vars(decoder)["paged_attention"]
+
+    def paged(query, layer, cache, batch, variant):
+        out = right(query, layer, cache, batch, variant)
+        if layer == 3 and cache is engine.runner.cache:
+            out = out.clone()
+            out[:, 2] = 0
+        return out
+
+    replaced(decoder, "paged_attention", paged)
+
+
+def mlp_in_float16(engine: Engine) -> None:
+    """The MLP of layer 4 is computed in float16."""
+    fused = layers_of(engine)[4].forward
+    down = fused.down
+    fused.down = lambda x: down(x.half().float()).half().float()
+
+
+def bias_twice(engine: Engine) -> None:
+    """The keys' bias of layer 1 is added twice."""
+    fused = layers_of(engine)[1].forward
+    bias = engine.runner.loaded.model.model.layers[1].self_attn.k_proj.bias.detach()
+    right, start = fused.qkv, fused.heads * fused.size
+
+    def qkv(x):
+        out = right(x).clone()
+        out[:, start : start + len(bias)] += bias
+        return out
+
+    fused.qkv = qkv
+
+
+def untied(engine: Engine) -> None:
+    """The logits are made by a matrix that is not the embedding any more."""
+    output = engine.runner.loaded.model.get_output_embeddings()
+    right = output.forward
+    other = 0.01 * torch.randn(output.weight.shape, generator=torch.Generator().manual_seed(1))
+    output.forward = lambda x: right(x) + x @ other.T
+
+
+def residual_swapped(engine: Engine) -> None:
+    """Layer 2 adds the normed input where it should add its input."""
+    fused = layers_of(engine)[2].forward
+
+    class Swapped(FusedLayer):
+        def run(self, x, projected, rotation, batch, cache):
+            normed = self.first_norm(x)
+            x = self.out(self._attend(normed, rotation, batch, cache)).add_(normed)
+            gate, up = self.gate_up(self.second_norm(x)).chunk(2, dim=-1)
+            return self.down(self.act(gate).mul_(up)).add_(x)
+
+    fused.__class__ = Swapped
+
+
+def wrong_expert(engine: Engine) -> None:
+    """One expert of layer 1 holds another's weights."""
+    experts = engine.runner.loaded.model.model.layers[1].mlp.experts
+    with torch.no_grad():
+        experts.down_proj[2] = experts.down_proj[1]
+
+
+def siblings_seen(engine: Engine) -> None:
+    """A node sees all nodes before it."""
+    right = Segment.of_tree
+
+    def of_tree(table, context, tokens, tree, *, logits):
+        segment = right(table, context, tokens, tree, logits=logits)
+        if len(tree):
+            import numpy as np
+
+            segment.mask[len(tokens) :, len(tokens) :] = np.tri(len(tree), dtype=np.bool_)
+        return segment
+
+    replaced(Segment, "of_tree", staticmethod(of_tree))
+
+
+def not_moved(engine: Engine) -> None:
+    """The accepted path's KV stays where it lay."""
+    engine.runner.cache.move = lambda paths: None
+
+
+FAULTS = {
+    "attention scale": TargetFault(scaled_attention, "layers.2.self_attn.scores", "1/sqrt(3)"),
+    "no norm": TargetFault(no_norm, "layers.1.input_layernorm"),
+    "rotary past 40": TargetFault(rotary_scaled_late, "layers.0.self_attn.query", "40"),
+    "KV in fp8": TargetFault(kv_in_fp8, "layers.0.self_attn.keys read", "float8"),
+    "window": TargetFault(narrow_window, "layers.1.self_attn.scores", family="mistral_sliding"),
+    "chunks from 0": TargetFault(chunks_from_zero, "positions", "-32", setting="chunks"),
+    "softmax in bfloat16": TargetFault(softmax_in_bfloat16, "layers.0.self_attn.", "bfloat16"),
+    "prefix by its own tokens": TargetFault(prefix_by_its_own_tokens, "layers.0.self_attn.keys read", setting="shared"),
+    "head zeroed": TargetFault(head_zeroed, "layers.3.self_attn.attention", "head 2"),
+    "MLP in float16": TargetFault(mlp_in_float16, "layers.4.mlp.down_proj", "float16"),
+    "bias twice": TargetFault(bias_twice, "layers.1.self_attn.k_proj", "bias", family="qwen2"),
+    "not tied": TargetFault(untied, "lm_head"),
+    "residual swapped": TargetFault(residual_swapped, "layers.2.post_attention_layernorm:in"),
+    "expert": TargetFault(wrong_expert, "layers.1.mlp", "expert 2", family="qwen3_moe"),
+    "siblings seen": TargetFault(siblings_seen, "layers.0.self_attn.scores", "own path"),
+    "not moved": TargetFault(not_moved, "layers.1.self_attn.keys read"),
+}
+
+
+def write_family(folder: Path, name: str) -> Path:
+    """A tiny random model of an architecture, with a tokenizer."""
+    write_tiny_model(folder, vocab=199)
+    model = build(name)
+    model.save_pretrained(folder)
+    return folder
+
+
+__all__ = ["EXPERT_MODELS", "FAULTS", "TargetFault", "planted", "write_family"]

@@ -1,0 +1,70 @@
+"""Faults planted into the target are located at their operation; healthy runs are not accused."""
+
+from __future__ import annotations
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.analyze.findings import Exit
+from specscope.analyze.locate.located import Stage
+from specscope.measure.judges import audit_options
+from specscope.measure.locate.locate import locate
+from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.reading import read_capture
+from tests.faults.models import TARGET, story
+from tests.faults.settings import TREE
+from tests.measure.locate.faults import FAULTS, planted, write_family
+
+SHARED = "anna saw the red cat. "
+QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "prefix by its own tokens", "not moved")
+
+
+def recorded(path, target, setting="plain", **more):
+    """A short run of a draft model over a target; its history."""
+    engine = Engine(
+        target=str(target),
+        dtype="float32",
+        drafter="draft_model",
+        draft_model="self:2",
+        tree=TREE,
+        kv_memory=0.02,
+        max_batch=3,
+        max_step_tokens=32 if setting == "chunks" else 512,
+        threads=1,
+        prefix_cache=setting == "shared",
+        **more,
+    )
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    engine.subscribe(writer, lossless=True)
+    params = [SamplingParams(max_tokens=24, temperature=0.8, seed=i, ignore_eos=True) for i in range(3)]
+    texts = [story(i, 70) for i in range(3)]
+    if setting == "shared":  # the second block of each is the same, and the first is not
+        texts = [story(i, 16)[:16] + SHARED[:16] + story(i + 9, 20) for i in range(3)]
+        for text, own in zip(texts, params, strict=True):
+            engine.generate([text], own)
+    else:
+        engine.generate(texts, params)
+    engine.close()
+    writer.close()
+    return read_capture(path).history
+
+
+def located(history, **more):
+    options = audit_options(history, None, None, None)
+    return locate(history, "run", options, stages=(Stage.TARGET,), **more)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAULTS]
+)
+def test_a_fault_is_located_at_its_operation(tmp_path, name):
+    fault = FAULTS[name]
+    target = TARGET if fault.family == "llama" else write_family(tmp_path / "model", fault.family)
+    with planted(fault.install):
+        history = recorded(tmp_path / "run.jsonl", target, fault.setting)
+        answer = located(history)
+    assert answer.exit is Exit.INCONSISTENT, answer
+    first = answer.located[0]
+    assert first.operation.name.startswith(fault.operation), (first.operation, first.sentence, first.looks)
+    assert fault.looks in first.looks, (first.looks, first.sentence)
+    assert first.smallest
