@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ OUTPUTS = ("norm:in", "norm", "lm_head", "draft", "choice")
 LATER = {"later positions": "positions", "later keys seen": "keys seen"}
 EXACT = frozenset({*INPUTS[:6], "draft", "choice"})
 STAGES = {"draft": Stage.DRAWS, "choice": Stage.VERDICT}
+AMPLIFIED, MOST_AMPLIFIED = 4.0, 30.0  # by how much rounding may grow in an operation, and over all
 BEYOND = 3  # operations of a walk behind the first that differs
 
 
@@ -131,7 +132,19 @@ class ComparedPart:
         return next((cell for cell in cells if bool(cell.wrong.any())), None)
 
 
-def _computed(found: tuple[ComparedPart, HeldRows]) -> tuple[int, tuple[int, int, int]]:
+def _amplified(cells: list[HeldRows]) -> list[HeldRows]:
+    """An operation may magnify what its input is off by rounding: it is allowed a few times what was seen before it."""
+    seen, held = 0.0, list[HeldRows]()
+    for cell in cells:
+        if cell.allowed:
+            cell = replace(cell, allowed=min(max(cell.allowed, AMPLIFIED * seen), MOST_AMPLIFIED * cell.allowed))
+            fine = cell.errors[~cell.wrong]
+            seen = max(seen, float(fine.max()) if fine.numel() else 0.0)
+        held.append(cell)
+    return held
+
+
+def computed(found: tuple[ComparedPart, HeldRows]) -> tuple[int, tuple[int, int, int]]:
     """When it was computed."""
     return found[0].fed.forward.index, rank(found[1].name)
 
@@ -144,12 +157,12 @@ class ComparisonSheet:
 
     def add(self, fed: Fed, cells: Iterator[HeldRows]) -> None:
         """One more request in a forward."""
-        self.places.append(ComparedPart(fed, sorted(cells, key=lambda cell: rank(cell.name))))
+        self.places.append(ComparedPart(fed, _amplified(sorted(cells, key=lambda cell: rank(cell.name)))))
 
     def first(self, stage: Stage | None) -> tuple[ComparedPart, HeldRows] | None:
         """The earliest forward in which something differs, and there the first operation."""
         found = [(place, cell) for place in self.places if (cell := place.first((stage,))) is not None]
-        return min(found, key=_computed, default=None)
+        return min(found, key=computed, default=None)
 
     def counts(self, stage: Stage | None) -> Counter[str]:
         """How many steps of requests differ, by the operation that differs first: later passes are fed by earlier.

@@ -18,6 +18,7 @@ from specscope.measure.locate.inside_vllm.sheet import (
     ComparedPart,
     ComparisonSheet,
     HeldRows,
+    computed,
     heads_of,
 )
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
@@ -55,7 +56,8 @@ def walk_of(tapped: Tapped, sheet: ComparisonSheet, who: str, engine: str, refer
     """The place of the first difference, or the last one where nothing differs."""
     if not sheet.places:
         return None
-    found = sheet.first(None)
+    stages = (None, Stage.VERDICT) if who == TARGET else (None, Stage.DRAWS)
+    found = min((first for stage in stages if (first := sheet.first(stage)) is not None), key=computed, default=None)
     place = found[0] if found is not None else max(sheet.places, key=lambda place: place.fed.forward.index)
     end = len(place.cells)
     if found is not None:

@@ -46,11 +46,13 @@ class WalkedModels:
     head: NamedHead | None = None
     draft: Reference | None = None
     wanted: set[str] = field(default_factory=set)
+    samples_drafts: bool = False  # of requests that are sampled
 
     @staticmethod
     def load(run: RunInfo, target: ModelSource, draft: ModelSource | None) -> WalkedModels:
         """Raises UserError."""
-        models = WalkedModels(Reference(target))
+        sampled = run.speculation.get("draft_sample_method") == "probabilistic"
+        models = WalkedModels(Reference(target), samples_drafts=sampled)
         if draft is not None and run.drafter.startswith("eagle"):
             models.head = NamedHead(draft, models.target.causal.model)
         elif draft is not None:
@@ -97,10 +99,11 @@ def _request(tapped: Tapped, text: FedText, params: SamplingParams, models: Walk
             cells += compare.choices(own, text, logit_rows, kept)
         sheets.target.add(own, iter(cells))
     drafted = [each for each in fed if each.forward.who == DRAFTER]
+    is_greedy = params.temperature == 0 or not models.samples_drafts
     if drafted and models.head is not None:
-        _head(tapped, text, fed, models.head, allowed * HEAD_SLACK, is_plain, sheets)
+        _head(tapped, text, fed, models.head, allowed * HEAD_SLACK, is_greedy, sheets)
     elif drafted and models.draft is not None:
-        _draft_model(tapped, text, drafted, models, is_plain, sheets)
+        _draft_model(tapped, text, drafted, models, is_greedy, sheets)
 
 
 def _is_plain(params: SamplingParams) -> bool:
@@ -147,7 +150,7 @@ def features_of(fed: list[Fed], layers: tuple[Any, ...]) -> Tensor | None:
 
 
 def _head(
-    tapped: Tapped, text: FedText, fed: list[Fed], head: NamedHead, allowed: float, is_plain: bool, sheets: Sheets
+    tapped: Tapped, text: FedText, fed: list[Fed], head: NamedHead, allowed: float, is_greedy: bool, sheets: Sheets
 ) -> None:
     features = features_of(fed, head.layers)
     if features is None:
@@ -174,8 +177,7 @@ def _head(
         batch, last = torch.tensor([first.batch]), torch.tensor([first.last])
         if pair < len(along.hidden) and first.ended:
             cells += compare.logits(first, batch, along.named["lm_head"][[pair]], last, ids, allowed)
-        greedy = is_plain or "draft_sample_method" not in tapped.code.get("options", {})
-        cells += compare.drafts(first, drafted, ids) if greedy else ()
+        cells += compare.drafts(first, drafted, ids) if is_greedy else ()
         sheets.drafter.add(first, iter(cells))
         later = own_passes[1:]
         if not later or pair >= len(along.hidden):
@@ -188,7 +190,7 @@ def _head(
             own_values = {layer: named[f"layers.{layer}.values"] for layer in values}
             cells += compare.cache(own, own_keys, own_values, text.tokens[1:], allowed)
             cells += compare.logits(own, torch.tensor([own.batch]), named["lm_head"], zero, ids, allowed)
-            cells += compare.drafts(own, drafted, ids) if greedy else ()
+            cells += compare.drafts(own, drafted, ids) if is_greedy else ()
             sheets.drafter.add(own, iter(cells))
 
 
@@ -202,7 +204,7 @@ def _with_features(fed: Fed) -> None:
 
 
 def _draft_model(
-    tapped: Tapped, text: FedText, fed: list[Fed], models: WalkedModels, is_plain: bool, sheets: Sheets
+    tapped: Tapped, text: FedText, fed: list[Fed], models: WalkedModels, is_greedy: bool, sheets: Sheets
 ) -> None:
     reference = models.draft
     assert reference is not None
@@ -230,6 +232,6 @@ def _draft_model(
         if own.ended:
             last = torch.tensor([own.last])
             cells += compare.logits(own, batch, named["lm_head"][own.positions[last]], last, None, allowed)
-            if is_plain:
+            if is_greedy:
                 cells += compare.drafts(own, drafted.get(step), None)
         sheets.drafter.add(own, iter(cells))
