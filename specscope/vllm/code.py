@@ -42,6 +42,7 @@ INPUTS: Mapping[tuple[bool, str], Mapping[str, tuple[str, ...]]] = {
         ),
         "keys seen": (f"{_V1}._build_attention_metadata", f"{_V1}._prepare_inputs"),
         "block table": (f"{_V1}._build_attention_metadata", f"{_V1_TABLE}:BlockTable.commit_block_table"),
+        "parameters": (f"{_V1_RULE}:expand_batch_to_tokens",),
         "choice": (
             f"{_V1_RULE}:rejection_sample",
             f"{_V1_RULE}:RejectionSampler.forward",

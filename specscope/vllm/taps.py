@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from specscope.trace.inside.hooking import ErrorGuard, log, named
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import TapSettings
 from specscope.vllm.code import functions_of, inputs_code
-from specscope.vllm.known import RUNNER, V2_RUNNER, parameters_of
+from specscope.vllm.known import REJECTION, RUNNER, V2_RUNNER, parameters_of
 from specscope.vllm.kv_layout import KvReader
 from specscope.vllm.processes import rank_of_worker
 from specscope.vllm.v2.runner import BlockLists
@@ -193,11 +194,40 @@ class VllmTaps:
             code[DRAFTER]["features"] += functions_of(getattr(runner.model, "model", runner.model))
         if proposer is not None and drafter is not None:
             around(proposer, "propose", self._propose)
+        if TARGET in code and not hasattr(runner, "prepare_inputs"):
+            self._tap_parameters()
         sizes = {who: sizes_of(model) for who, model in ((TARGET, runner.model), (DRAFTER, drafter)) if model}
         block_size = int(runner.vllm_config.cache_config.block_size)
         about = {"v2": hasattr(runner, "prepare_inputs"), "block_size": block_size, "code": code, "sizes": sizes}
         (self._folder / "about.json").write_text(json.dumps(about))
         at_exit(lambda: self._guard.safely(self._close))
+
+    def _tap_parameters(self) -> None:
+        """V1 gives each drafted row the temperature, top-k and top-p of its request in a call of its own."""
+        sampler = sys.modules.get(REJECTION)
+        if hasattr(sampler, "expand_batch_to_tokens"):
+            around(sampler, "expand_batch_to_tokens", self._expand)
+
+    def _expand(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")
+
+        def expand_batch_to_tokens(*args: Any, **kwargs: Any) -> Any:
+            expanded = original(*args, **kwargs)
+            given = dict(zip(names, args, strict=False)) | kwargs
+            self._guard.safely(self._expanded, given, expanded)
+            return expanded
+
+        return expand_batch_to_tokens
+
+    def _expanded(self, given: dict[str, Any], expanded: Tensor) -> None:
+        last = self._last.get(TARGET)
+        if last is None or self._scheduled is None or last.step != self._step:
+            return
+        own, most = given["x"], given.get("replace_from", 0)
+        own = torch.where(own == most, torch.as_tensor(given.get("replace_to", 0), dtype=own.dtype), own)
+        number = sum(name.startswith("parameters.") for name in last.tensors) // 3
+        for name, values in (("rows", expanded), ("of", own), ("ends", given["cu_num_tokens"])):
+            self._put(last.tensors, f"parameters.{number}.{name}", values)
 
     def _hook(self, who: str, model: Any) -> dict[str, Any]:
         """Where each of its operations is computed, by name."""

@@ -50,6 +50,7 @@ WORDS = {
     "fc": "the projection of the features",
     "state": "the state fed back to the next pass",
     "hidden_norm": "the norm of the features or the state",
+    "parameters": "temperature, top-k and top-p of drafted rows",
     "choice": "the tokens chosen by the target's logits",
     "draft": "the token drafted by the drafter's logits",
 }

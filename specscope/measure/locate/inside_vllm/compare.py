@@ -11,6 +11,7 @@ from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.inside_vllm.fed import Fed, FedText
 from specscope.measure.locate.inside_vllm.sheet import HeldRows, as_rows, exact, fed_rows_of, heads_of
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, Tapped
+from specscope.trace.record.params import SamplingParams
 
 TIE = 1e-4  # by which logits may differ where two tokens are as good
 Named = Mapping[str, Tensor]
@@ -130,6 +131,44 @@ def choices(fed: Fed, text: FedText, logit_rows: Tensor, rows: Tensor) -> Iterat
     best, scores = tokens[logit_rows[kept]].long(), given[logit_rows[kept]]
     committed = torch.tensor([text.tokens[int(place)] for place in behind[kept]])
     yield _chosen("choice", fed, committed, best, scores, rows[kept])
+
+
+def outside(fed: Fed, text: FedText, logits: Tensor, rows: Tensor, params: SamplingParams) -> Iterator[HeldRows]:
+    """Of a sampled request: the tokens committed behind rows, and whether top-k and top-p leave them. logits [rows, V].
+
+    A token that was drawn although its probability is 0 stands beside the likeliest one.
+    """
+    index = next(i for i, part in enumerate(text.parts) if part.index == fed.where.index)
+    behind = fed.positions[rows] + 1
+    kept = (behind >= text.before[index]) & (behind < text.after[index])
+    if not bool(kept.any()):
+        return
+    scores = logits[kept] / params.temperature
+    taken = torch.tensor([text.tokens[int(place)] for place in behind[kept]])
+    own = scores.gather(1, taken[:, None])
+    ahead = scores > own + TIE
+    is_left = torch.ones(len(taken), dtype=torch.bool)
+    if params.top_k:
+        is_left &= ahead.sum(1) < params.top_k
+        lowest = scores.topk(min(params.top_k, scores.shape[1])).values[:, -1:]
+        scores = scores.masked_fill(scores < lowest - TIE, -torch.inf)
+    is_left &= (scores.softmax(-1) * ahead).sum(1) < params.top_p + TIE
+    right = torch.where(is_left, taken, scores.argmax(1))
+    yield exact("choice", fed, taken, right, rows[kept])
+
+
+def parameters(fed: Fed) -> Iterator[HeldRows]:
+    """Of drafted rows: the temperature, top-k or top-p that each was given, and its request's."""
+    given, batch, number = fed.forward.tensors, fed.batch, 0
+    while f"parameters.{number}.rows" in given:
+        ours, of, ends = (given[f"parameters.{number}.{name}"] for name in ("rows", "of", "ends"))
+        if batch < len(ends):
+            first, end = 0 if not batch else int(ends[batch - 1]), int(ends[batch])
+            place = len(fed.rows) - (end - first) - 1  # the row before the first draft judges it
+            if end > first and place >= 0:
+                rows = torch.arange(place, place + end - first)
+                yield exact("parameters", fed, ours[first:end], of[batch].expand(end - first), rows)
+        number += 1
 
 
 def _chosen(name: str, fed: Fed, taken: Tensor, best: Tensor, scores: Tensor, rows: Tensor) -> HeldRows:

@@ -58,10 +58,10 @@ INSIDE = (
     "mlp.down_proj:in",
     "mlp.down_proj",
 )
-OUTPUTS = ("norm:in", "norm", "lm_head", "draft", "choice")
+OUTPUTS = ("norm:in", "norm", "lm_head", "parameters", "draft", "choice")
 LATER = {"later positions": "positions", "later keys seen": "keys seen"}
-EXACT = frozenset({*INPUTS[:6], "draft", "choice"})
-STAGES = {"draft": Stage.DRAWS, "choice": Stage.VERDICT}
+EXACT = frozenset({*INPUTS[:6], "parameters", "draft", "choice"})
+STAGES = {"parameters": Stage.SAMPLING, "draft": Stage.DRAWS, "choice": Stage.VERDICT}
 AMPLIFIED, MOST_AMPLIFIED = 4.0, 30.0  # by how much rounding may grow in an operation, and over all
 BEYOND = 3  # operations of a walk behind the first that differs
 

@@ -25,6 +25,10 @@ from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
 from specscope.trace.history.wording import plural
 
 NAMED = {TARGET: Stage.TARGET, DRAFTER: Stage.DRAFTER}
+LOOKED_AT: dict[str, tuple[Stage | None, ...]] = {
+    TARGET: (None, Stage.SAMPLING, Stage.VERDICT),
+    DRAFTER: (None, Stage.DRAWS),
+}
 REPLACED = "(replaced: "
 PARTS = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
 SCALES = torch.linspace(-3, 3, 241)  # logarithms of factors on the scores that are tried
@@ -56,7 +60,7 @@ def walk_of(tapped: Tapped, sheet: ComparisonSheet, who: str, engine: str, refer
     """The place of the first difference, or the last one where nothing differs."""
     if not sheet.places:
         return None
-    stages = (None, Stage.VERDICT) if who == TARGET else (None, Stage.DRAWS)
+    stages = LOOKED_AT[who]
     found = min((first for stage in stages if (first := sheet.first(stage)) is not None), key=computed, default=None)
     place = found[0] if found is not None else max(sheet.places, key=lambda place: place.fed.forward.index)
     end = len(place.cells)
@@ -73,7 +77,7 @@ def _held(tapped: Tapped, who: str, cell: HeldRows) -> Held:
 
 def located(tapped: Tapped, sheet: ComparisonSheet, who: str, above: ComparisonSheet | None = None) -> list[Located]:
     """The model's own first difference, and that of the choice behind it. `above`: the target's, of a drafter."""
-    stages = (None, Stage.VERDICT) if who == TARGET else (None, Stage.DRAWS)
+    stages = LOOKED_AT[who]
     found = ((stage, sheet.first(stage)) for stage in stages)
     own = ((stage, first) for stage, first in found if first is not None)
     return [_located(tapped, sheet, who, stage, *first) for stage, first in own if not _handed_down(first, above)]
@@ -151,6 +155,8 @@ def _numbers(cell: HeldRows) -> str:
     """Whole numbers: by how much they are off, or the first of them."""
     ours, right = (x[cell.wrong].flatten().long() for x in (cell.ours, cell.right))
     off = ours - right
+    if cell.name == "parameters":
+        return f"{float(cell.ours[cell.wrong][0]):.3g} where it should be {float(cell.right[cell.wrong][0]):.3g}"
     if cell.name not in ("tokens", "last token", "draft", "choice", "block table") and bool((off == off[0]).all()):
         return f"{abs(int(off[0]))} {'more' if off[0] > 0 else 'less'} at {plural(len(off), 'row')}"
     return f"{int(ours[0])} where it should be {int(right[0])}"

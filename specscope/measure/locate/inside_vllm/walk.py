@@ -97,6 +97,9 @@ def _request(tapped: Tapped, text: FedText, params: SamplingParams, models: Walk
         cells += compare.logits(own, logit_rows, right["lm_head"][own.positions[kept]], kept, None, allowed)
         if is_plain and len(kept):
             cells += compare.choices(own, text, logit_rows, kept)
+        elif len(kept) and params.temperature > 0 and _is_plain(params):
+            cells += compare.outside(own, text, right["lm_head"][own.positions[kept]], kept, params)
+        cells += compare.parameters(own)
         sheets.target.add(own, iter(cells))
     drafted = [each for each in fed if each.forward.who == DRAFTER]
     is_greedy = params.temperature == 0 or not models.samples_drafts
