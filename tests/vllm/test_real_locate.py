@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Engine:
     characters: int = 60  # of a prompt
     tokens: int = 24
     temperature: float = 0
+    top_p: float = 1
 
     @property
     def draft(self) -> ModelSource | None:
@@ -58,7 +59,8 @@ class Engine:
     def job(self, tokens_of: Any) -> dict[str, Any]:
         """For specscope.vllm.again."""
         texts = [story(10**7 + number, self.characters) for number in range(self.requests)]
-        params = [SamplingParams(self.temperature, ignore_eos=True, seed=seed) for seed in range(1, 1 + self.requests)]
+        plain = SamplingParams(self.temperature, top_p=self.top_p, ignore_eos=True)
+        params = [replace(plain, seed=seed) for seed in range(1, 1 + self.requests)]
         engine = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "enable_prefix_caching": False}
         return {
             "v2": self.v2,
@@ -79,6 +81,7 @@ ENGINES = {
     "eagle chunks": Engine(EAGLE, batched=48, characters=150, tokens=16),
     "model": Engine(MODEL),
     "model sampled": Engine(MODEL | SAMPLED, temperature=1.5),
+    "model top-p": Engine(MODEL, temperature=2.0, top_p=0.5, requests=8, tokens=96),
     "ngram": Engine(NGRAM),
     "v2 eagle": Engine(EAGLE, v2=True, **SHORT),
     "v2 model": Engine(MODEL, v2=True, **SHORT),
@@ -113,6 +116,7 @@ PLANTED = [
     ("argmax_of_a_part", "eagle", V, "choice", "vllm.v1.sample.rejection_sampler.rejection_sample"),
     ("next_request_in_the_kernel", "eagle", V, "choice", "vllm.v1.sample.rejection_sampler.rejection_sample"),
     ("p_of_the_next_request", "model", V, "choice", "vllm.v1.sample.rejection_sampler.apply_sampling_constraints"),
+    ("bonus_without_top_p", "model top-p", V, "choice", "vllm.v1.sample.sampler.Sampler.sample"),
     ("token_lost", "eagle", T, "tokens", f"{WORKER}._bookkeeping_sync"),
     ("rotary_base", "v2 eagle", T, "layers.0.self_attn.query", ROTARY),
     ("attention_scale", "v2 eagle", D, "layers.0.self_attn.attention", SCALED),
@@ -132,10 +136,10 @@ PLANTED = [
 ]
 
 
-def again(faults: list[str]) -> Again:
-    """vLLM with faults in it; its own, of sampled rows on a CPU, is mended."""
+def again(faults: list[str], *, mend: bool = True) -> Again:
+    """vLLM with faults in it. `mend`: its own, of sampled rows on a CPU."""
     command = (PYTHON, "-P", str(HERE / "again_planted.py"))
-    return Again(command, QUIET | {"PLANTED": json.dumps({"faults": faults, "mend": True})})
+    return Again(command, QUIET | {"PLANTED": json.dumps({"faults": faults, "mend": mend})})
 
 
 @pytest.fixture(scope="session")
@@ -185,6 +189,15 @@ def test_the_token_behind_a_prefill_chunk_is_located_where_vllm_makes_it(capture
     assert first.operation.code == f"{BASE}.prepare_next_token_ids_padded"
     assert first.explained == first.differing
     assert located(captures, "eagle chunks", ["chunk_ends_mended"]).located == ()
+
+
+def test_the_parameters_of_drafted_rows_are_located_where_vllm_leaves_them_unwritten(captures):
+    """vLLM's own in 0.32.0 on a CPU: its operator writes them into a copy."""
+    case = VllmCase(captures("model top-p"), ModelSource(str(TARGET), "target"), ENGINES["model top-p"].draft)
+    first = locate_vllm(case, again([], mend=False)).located[0]
+    assert (first.operation.stage, first.operation.name) == (Stage.SAMPLING, "parameters")
+    assert first.operation.code == "vllm.v1.sample.rejection_sampler.expand_batch_to_tokens"
+    assert first.explained == first.differing > 0
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "eagle chunks"])

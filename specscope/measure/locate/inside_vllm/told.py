@@ -127,6 +127,7 @@ def _part(name: str) -> str:
 def _agree(before: Sequence[HeldRows]) -> str:
     if not before:
         return "nothing is computed before it"
+    before = [cell for cell in before if not bool(cell.wrong.any())]
     largest = max((float(cell.errors.max()) for cell in before if cell.errors.numel()), default=0.0)
     exactly = f"to {largest:.1g}" if largest else "exactly"
     return f"{plural(len(before), 'operation')} before it agree {exactly}"
