@@ -77,9 +77,10 @@ def _held(tapped: Tapped, who: str, cell: HeldRows) -> Held:
 
 def located(tapped: Tapped, sheet: ComparisonSheet, who: str, above: ComparisonSheet | None = None) -> list[Located]:
     """The model's own first difference, and that of the choice behind it. `above`: the target's, of a drafter."""
-    stages = LOOKED_AT[who]
-    found = ((stage, sheet.first(stage)) for stage in stages)
-    own = ((stage, first) for stage, first in found if first is not None)
+    found = {stage: first for stage in LOOKED_AT[who] if (first := sheet.first(stage)) is not None}
+    if Stage.SAMPLING in found:
+        found.pop(Stage.VERDICT, None)  # what is chosen by wrong parameters
+    own = found.items()
     return [_located(tapped, sheet, who, stage, *first) for stage, first in own if not _handed_down(first, above)]
 
 
