@@ -158,7 +158,9 @@ def _drafter(ask: Ask, findings: Findings) -> None:
     assert history.run is not None
     if not model_part(history.run.drafter):
         return
-    if model_part(history.run.drafter) == "eagle" and any(item.operation.stage is Stage.TARGET for item in findings.located):
+    if model_part(history.run.drafter) == "eagle" and any(
+        item.operation.stage is Stage.TARGET for item in findings.located
+    ):
         findings.ruled_out.append("the drafter was not walked: it is fed the target's features, which differ")
         return
     if draft is None:
@@ -218,7 +220,9 @@ def _sampling(ask: Ask, findings: Findings) -> None:
         findings.located += located
         tested = sum(check.tested for check in checks)
         if not located and tested and not any(check.failed for check in checks):
-            findings.ruled_out.append(f"the sampling rules: {name} of {plural(tested, 'token')} is what they make of the logits")
+            findings.ruled_out.append(
+                f"the sampling rules: {name} of {plural(tested, 'token')} is what they make of the logits"
+            )
 
 
 def _verdicts(ask: Ask, findings: Findings) -> None:
@@ -242,7 +246,9 @@ def _draws(ask: Ask, findings: Findings) -> None:
     findings.located += located
     interval = case.checks.get("draft coins in their intervals")
     if not located and interval is not None and interval.tested and not interval.failed:
-        findings.ruled_out.append(f"the draws: {plural(interval.tested, 'draft coin')} lie in the interval of their token")
+        findings.ruled_out.append(
+            f"the draws: {plural(interval.tested, 'draft coin')} lie in the interval of their token"
+        )
 
 
 def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:
