@@ -109,7 +109,7 @@ class HeadWatch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch meanwhile."""
+        """TargetWatch meanwhile."""
         drafter, runner = self.drafter, self.runner
         with ExitStack() as stack:
             stack.enter_context(self.features.on())

@@ -44,7 +44,7 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Ask:
+class Question:
     """What is located: a run, the models that judge, and where to look."""
 
     history: History
@@ -76,7 +76,7 @@ def locate(
         raise UserError(f"{source} does not say what ran (its header is missing)")
     audited = audit(history, source, options, progress) if audited is None else audited
     build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
-    ask, findings = Ask(history, options, audited, place, build, progress), Findings()
+    ask, findings = Question(history, options, audited, place, build, progress), Findings()
     for stage, look in _looks(run).items():
         if stage in stages:
             progress(f"looking at the {stage.value}", 0, 0)
@@ -96,7 +96,7 @@ def locate(
     )
 
 
-def _looks(run: RunInfo) -> dict[Stage, Callable[[Ask, Findings], None]]:
+def _looks(run: RunInfo) -> dict[Stage, Callable[[Question, Findings], None]]:
     """What looks at each stage of a run: an engine that cannot be run again is judged by its evidence alone."""
     by_evidence = {Stage.SAMPLING: _sampling, Stage.VERDICT: _verdicts, Stage.DRAWS: _draws}
     if run.is_ours:
@@ -104,11 +104,11 @@ def _looks(run: RunInfo) -> dict[Stage, Callable[[Ask, Findings], None]]:
     return {Stage.TARGET: _inside_vllm if run.backend == "vllm" else _elsewhere, **by_evidence}
 
 
-def _target(ask: Ask, findings: Findings) -> None:
+def _target(ask: Question, findings: Findings) -> None:
     """The target's walk."""
-    from specscope.analyze.locate.model.reference import Reference
+    from specscope.analyze.locate.model.reference import ModelReference
     from specscope.measure.locate.answer import answer
-    from specscope.measure.locate.target import Watch
+    from specscope.measure.locate.target import TargetWatch
 
     history, progress = ask.history, ask.progress
     differs = _differing(ask.audited, drafter=False)
@@ -117,10 +117,10 @@ def _target(ask: Ask, findings: Findings) -> None:
     if not plans:
         raise UserError("no request's whole text is in the capture: there is nothing to feed")
     progress("loading the reference", 0, 0)
-    reference = Reference(ask.options.target, ask.options.device)
+    reference = ModelReference(ask.options.target, ask.options.device)
     engine = ask.make(located_config(history, _named(ask.options.target), _draft_named(ask)))
     drive = Drive(engine, history)
-    watch = Watch(drive, reference, plans)
+    watch = TargetWatch(drive, reference, plans)
     try:
         for number, _ in enumerate(drive.steps(until), 1):
             progress("walking the target", number, until + 1)
@@ -150,7 +150,7 @@ def _target(ask: Ask, findings: Findings) -> None:
         )
 
 
-def _drafter(ask: Ask, findings: Findings) -> None:
+def _drafter(ask: Question, findings: Findings) -> None:
     """The drafter's walk, where it is a model."""
     from specscope.measure.locate.drafter import DrafterModels, walk_drafter
 
@@ -158,9 +158,8 @@ def _drafter(ask: Ask, findings: Findings) -> None:
     assert history.run is not None
     if not model_part(history.run.drafter):
         return
-    if model_part(history.run.drafter) == "eagle" and any(
-        item.operation.stage is Stage.TARGET for item in findings.located
-    ):
+    of_target = any(item.operation.stage is Stage.TARGET for item in findings.located)
+    if of_target and model_part(history.run.drafter) == "eagle":
         findings.ruled_out.append("the drafter was not walked: it is fed the target's features, which differ")
         return
     if draft is None:
@@ -181,7 +180,7 @@ def _drafter(ask: Ask, findings: Findings) -> None:
         )
 
 
-def _inside_vllm(ask: Ask, findings: Findings) -> None:
+def _inside_vllm(ask: Question, findings: Findings) -> None:
     """Target and drafter inside vLLM, which runs again in its own Python."""
     from specscope.measure.locate.inside_vllm.again import Again
     from specscope.measure.locate.vllm import VllmCase, locate_vllm
@@ -196,19 +195,19 @@ def _inside_vllm(ask: Ask, findings: Findings) -> None:
     findings.left_out += found.left_out
 
 
-def _elsewhere(ask: Ask, findings: Findings) -> None:
+def _elsewhere(ask: Question, findings: Findings) -> None:
     """An engine that specscope does not run again."""
     engine = "" if ask.history.run is None else ask.history.run.backend
     raise UserError(f"{engine} is not run again here: its evidence is searched alone")
 
 
-def _evidence(ask: Ask) -> tuple[Case, Models]:
+def _evidence(ask: Question) -> tuple[Case, Models]:
     from specscope.analyze.diagnose.rerun.models import Models
 
     return Case.of(ask.history), Models(ask.options)
 
 
-def _sampling(ask: Ask, findings: Findings) -> None:
+def _sampling(ask: Question, findings: Findings) -> None:
     """From logits to p and q."""
     from specscope.analyze.locate.model.rules import located_sampling
 
@@ -225,7 +224,7 @@ def _sampling(ask: Ask, findings: Findings) -> None:
             )
 
 
-def _verdicts(ask: Ask, findings: Findings) -> None:
+def _verdicts(ask: Question, findings: Findings) -> None:
     """From p, q and coins to what is accepted."""
     from specscope.analyze.locate.model.verdicts import located_verdicts
 
@@ -237,7 +236,7 @@ def _verdicts(ask: Ask, findings: Findings) -> None:
         findings.ruled_out.append(f"the verdict: {plural(outcomes.tested, 'outcome')} follow from p, q and coin")
 
 
-def _draws(ask: Ask, findings: Findings) -> None:
+def _draws(ask: Question, findings: Findings) -> None:
     """From coins to drafted tokens."""
     from specscope.analyze.locate.draws import located_draws
 
@@ -310,7 +309,7 @@ def _named(source: ModelSource) -> str:
     return source.path if file is None else f"{source.path}/{file}"
 
 
-def _draft_named(ask: Ask) -> str | None:
+def _draft_named(ask: Question) -> str | None:
     draft = ask.options.draft
     if draft is None:
         return None

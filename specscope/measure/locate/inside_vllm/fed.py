@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.findings import Reference
-from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Forward, Tapped
+from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped, TappedForward
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.records import RequestStep
 
@@ -49,7 +49,7 @@ class FedText:
 class Fed:
     """Rows of one request in one forward, with what they should be. All tensors are [rows]."""
 
-    forward: Forward
+    forward: TappedForward
     where: Reference
     rows: Tensor  # among the forward's rows
     positions: Tensor
@@ -82,19 +82,19 @@ def _where(text: FedText, index: int) -> Reference:
     return Reference(text.request, text.parts[index].index, text.steps[index])
 
 
-def context(text: FedText, made: Forward, index: int) -> int:
+def context(text: FedText, made: TappedForward, index: int) -> int:
     """Tokens whose KV is there before a step: the host of V2 counts every draft as accepted at first."""
     return min(made.computed[made.row_of(text.request)], text.before[index] - 1)
 
 
-def _slots(tapped: Tapped, made: Forward, batch: int, positions: Tensor) -> Tensor:
+def _slots(tapped: Tapped, made: TappedForward, batch: int, positions: Tensor) -> Tensor:
     """Where the KV of positions lies; -1 where the scheduler gave no block."""
     size, blocks = tapped.block_size, torch.tensor((*made.blocks[batch], -1))
     number = (positions // size).clamp(max=len(blocks) - 1)
     return torch.where(blocks[number] < 0, -1, blocks[number] * size + positions % size)
 
 
-def _target(tapped: Tapped, text: FedText, made: Forward, index: int) -> Fed:
+def _target(tapped: Tapped, text: FedText, made: TappedForward, index: int) -> Fed:
     batch, start = made.row_of(text.request), context(text, made, index)
     count = made.scheduled[batch]
     drafts = list(made.drafts[batch])
@@ -118,7 +118,9 @@ def _target(tapped: Tapped, text: FedText, made: Forward, index: int) -> Fed:
     return Fed(made, where, rows, positions, torch.tensor(tokens), slots, accepted, same, ended)
 
 
-def _drafter(tapped: Tapped, text: FedText, made: Forward, index: int, target: Forward, shift: int) -> Fed | None:
+def _drafter(
+    tapped: Tapped, text: FedText, made: TappedForward, index: int, target: TappedForward, shift: int
+) -> Fed | None:
     """Rows whose token is behind the committed text are padding, and left out."""
     batch, start = made.row_of(text.request), context(text, target, index)
     ended = start + target.scheduled[batch] >= text.prompt

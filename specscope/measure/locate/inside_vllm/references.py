@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.model.head import KV, Head
-from specscope.analyze.locate.model.reference import TAPS, AttentionTaps, Reference
+from specscope.analyze.locate.model.reference import TAPS, AttentionTaps, ModelReference
 from specscope.analyze.locate.model.taps import IN, Taps, hooked
 
 FIRST = "layers.0"  # the checkpoint's own name of a head's first layer is "midlayer"
@@ -29,7 +29,7 @@ class TapsOfLayer:
 
 
 @torch.inference_mode()
-def over_text(reference: Reference, tokens: Sequence[int], wanted: Collection[str]) -> dict[str, Tensor]:
+def over_text(reference: ModelReference, tokens: Sequence[int], wanted: Collection[str]) -> dict[str, Tensor]:
     """Each wanted operation of a model along a text: [tokens, width] by name, "lm_head" [tokens, V] always."""
     taps, handles, tapped = Taps(), [], []
     rows = len(tokens)
@@ -64,7 +64,6 @@ class NamedHead(Head):
     """The audit's head, which tells what each of its operations gives."""
 
     taps: Taps | None = None
-    _inside = ""  # the layer whose queries are turned next
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         out = super()._linear(name, x)
@@ -78,20 +77,12 @@ class NamedHead(Head):
         self._put(name, out)
         return out
 
-    def _layer(self, name: str, residual: Tensor, projected: Tensor, positions: Tensor, seen: Tensor, kv: KV) -> Tensor:
-        rows = len(projected)
-        self._put(f"{name}.self_attn.key", kv[0][-rows:])
-        self._put(f"{name}.self_attn.value", kv[1][-rows:])
-        self._inside = name
-        out = super()._layer(name, residual, projected, positions, seen, kv)
+    def _layer(self, name: str, residual: Tensor, query: Tensor, seen: Tensor, kv: KV) -> Tensor:
+        rows = len(query)
+        for what, x in (("query", query), ("key", kv[0][-rows:]), ("value", kv[1][-rows:])):
+            self._put(f"{name}.self_attn.{what}", x)
+        out = super()._layer(name, residual, query, seen, kv)
         self._put(name, out)
-        return out
-
-    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        out = super()._turn(x, positions)
-        if self._inside:  # keys are turned before the layer begins
-            self._put(f"{self._inside}.self_attn.query", out)
-            self._inside = ""
         return out
 
     def _put(self, name: str, rows: Tensor) -> None:

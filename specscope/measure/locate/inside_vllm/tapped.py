@@ -17,7 +17,7 @@ TARGET, DRAFTER = "target", "drafter"
 
 
 @dataclass(frozen=True, eq=False)
-class Forward:
+class TappedForward:
     """One forward of a model, over the rows of a batch."""
 
     index: int  # among all forwards
@@ -52,14 +52,14 @@ class Forward:
 class Tapped:
     """A run."""
 
-    forwards: tuple[Forward, ...]
+    forwards: tuple[TappedForward, ...]
     is_v2: bool
     block_size: int
     code: dict[str, dict[str, list[str]]]  # of TARGET and DRAFTER: an operation's functions
     sizes: dict[str, dict[str, int]]  # heads and their size
     is_full: bool  # what came later is not here
 
-    def of(self, request: str, who: str) -> Iterator[Forward]:
+    def of(self, request: str, who: str) -> Iterator[TappedForward]:
         """The forwards that a request took part in."""
         return (made for made in self.forwards if made.who == who and request in made.requests)
 
@@ -73,7 +73,7 @@ def read_taps(folder: Path) -> Tapped:
         end: dict[str, Any] = json.loads((folder / "end.json").read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"vLLM wrote no taps to {folder}: is specscope installed beside it?") from error
-    forwards: list[Forward] = []
+    forwards: list[TappedForward] = []
     for path in sorted(folder.glob("taps-*.safetensors")):
         tensors, lines = load_file(path), json.loads(path.with_suffix(".json").read_text())
         by_pass: list[dict[str, Tensor]] = [{} for _ in lines]
@@ -87,8 +87,8 @@ def read_taps(folder: Path) -> Tapped:
     )
 
 
-def _forward(index: int, line: dict[str, Any], tensors: dict[str, Tensor]) -> Forward:
-    return Forward(
+def _forward(index: int, line: dict[str, Any], tensors: dict[str, Tensor]) -> TappedForward:
+    return TappedForward(
         index,
         line["who"],
         line["step"],

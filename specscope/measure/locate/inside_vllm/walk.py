@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.options import ModelSource
-from specscope.analyze.locate.model.reference import Reference
+from specscope.analyze.locate.model.reference import ModelReference
 from specscope.measure.locate.inside_vllm import compare
 from specscope.measure.locate.inside_vllm.fed import Fed, FedText, fed_rows, joined
 from specscope.measure.locate.inside_vllm.references import HeadText, NamedHead, over_text
@@ -42,9 +42,9 @@ class Sheets:
 class WalkedModels:
     """The references of a run."""
 
-    target: Reference
+    target: ModelReference
     head: NamedHead | None = None
-    draft: Reference | None = None
+    draft: ModelReference | None = None
     wanted: set[str] = field(default_factory=set)
     samples_drafts: bool = False  # of requests that are sampled
 
@@ -52,11 +52,11 @@ class WalkedModels:
     def load(run: RunInfo, target: ModelSource, draft: ModelSource | None) -> WalkedModels:
         """Raises UserError."""
         sampled = run.speculation.get("draft_sample_method") == "probabilistic"
-        models = WalkedModels(Reference(target), samples_drafts=sampled)
+        models = WalkedModels(ModelReference(target), samples_drafts=sampled)
         if draft is not None and run.drafter.startswith("eagle"):
             models.head = NamedHead(draft, models.target.causal.model)
         elif draft is not None:
-            models.draft = Reference(draft)
+            models.draft = ModelReference(draft)
         return models
 
 

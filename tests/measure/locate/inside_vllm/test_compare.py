@@ -5,7 +5,7 @@ import torch
 from specscope.analyze.findings import Reference
 from specscope.measure.locate.inside_vllm.compare import outside, parameters
 from specscope.measure.locate.inside_vllm.fed import Fed, FedText
-from specscope.measure.locate.inside_vllm.tapped import TARGET, Forward
+from specscope.measure.locate.inside_vllm.tapped import TARGET, TappedForward
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import DraftTree
 from tests.support import records as made
@@ -14,7 +14,7 @@ LOGITS = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
 
 
 def fed(tensors=None, drafts=((7, 7), (7, 7))):
-    forward = Forward(0, TARGET, 0, 0, ("a", "b"), (3, 3), (4, 4), drafts, ((1,), (2,)), tensors or {})
+    forward = TappedForward(0, TARGET, 0, 0, ("a", "b"), (3, 3), (4, 4), drafts, ((1,), (2,)), tensors or {})
     rows = torch.arange(3)
     return Fed(forward, Reference("b", 0, 0), rows + 3, rows + 4, rows, rows, 0, rows >= 0, True)
 
