@@ -68,13 +68,12 @@ class Setting:
         how = DRAFTERS[self.drafter]
         engine = Engine(
             target=str(TARGET),
-            dtype="float32",
             kv_memory=0.02,
             max_batch=self.batch,
             max_step_tokens=self.step_tokens,
             threads=1,
             prefix_cache=self.shared > 0,
-            **how,
+            **{"dtype": "float32", **how},
         )
         if self.blocks is not None:
             engine.runner.cache.pool.__init__(self.blocks)  # type: ignore[misc]

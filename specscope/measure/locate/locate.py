@@ -170,7 +170,7 @@ def _drafter(ask: Question, findings: Findings) -> None:
         raise UserError("no request's whole text is in the capture: there is nothing to feed")
     models = DrafterModels(ask.options.target, draft, ask.make, _named(ask.options.target), _draft_named(ask))
     walked = walk_drafter(history, plans, until, models, ask.progress)
-    findings.walks += walked.walks
+    findings.walks += walked.walks[-1:]
     if walked.located is not None:
         findings.located.append(walked.located)
     elif walked.passes:
