@@ -12,18 +12,19 @@ from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.options import ModelSource, Options, Progress
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Located, Location, Stage, Walk, ranked
+from specscope.analyze.locate.located import Located, Location, Operation, Stage, Walk, ranked
 from specscope.errors import UserError, first_line
 from specscope.live.start import start_engine
 from specscope.measure.locate.drive import Drive, MakeEngine, located_config
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import PlaceName
 from specscope.trace.history.wording import plural
-from specscope.trace.record.method import model_part
+from specscope.trace.record.method import model_part, text_part
 from specscope.trace.record.records import RunInfo
 
 REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
 ROWS = 3000  # that are compared at most, unless a place is named
+LOOKUP = "drafter tree"  # the finding of audit on text lookup
 OF_RULES = {"p": ("target p", "final p"), "q": ("draft p",)}  # what the sampling rules make
 FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError, AttributeError)
 
@@ -85,6 +86,8 @@ def locate(
             except FAULTS as error:
                 why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
                 findings.left_out.append(f"{stage.value}: {why}")
+    if tuple(stages) == tuple(Stage):
+        findings.unexplained += _without_place(ask, findings)
     return Location(
         source,
         ranked(findings.located),
@@ -150,12 +153,58 @@ def _target(ask: Question, findings: Findings) -> None:
         )
 
 
+def _without_place(ask: Question, findings: Findings) -> list[str]:
+    """What audit and verify find wrong where nothing, or nothing of that side, is located."""
+    located = {item.operation.stage for item in findings.located}
+    lines = []
+    for finding in ask.audited.findings:
+        sides = {Stage.DRAFTER, Stage.DRAWS} if of_drafter(finding.check.name) else {Stage.TARGET}
+        if finding.check.failed and not located & {*sides, Stage.TARGET, Stage.SAMPLING, Stage.VERDICT}:
+            lines.append(f"audit: {finding.sentence}")
+    if not located and not lines:
+        failed = [check for check in Case.of(ask.history).checks.values() if check.result is CheckResult.FAILED]
+        lines += [f"verify: {check.name}: {check.detail or check.about}" for check in failed]
+    return lines
+
+
+def _lookup(ask: Question, findings: Findings) -> None:
+    """Text lookup as a drafter: audit searches the text again."""
+    finding = ask.audited.finding(LOOKUP)
+    if finding is None or not finding.check.tested:
+        return
+    check = finding.check
+    if not check.failed:
+        findings.ruled_out.append(f"the drafter: its tree is what the text gives in {plural(check.tested, 'step')}")
+        return
+    run = ask.history.run
+    file = (
+        "suffix_index.py Text"
+        if run is not None and text_part(run.drafter) == "suffix"
+        else "ngram_index.py NgramIndex"
+    )
+    findings.located.append(
+        Located(
+            Operation(Stage.DRAFTER, "lookup", "the lookup in the text", f"specscope/speculate/drafters/{file}"),
+            f"the drafted tree is not what the text gives in {check.failed:,} of {plural(check.tested, 'step')}",
+            finding.sentence if finding.condition is not None else "",
+            check.detail,
+            check.example,
+            explained=check.failed,
+            differing=check.failed,
+            unit="step",
+            certain=False,
+        )
+    )
+
+
 def _drafter(ask: Question, findings: Findings) -> None:
     """The drafter's walk, where it is a model."""
     from specscope.measure.locate.drafter import DrafterModels, walk_drafter
 
     history, draft = ask.history, ask.options.draft
     assert history.run is not None
+    if text_part(history.run.drafter):
+        _lookup(ask, findings)
     if not model_part(history.run.drafter):
         return
     of_target = any(item.operation.stage is Stage.TARGET for item in findings.located)
