@@ -1,8 +1,8 @@
 """An engine of ours, driven through recorded steps: the recorded schedule, trees and verdicts, and all else for real.
 
-What is computed in a step runs as it does in the engine: rows and masks, forward, the move of accepted paths, features,
-the drafter's passes, the prefix cache. What is decided is taken from the record, so that rounding, another dtype or
-another machine cannot lead the run away from what was recorded.
+Each step is one `Engine.step`. What is computed in it runs as it does in the engine: rows and masks, forward, the move
+of accepted paths, features, the drafter's passes, the prefix cache. What is decided is taken from the record, so that
+rounding, another dtype or another machine cannot lead the run away from what was recorded.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
     from specscope.engine.request import Request
+    from specscope.engine.state import StepState
     from specscope.speculate.drafters.base import Draft
 
 MakeEngine = Callable[["EngineConfig"], "Engine"]
@@ -54,24 +55,39 @@ class Drive:
     fed: tuple[RequestStep, ...] = ()  # whose rows are computed by the forward pass that runs now, in their order
     other_drafts: int = 0  # drafts that came out unlike the recorded ones
     _requests: dict[str, Request] = field(default_factory=dict)
+    _record: StepRecord | None = None  # of the step that runs
+    _parts: tuple[RequestStep, ...] = ()  # those of it that are run: whose prompts are known
+
+    def __post_init__(self) -> None:
+        phases = self.engine.phases
+        forward = vars(phases).get("forward")  # replaced in this engine alone
+
+        def watched(now: StepState) -> None:
+            with self._watched():
+                (forward or type(phases).forward.__get__(phases))(now)
+
+        taken = {"schedule": self._schedule, "draft": self._draft, "forward": watched, "verify": self._verify}
+        vars(phases).update(taken)
 
     def steps(self, last: int) -> Iterator[StepRecord]:
         """Run the steps up to the one at this place of the history; gives each when it has run."""
         for record in self.history.steps[: last + 1]:
-            self._step(record)
+            self._record = record
+            self.engine.step()
+            for end in record.finished:
+                self._end(end)
             yield record
 
     def table_of(self, request: str) -> list[int]:
         """The KV blocks of a request, in order."""
         return self._requests[request].table.blocks
 
-    def _step(self, record: StepRecord) -> None:
+    def _schedule(self, now: StepState) -> None:
+        """The recorded schedule, with real KV blocks."""
         from specscope.engine.scheduler import Schedule, Scheduled
-        from specscope.engine.state import StepState
-        from specscope.speculate.drafters.base import NO_DRAFT
-        from specscope.speculate.sampling import Memory
 
-        engine, now = self.engine, StepState(Memory())
+        engine, record = self.engine, self._record
+        assert record is not None
         scheduler, room = engine.scheduler, engine.scheduler.room
         for name in record.preempted:
             if name in self._requests:
@@ -81,7 +97,8 @@ class Drive:
             self._requests.pop(info.id, None)
         for running in scheduler.running:
             room.give_back(running)
-        plan = Schedule(sum(_rows(part) for part in record.requests))
+        now.plan = Schedule(sum(_rows(part) for part in record.requests))
+        self._parts = ()
         for part in record.requests:
             request = self._request(part)
             if request is None:
@@ -89,26 +106,29 @@ class Drive:
             nodes = max(len(part.tree), engine.drafter.most_nodes(request.context) if part.verdict is not None else 0)
             feed = part.prefill_tokens + (part.verdict is not None)
             room.reserve(request, feed + nodes, drafts=part.verdict is not None)
-            plan.add(Scheduled(request, feed, nodes, part.verdict is not None))
-        now.plan = plan
-        parts = tuple(part for part in record.requests if any(p.request.id == part.request for p in plan.parts))
-        able = [p for p, part in zip(plan.parts, parts, strict=True) if len(part.tree)]
-        now.contexts = {p.request.id: p.request.context for p in able}
-        proposed = dict(zip(now.contexts, engine.drafter.propose(list(now.contexts.values())), strict=True))
+            now.plan.add(Scheduled(request, feed, nodes, part.verdict is not None))
+            self._parts += (part,)
+
+    def _draft(self, now: StepState) -> None:
+        """What the drafter drafts now, with the recorded trees."""
+        from specscope.speculate.drafters.base import NO_DRAFT
+
+        pairs = zip(now.plan.parts, self._parts, strict=True)
+        now.contexts = {share.request.id: share.request.context for share, part in pairs if len(part.tree)}
+        drafted = self.engine.drafter.propose(list(now.contexts.values()))
+        proposed = dict(zip(now.contexts, drafted, strict=True))
         now.drafts = [
-            self._as_recorded(part, proposed[part.request]) if part.request in proposed else NO_DRAFT for part in parts
+            self._as_recorded(part, proposed[part.request]) if part.request in proposed else NO_DRAFT
+            for part in self._parts
         ]
-        with self._watched(parts):
-            engine.phases.forward(now)
-        now.verdicts, now.parents = [part.verdict for part in parts], [None] * len(parts)
-        engine.phases.commit(now)
-        engine.steps += 1
-        for end in record.finished:
-            self._end(end)
+
+    def _verify(self, now: StepState) -> None:
+        """The recorded verdicts."""
+        now.verdicts, now.parents = [part.verdict for part in self._parts], [None] * len(self._parts)
 
     @contextmanager
-    def _watched(self, parts: tuple[RequestStep, ...]) -> Iterator[None]:
-        self.fed = parts
+    def _watched(self) -> Iterator[None]:
+        self.fed = self._parts
         try:
             yield
         finally:
