@@ -132,10 +132,10 @@ class DraftPlan(_Passes):
 
     def run(self, forward: Any, segments: Sequence[Segment], mine: Segment) -> list[Tensor]:  # noqa: ANN401
         """Note what is fed."""
-        name, g = self.request, self.drafting
+        name, g, nodes = self.request, self.drafting, ()  # type: str, Drafting | None, tuple[int, ...]
         if g is None:
             end = mine.length
-            tree, nodes, context = DraftTree.empty(), (), end - len(mine.tokens)
+            tree, context = DraftTree.empty(), end - len(mine.tokens)
             part = RequestStep(name, self._index(), context, len(mine.tokens), self.drafter.name, tree, None, 0)
             rows = {ROOT: end - 1}
         else:

@@ -147,4 +147,5 @@ def _where(every: Tensor, row: Tensor) -> list[int]:
     if not len(every):
         return []
     off = (every - row).norm(dim=1) / row.norm().clamp(min=1e-12)
-    return (off < SAME).nonzero()[:, 0].tolist()
+    places: list[int] = (off < SAME).nonzero()[:, 0].tolist()
+    return places

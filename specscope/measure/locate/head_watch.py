@@ -30,6 +30,7 @@ from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 
 OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", " read")
+STEEP = 32.0  # nats between scores, from which on rounding grows with them
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 
@@ -333,6 +334,7 @@ class HeadWatch:
     def _scores(self, name: str, weights: Tensor, due: Tensor, right: HeadPass, code: dict[str, str]) -> Both:
         """Attention's weights. A head whose output is gone altogether shows none: it is told by its output."""
         expected = due.exp().transpose(0, 1)
+        spread = -float(due[due.isfinite()].min())  # large scores are rounded by more
         weights = torch.where(weights.sum(-1, keepdim=True) == 0, expected, weights)
         return Both(
             name,
@@ -342,4 +344,5 @@ class HeadWatch:
             code=code.get("self_attn.scores", ""),
             keys=right.keys,
             size=self.reference.head.size,
+            slack=max(1.0, spread / STEEP),
         )

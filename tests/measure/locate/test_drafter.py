@@ -29,6 +29,7 @@ from tests.faults.planted.drafter_kv import (
 )
 from tests.faults.planted.drafts import other_map
 from tests.faults.planted.features import nothing, one_late, other_layers, rows_by_index
+from tests.faults import settings
 from tests.faults.settings import DRAFTERS, Setting, history, record
 from tests.heads import CONFIG, head_tensors, write_head, write_parallel_head
 from tests.tiny import write_tiny_model
@@ -364,7 +365,7 @@ def test_nothing_is_located_in_a_run_of_bfloat16(drafter, tmp_path):
     """The walk is in float32: other trees come out of it than were recorded."""
     setting = Setting(drafter, WARM, requests=2, tokens=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DRAFTERS, drafter, {**DRAFTERS[drafter], "dtype": "bfloat16"})
+        patch.setattr(settings, "Engine", lambda **how: Engine(**how | {"dtype": "bfloat16"}))
         capture = record(setting, tmp_path / "capture.jsonl")
     assert history(capture).run.dtype == "bfloat16"
     assert walked(capture, drafter).located is None
