@@ -191,6 +191,7 @@ BOUNDS = {
     "verify": {"--branch": ["-1"], "--alpha": ["0", "1", "-1"]},
     "diagnose": {"--branch": ["-1"], "--sample": ["0", "-1"]},
     "audit": {"--sample": ["0", "-1"]},
+    "locate": {"--branch": ["-1"], "--sample": ["0", "-1"]},
     "tune": {"--batch": ["0", "-1", "1025"], "--nodes": ["0", "-1", "1025"]},
     "bench serve": {
         flag: ["-1"]
@@ -199,8 +200,15 @@ BOUNDS = {
 }
 NO_LISTS = [*(text for text in NO_NUMBERS if text != "1,5"), "1,", ",1", "1,,2", "1, 2", "1;2", "1," * 64 + "1"]
 NO_FILES = [".", "./none", "/dev/zero", "/proc/self/mem", "pipe"]
-JUDGES = [("verify",), ("audit",), ("diagnose",), ("diagnose", "--no-audit"), ("compare", PLANTED), ("report",)]
-JUDGES += [("export", PLANTED, "-o", "tables"), ("watch", "--headless"), ("tune", "--no-costs"), ("replay",), ("why",)]
+JUDGES = [("verify",), ("audit",), ("locate",), ("diagnose",), ("diagnose", "--no-audit"), ("compare", PLANTED)]
+JUDGES += [
+    ("report",),
+    ("export", PLANTED, "-o", "tables"),
+    ("watch", "--headless"),
+    ("tune", "--no-costs"),
+    ("replay",),
+    ("why",),
+]
 JUDGES += [("extract", "-o", "part.jsonl")]
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from specscope.tui.keys import KEYS
+from specscope.tui.locate import BARS, MEANS, OPERATIONS, ROWS
 from specscope.tui.screens.help import COLOURS, MARKS, NODE, RATES
 
 PAGE = Path(__file__).parent.parent / "docs" / "keys.md"
@@ -24,8 +25,15 @@ def page():
             ("Tokens", [(kind, text) for kind, _, text in COLOURS]),
             ("Figures of a node", named),
             ("Figures of a run", RATES),
+            ("Keys of `locate --tui`: operations", _named(OPERATIONS)),
+            ("Keys of `locate --tui`: one operation", _named(ROWS)),
+            ("Figures of `locate --tui`", _named((*MEANS, *BARS))),
         )
     )
+
+
+def _named(rows):
+    return [(f"`{name}`", text) for name, _, text in rows]
 
 
 def table(title, rows):

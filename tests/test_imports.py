@@ -27,7 +27,7 @@ ALLOWED = {
     "serve": {"live", "remote", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
-    "measure": {"analyze", "live", "engine", "speculate", "model", "kernels", "trace", "debug", "specscope"},
+    "measure": {"analyze", "live", "engine", "train", "speculate", "model", "kernels", "trace", "debug", "specscope"},
     "bench": {"measure", "engine", "watch", "trace"},
     "cli": {p.stem for p in (ROOT / "specscope").iterdir() if p.suffix in ("", ".py")} | {"specscope"},
 }

@@ -14,7 +14,7 @@ from specscope.errors import UserError
 
 GROUPS = {
     "Look": ("run", "capture", "replay", "report", "why", "export", "extract", "watch", "tui"),
-    "Judge": ("verify", "diagnose", "audit", "compare"),
+    "Judge": ("verify", "diagnose", "audit", "locate", "compare"),
     "Change": ("debug", "tune", "tree", "train"),
     "Serve": ("serve", "vllm", "transformers"),
     "Develop": ("doctor", "bench", "help"),

@@ -24,13 +24,16 @@ from specscope.cli.captures import (
     write_page,
 )
 from specscope.cli.compare import compare
-from specscope.cli.diagnose import diagnose
 from specscope.cli.doctor import doctor
 from specscope.cli.export import export
 from specscope.cli.extract import extract
 from specscope.cli.help import GroupedVerbs, help_verb
 from specscope.cli.inside.transformers import transformers
 from specscope.cli.inside.vllm import vllm
+from specscope.cli.judges.diagnose import diagnose
+from specscope.cli.judges.locate import locate
+from specscope.cli.judges.verify import verify
+from specscope.cli.judges.why import why
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -46,9 +49,7 @@ from specscope.cli.serve import serve
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.cli.train import train
 from specscope.cli.tune import tune
-from specscope.cli.verify import verify
 from specscope.cli.watch import watch
-from specscope.cli.why import why
 from specscope.engine.config import EngineConfig
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
@@ -406,6 +407,11 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
 @click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
 @click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
+@click.option(
+    "--trainer",
+    metavar="FOLDER",
+    help="Compare with the head in training: a folder of specscope train, or a checkpoint of speculators.",
+)
 @json_option("Print what was found as JSON.")
 @fetches_captures
 def audit(
@@ -415,6 +421,7 @@ def audit(
     sample: int | None,
     *,
     again: bool,
+    trainer: str | None,
     as_json: bool,
 ) -> None:
     """Check the run in CAPTURE against its models.
@@ -428,9 +435,9 @@ def audit(
     the capture names is used if it is on this machine and is what it was. Exits with 0 if everything agrees, 1 if
     something differs, 2 if something could not be judged, such as a drafter whose model is not at hand.
     """
-    from specscope.cli.audit import audit_captures
+    from specscope.cli.judges.audit import audit_captures
 
-    sys.exit(audit_captures(captures, target, draft_model, sample, again=again, as_json=as_json))
+    sys.exit(audit_captures(captures, target, draft_model, sample, again=again, trainer=trainer, as_json=as_json))
 
 
 @cli.command()
@@ -484,6 +491,7 @@ cli.add_command(doctor)
 cli.add_command(export)
 cli.add_command(extract)
 cli.add_command(help_verb)
+cli.add_command(locate)
 cli.add_command(serve)
 cli.add_command(train)
 cli.add_command(transformers)

@@ -180,7 +180,7 @@ def _tune(
 
 def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: int) -> Any:  # noqa: ANN401
     """An engine configured as in the captures. Raises UserError."""
-    from specscope.cli.audit import progress_bar
+    from specscope.cli.judges.audit import progress_bar
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.audit_again import engine_config_of
     from specscope.measure.judges import audit_options
@@ -198,7 +198,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
 
 
 def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> BatchCosts:  # noqa: ANN401
-    from specscope.cli.audit import progress_bar
+    from specscope.cli.judges.audit import progress_bar
     from specscope.measure.step_costs import measure_costs
     from specscope.measure.tune_work import work_of
 
@@ -207,7 +207,7 @@ def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> Batch
 
 
 def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
-    from specscope.cli.audit import progress_bar
+    from specscope.cli.judges.audit import progress_bar
     from specscope.measure.tune_work import checked
 
     with progress_bar() as progress:

@@ -151,6 +151,13 @@ def _of_node(name: str) -> Callable[[StepFacts], float]:
     return lambda facts: float(getattr(facts.judged, name)[facts.at])
 
 
+def _of_draw(facts: StepFacts, name: str) -> float:
+    """A figure of the node's draw; 0 where it is no draw, or it is not recorded."""
+    notes = facts.step.notes
+    values = () if notes is None else getattr(notes, name)
+    return float(values[facts.at]) if len(values) else 0.0
+
+
 def _at_parent(name: str) -> Callable[[StepFacts], float | None]:
     """A number of a parent that was tried; None where it was not, or the capture does not hold it."""
     return lambda facts: AtParent(facts.step, facts.parent).number(name)
@@ -254,6 +261,14 @@ NODE: dict[str, WordField] = {
         float,
         "the probability with which the drafter drew it; 1 if deterministic",
         lambda f: float(f.step.tree.q[f.at]),
+    ),
+    "draft_coin": WordField(
+        float, "the coin that drew the token, if one did and it is recorded", lambda f: _of_draw(f, "coin") or None
+    ),
+    "draft_low": WordField(
+        float,
+        "the lower end of the token's interval: the draft's coin lies from there up to there plus q_tried",
+        lambda f: _of_draw(f, "low") if _of_draw(f, "coin") else None,
     ),
     "p_tried": WordField(
         float, "p when the node was tried: in the residual after rejected siblings", _of_node("p_trial")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from textual.app import SystemCommand
-from textual.binding import Binding
 from textual.screen import Screen
 
 from specscope.debug.viewer import Viewer
@@ -23,7 +22,6 @@ from specscope.tui.settings import Settings, read_settings
 from specscope.tui.shell import Shell, run_to_the_end
 from specscope.tui.text import Line
 
-KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
 PAIRS: tuple[Row, ...] = (
     ("↑ ↓", "key", "pick a pair of requests"),
     ("Enter", "key", "open the pair where its outputs part"),
@@ -60,12 +58,7 @@ class CompareApp(Shell):
 
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys of the screen on top."""
-        keys = [binding for binding in screen.BINDINGS if isinstance(binding, Binding)]
-        for action, binding in {binding.action: binding for binding in keys}.items():  # of two keys the last
-            if not action.startswith("app.focus"):
-                key = self.settings.keys.get(binding.id or "", binding.key).split(",")[0]
-                text = f"key {KEY_NAMES.get(key, key)}"
-                yield SystemCommand(binding.description, text, self.runner(action, screen))
+        yield from self.commands_of(screen)
 
     def _look(self) -> Look:
         return Look(self.viewer, dark=self.current_theme.dark, keymap=self.settings.keys)

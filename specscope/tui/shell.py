@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from textual.app import App, SystemCommand
+from textual.binding import Binding
 from textual.command import CommandList, CommandPalette
 from textual.screen import Screen
 from textual.theme import ThemeProvider
@@ -22,6 +23,7 @@ from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
 
+KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
 NOTICE_LINES = 6  # of a notice, at most
 
 
@@ -103,6 +105,15 @@ class Shell(App[None]):
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys that do something over this screen."""
         raise NotImplementedError
+
+    def commands_of(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The keys that a screen itself declares."""
+        keys = [binding for binding in screen.BINDINGS if isinstance(binding, Binding)]
+        for action, binding in {binding.action: binding for binding in keys}.items():  # of two keys the last
+            if not action.startswith("app.focus"):
+                key = self.settings.keys.get(binding.id or "", binding.key).split(",")[0]
+                text = f"key {KEY_NAMES.get(key, key)}"
+                yield SystemCommand(binding.description, text, self.runner(action, screen))
 
     def runner(self, action: str, screen: Screen[object] | None = None) -> Callable[[], Awaitable[bool]]:
         """The callback that runs an action when its command is picked; a screen's action where one is given."""

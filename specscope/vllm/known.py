@@ -158,6 +158,12 @@ _V2_READ: Mapping[str, Mapping[str, str]] = {
 WRAPPED: Mapping[str, Mapping[str, Written]] = {**_SHARED, **_V1, **_V2}
 
 
+def parameters_of(module: str, name: str) -> tuple[str, ...]:
+    """What vLLM calls the parameters of a function that is wrapped, in the oldest version that has all it passes."""
+    written = WRAPPED[module][name]
+    return tuple((written if isinstance(written, str) else written[0]).split())
+
+
 @dataclass(frozen=True)
 class Fit:
     """What differs in a vLLM's sources, a line each; a runner's own parts are no matter to the other."""

@@ -78,18 +78,36 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         return witness(runner, settings, guard, scheduler, debugger, is_v2=True)
 
     runner = RunnerHooks(v1, sampler, make, *debugging)
+    taps = _taps(settings)
     second = V2Hooks(v2, make_v2, DraftLogits(v2, wanted=lambda: settings.full and rank_of_worker() is not None))
     for name, install, guards in (
         (known.SCHEDULER, scheduler.install, (guard, v1, v2)),
         (known.PLAIN, sampler.install_plain, (v1,)),
         (known.REJECTION, sampler.install, (v1,)),
-        (known.RUNNER, runner.install, (v1,)),
+        (known.RUNNER, _both(runner.install, taps), (v1,)),
         (known.V2_PLAIN, second.install_plain, (v2,)),
         (known.V2_REJECTION, second.install_rejection, (v2,)),
         (known.V2_DRAFTER, second.install_drafter, (v2,)),
-        (known.V2_RUNNER, second.install_runner, (v2,)),
+        (known.V2_RUNNER, _both(second.install_runner, taps), (v2,)),
     ):
         on_import(name, _checked(install, guards, version))
+
+
+def _taps(settings: PluginSettings) -> Callable[[ModuleType], None]:
+    """What puts taps into a runner's module: nothing where they are off."""
+    if settings.taps is None:
+        return lambda module: None
+    from specscope.vllm.taps import VllmTaps
+
+    return VllmTaps(ErrorGuard(), settings.taps).install
+
+
+def _both(first: Callable[[ModuleType], None], second: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def install(module: ModuleType) -> None:
+        first(module)
+        second(module)
+
+    return install
 
 
 def _checked(

@@ -45,6 +45,7 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
         versions={"vllm": vllm_version(), "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
         speculation=settings,
+        settings=engine_settings(config, runner),
         privacy=privacy,
         target_path=str(model.model),
         target_digest=digest_of_loaded(str(model.model or "")),
@@ -84,6 +85,25 @@ def speculation(config: Any) -> dict[str, Any]:
             settings[field.name] = value
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
+
+
+# What shapes batches and the cache, by the part of vLLM's configuration that has it
+SETTINGS = {
+    "scheduler_config": ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "async_scheduling"),
+    "cache_config": ("enable_prefix_caching", "cache_dtype", "block_size"),
+    "model_config": ("quantization", "max_model_len"),
+}
+
+
+def engine_settings(config: Any, runner: Any) -> dict[str, Any]:
+    """Of vLLM's engine, as `vllm.LLM` takes them; `runner` is V1 or V2."""
+    settings: dict[str, Any] = {"runner": "V2" if hasattr(runner, "prepare_inputs") else "V1"}
+    for part, names in SETTINGS.items():
+        for name in names:
+            value = getattr(getattr(config, part, None), name, None)
+            if isinstance(value, str | int | bool):
+                settings[name] = value
+    return settings
 
 
 def vllm_version() -> str:

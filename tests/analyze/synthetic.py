@@ -15,6 +15,7 @@ import numpy as np
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import (
+    DraftNotes,
     FinalKind,
     FinishReason,
     Outcome,
@@ -40,6 +41,10 @@ FAULTS = {
     "coin twice": "the coin that drew the draft draws the final token",
     "coins low": "coins are squared",
     "coins in series": "each coin is half the one before",
+    "draft coins again": "the drafts of every step are drawn by the same coins",
+    "draft coins judge": "a draft is judged by the coin that drew it",
+    "draft coins low": "coins that draw drafts are squared",
+    "draws beside": "a draft is the token before the one that its coin draws",
 }
 
 
@@ -55,12 +60,14 @@ class Synthetic:
     p: tuple[float, ...] = ()  # everywhere, where it is given
     q: tuple[float, ...] = ()
     notes: bool = True  # whether the evidence tells of parents
+    tells_draws: bool = False  # whether drafts are drawn by coins, which the evidence tells
     params: Mapping[str, object] = field(default_factory=lambda: {"temperature": 1.0})
 
     def __post_init__(self) -> None:
         assert self.fault in ("", *FAULTS)
         self.rng = np.random.default_rng(self.seed)
         self.shape = parse_tree(self.tree)
+        self.same_coins = self.rng.random(len(self.shape))
 
     def run(self, requests: int, steps: int) -> History:
         """Requests one after another: a prefill of the prompt's last token, then decode steps."""
@@ -107,11 +114,33 @@ class Synthetic:
             children = self.shape.children(row)
             if children:
                 token[children] = self._siblings(q[row + 1], len(children), noise[row + 1], draft_coin[row + 1])
+        notes = self._draw(q, token, coin) if self.tells_draws else None
         parent = np.array(self.shape.parent, np.int32)
         sampled = self.drawn != Drawn.DETERMINISTIC
         drawn_q = np.array([q[above + 1][t] for above, t in zip(parent, token, strict=True)]) if sampled else np.ones(n)
         tree = DraftTree(token, parent, drawn_q.astype(np.float32), np.full(n, self.drawn, np.uint8))
-        return self._judge(tree, p, q, coin, noise, draft_coin)
+        return dataclasses.replace(self._judge(tree, p, q, coin, noise, draft_coin), notes=notes)
+
+    def _draw(self, q, token, coin) -> DraftNotes:
+        """Draw every node by a coin of its own; `token` and, where the fault says so, `coin` are filled in place."""
+        n = len(token)
+        mine = self.same_coins if self.fault == "draft coins again" else self.rng.random(n)
+        mine = mine**2 if self.fault == "draft coins low" else mine
+        low = np.zeros(n)
+        for row in range(-1, n):
+            left = q[row + 1].astype(np.float64).copy()
+            for node in self.shape.children(row):
+                ends = left.cumsum() / left.sum()
+                token[node] = min(int(ends.searchsorted(mine[node], "right")), len(left) - 1)
+                if self.fault == "draws beside" and token[node] and left[token[node] - 1] > 0:
+                    token[node] -= 1
+                low[node] = ends[token[node]] - left[token[node]] / left.sum()
+                if self.drawn == Drawn.WITHOUT_REPLACEMENT:
+                    left[token[node]] = 0
+        if self.fault == "draft coins judge":
+            coin[1:] = mine
+        none, ones = np.zeros(0, np.int32), np.ones(n, np.float32)
+        return DraftNotes(ones, 0 * ones, none, none, ones[:0], coin=mine.copy(), low=low)
 
     def _coins(self, count: int) -> np.ndarray:
         coin = self.rng.random(count)

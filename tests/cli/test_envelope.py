@@ -40,6 +40,7 @@ def words_of(folder):
         "verify": [[EAGLE], [PLANTED], [head], [EAGLE, cut, PLANTED], [EAGLE, head]],
         "diagnose": [[EAGLE, "--no-audit"], [PLANTED, "--no-audit"], [head, "--no-audit"], [EAGLE, cut, "--no-audit"]],
         "audit": [[NGRAM, "--sample", "2"]],
+        "locate": [[NGRAM, "--sample", "2", "--stage", "draws"]],
         "compare": [
             [EAGLE, SAMPLED],
             [EAGLE, SAMPLED, "--fail-if", "tau drops > 1%"],
@@ -91,7 +92,9 @@ def test_the_page_names_every_verb_and_only_keys_that_there_are(folder, answers)
         assert set(re.findall(r"`(\w+)`", rows[verb][1])) <= inside | nested, verb
 
 
-@pytest.mark.parametrize("verb", ["report", "verify", "diagnose", "audit", "compare", "why", "tune", "tree", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["report", "verify", "diagnose", "audit", "locate", "compare", "why", "tune", "tree", "doctor"]
+)
 def test_the_envelope(verb, answers):
     for words, code, out in answers(verb):
         found = json.loads(out)

@@ -38,6 +38,7 @@ CASES = {
     "audit": (["audit", EAGLE, "--target", "no/body"], "cannot load no/body"),
     "audit's head": (["audit", EAGLE, "--draft-model", "./none"], "no EAGLE head at ./none"),
     "diagnose": (["diagnose", EAGLE, "--target", "./none"], "no model at ./none"),
+    "locate": (["locate", EAGLE, "--target", "./none"], "no model at ./none"),
     "tune": (["tune", EAGLE, "--target", "./none"], "no model at ./none"),
     "no such model": ([*CAPTURE, "--target", "./nothing"], "no model at ./nothing"),
     "no such head": ([*CAPTURE, "--drafter", "eagle", "--draft-model", "./no"], "no EAGLE head"),

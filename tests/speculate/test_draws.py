@@ -36,10 +36,11 @@ def test_a_token_of_probability_zero_is_never_drawn(seed, width):
     rows = torch.tensor(rows, dtype=torch.float32)
     coin = np.array([[SMALLEST], [0.5], [LARGEST]] * 2)
     for way in (draw_siblings, device):
-        tokens, probs, _ = (torch.tensor(x) for x in way(rows, coin))
+        tokens, probs, _, lows = (torch.tensor(x) for x in way(rows, coin))
         tokens = tokens.long()
         assert (probs > 0).all()
         assert torch.equal(rows.gather(1, tokens), probs)
+        assert ((lows >= 0) & (lows < 1)).all()
 
 
 def test_rows_are_summed_in_blocks():
@@ -67,13 +68,14 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
     rows[:, rng.integers(width)] += 1e-3
     rows = torch.tensor(rows / rows.sum(1, keepdims=True), dtype=torch.float32)
     coins = rng.random((4, count))
-    tokens, probs, margins = way(rows, coins)
+    tokens, probs, margins, lows = way(rows, coins)
     for f, row in enumerate(rows):
         left = Dense(row)
         for child in range(count):
             if len(set(tokens[f][:child])) == int((row > 0).sum()):
                 assert probs[f][child:] == [0.0] * (count - child)
                 assert margins[f][child:] == [1.0] * (count - child)
+                assert lows[f][child:] == [0.0] * (count - child)
                 break
             wanted, far = book.draw(left, float(coins[f, child]))
             assert margins[f][child] == pytest.approx(far, abs=1e-6)
@@ -81,12 +83,30 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
                 break  # each renormalises in float32, we never do
             assert tokens[f][child] == wanted
             assert probs[f][child] == float(row[wanted])
+            assert lows[f][child] == pytest.approx(float(left.probs.double()[:wanted].sum()), abs=1e-5)
+            assert lows[f][child] <= coins[f, child] < lows[f][child] + float(left.probs[wanted]) + 1e-5
             left, _ = book.without(left, wanted)
 
 
 def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):
     rows, coins = torch.rand(3, 700), torch.rand(3, 4, dtype=torch.float64)
     reads = Reads(monkeypatch)
-    tokens, probs, margins = _on_device(rows, coins)
+    tokens, probs, margins, lows = _on_device(rows, coins)
     assert reads.count == 0
-    assert tokens.shape == probs.shape == margins.shape == (3, 4)
+    assert tokens.shape == probs.shape == margins.shape == lows.shape == (3, 4)
+
+
+@given(st.integers(0, 10_000), WIDTHS, st.integers(1, 6))
+def test_a_device_gives_the_intervals_of_the_host(seed, width, count):
+    """Where a draw is a border case, another token may come; up to there all is equal."""
+    rng = np.random.default_rng(seed)
+    rows, coins = torch.tensor(rng.dirichlet(np.ones(width), 3), dtype=torch.float32), rng.random((3, count))
+    for ours, others in zip(
+        zip(*draw_siblings(rows, coins), strict=True), zip(*device(rows, coins), strict=True), strict=True
+    ):
+        for token, prob, margin, low in zip(*ours, strict=True):
+            other_token, _, _, other_low = (column.pop(0) for column in others)
+            if prob == 0 or (token != other_token and margin < 1e-9):
+                break
+            assert token == other_token
+            assert low == pytest.approx(other_low, abs=1e-9)

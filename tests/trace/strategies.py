@@ -127,6 +127,8 @@ def notes(draw, tree):
         fed_position=draw(ints(r)),
         fed_norms=draw(floats((r, layers), np.float32, 0, 2.0**20)),
         draw_margin=draw(floats(draw(st.sampled_from([0, n])), np.float64)),
+        coin=draw(floats(draw(st.sampled_from([0, n])), np.float64)),
+        low=draw(floats(draw(st.sampled_from([0, n])), np.float64)),
     )
 
 

@@ -64,6 +64,8 @@ FED = {
     "specscope.draft.fed_position": [3, 4],
     "specscope.draft.fed_norms": [1.0, 2.0],
     "specscope.draft.draw_margin": [0.5, 1.0],
+    "specscope.draft.coin": [0.5, 0.25],
+    "specscope.draft.low": [0.25, 0.0],
 }
 FAULTS = {
     "cycle": ({ARRAY: [1, 0]}, "`specscope.tree.parent`: node 1 is no parent of node 0"),
@@ -96,6 +98,12 @@ FAULTS = {
         FED | {"specscope.draft.draw_margin": [0.5]},
         "`specscope.draft.draw_margin` holds 1",
     ),
+    "draft coins one short": (FED | {"specscope.draft.coin": [0.5]}, "`specscope.draft.coin` holds 1 values, not 2"),
+    "a draft coin of text": (
+        FED | {"specscope.draft.coin": [0.5, "tails"]},
+        "Expected `float`, got `str` in `specscope.draft.coin[1]`",
+    ),
+    "lower ends one short": (FED | {"specscope.draft.low": [0.5]}, "`specscope.draft.low` holds 1 values, not 2"),
     "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),
     "step of -1": ({"specscope.step": -1}, "Expected `int` >= 0 in `specscope.step`"),
     "step of 2**62": ({"specscope.step": 2**62}, "in `specscope.step`"),

@@ -76,3 +76,20 @@ def test_what_shapes_the_drafter_is_a_fact_of_the_engine(models):
     ours = dataclasses.replace(run, versions={"specscope": "0.1.0"})
     assert ours.drafter_params(asked) == asked
     assert (run.raw_is_masked, ours.raw_is_masked) == (True, False)
+
+
+def test_the_settings_that_shape_batches_are_told_as_vllm_takes_them(models):
+    asked = runner(models[0], method=None)
+    asked.vllm_config.scheduler_config = SimpleNamespace(max_num_batched_tokens=48, max_num_seqs=4, policy="fcfs")
+    asked.vllm_config.cache_config.enable_prefix_caching = True
+    told = run_info(asked, "full").settings
+    assert told == {
+        "runner": "V1",
+        "max_num_batched_tokens": 48,
+        "max_num_seqs": 4,
+        "enable_prefix_caching": True,
+        "block_size": 16,
+        "max_model_len": 64,
+    }
+    asked.prepare_inputs = None  # only V2's runner has it
+    assert run_info(asked, "full").settings["runner"] == "V2"

@@ -88,6 +88,7 @@ TARGET = {
 DRAFTER = {
     "draft p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),
     "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
+    "draft draws": ("the recorded coin draws the drafted token from the q of the drafter run afresh", "node"),
     "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
 }
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions

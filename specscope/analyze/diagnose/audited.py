@@ -32,6 +32,7 @@ BEFORE = 3  # steps of a request that must agree before the end of a table
 LEAST = 0.35  # correlation between a prediction and the differences
 
 FINAL = ("final token", "final p")
+DRAWS = "draft draws"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ OF_DRAFT_MODEL = (*OF_DRAFTER, Prediction(Cause.DRAFTER_KV_NOT_MOVED, *MOVED))
 def from_audit(case: Case, audit: Audit) -> list[Suspect]:
     """Causes that fit the places where the models disagree with the capture."""
     target = _first(audit, TARGET)
-    drafter = _first(audit, DRAFTER)
+    drafter = _first(audit, [name for name in DRAFTER if name != DRAWS])  # draws follow from these
     suspects: list[Suspect | None] = []
     if target is not None:
         facts, differs, items = onset(case, target)
@@ -105,7 +106,7 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         suspects += [_predicted(drafter, prediction, facts, differs, items, "drafter") for prediction in predictions]
         suspects.append(_beyond(case, drafter))
         suspects += [_odd_token(case, drafter), _at_another_place(case, drafter)]
-    suspects.append(_embedding(audit))
+    suspects += [_embedding(audit), _draws(case, audit)]
     return [suspect for suspect in suspects if suspect is not None]
 
 
@@ -116,6 +117,28 @@ def _embedding(audit: Audit) -> Suspect | None:
         return None
     line = f"the head's embedding and the target's have {finding.check.detail}"
     return Suspect(Cause.HEAD_EMBEDDING, CERTAIN, (line,))
+
+
+def _draws(case: Case, audit: Audit) -> Suspect | None:
+    """Drafted tokens that their coins do not draw, where their q is the model's; none where siblings alone are wrong.
+
+    What moves or drops siblings leaves a node that has none as it was drawn.
+    """
+    draws, q = audit.finding(DRAWS), audit.finding("draft p")
+    if draws is None or q is None or draws.check.result is not CheckResult.FAILED:
+        return None
+    alone = [
+        step
+        for step, node in _drafted(case, draws, wrong=True)
+        if len(step.tree.children(int(step.tree.parent[node]))) == 1
+    ]
+    if q.check.result is not CheckResult.PASSED or not alone:
+        return None
+    line = (
+        f"the drafter's q is the model's at all {plural(q.check.tested, 'node')}, but the recorded coin draws another "
+        f"token from it at {draws.check.failed:,} of {draws.check.tested:,}"
+    )
+    return Suspect(Cause.DRAW_BESIDE, CONDITION + 0.1, (line,), example=draws.check.example)
 
 
 def _first(audit: Audit, names: Sequence[str]) -> Finding | None:

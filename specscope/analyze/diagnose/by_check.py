@@ -19,7 +19,9 @@ from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Diagnosis, Suspect
+from specscope.analyze.diagnose.places import explains
 from specscope.analyze.findings import Check, CheckResult
+from specscope.analyze.locate.located import Location
 from specscope.analyze.verify.trial import Trial
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
@@ -67,8 +69,11 @@ EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
     "blocks written": accounts.blocks,
     "blocks kept": accounts.blocks,
     "coins": randomness.wrong_key,
+    "draft coins": randomness.wrong_draft_key,
+    "draft coins in their intervals": randomness.outside_intervals,
     "coins unequal": randomness.coins_unequal,
-    "coins of requests": randomness.coins_of_requests,
+    "coins over steps": randomness.coins_shared,
+    "coins of requests": randomness.coins_shared,
     "recovered draws": randomness.biased_draws,
     "coins and draws": randomness.coins_and_draws,
     "acceptance": randomness.accepted_otherwise,
@@ -114,22 +119,31 @@ def diagnose(
     again: Sequence[Suspect] = (),
     left_out: Sequence[str] = (),
     declined: Sequence[str] = (),
+    location: Location | None = None,
+    known: bool = True,
 ) -> Diagnosis:
     """Name and rank the causes of what is wrong in a run.
 
-    `compare`: a good run (its side A) beside this one; `again`: what the models say, run again under named mistakes.
+    `compare`: a good run (its side A) beside this one; `again`: what the models say, run again under named mistakes;
+    `location`: where what is wrong was located; `known`: whether causes are named.
     """
     case = Case.of(history, verify)
     problems = list(left_out)
-    suspects = [*_asked(case, audit, problems), *again]
-    if compare is not None:
+    suspects = [*_asked(case, audit, problems), *again] if known else []
+    if compare is not None and known:
         suspects = weighed([*suspects, *from_comparison(compare)], compare)
     failures = failures_of(case, audit)
     faults, remarks = settled(suspects, failures, audit)
-    if not any(fault.score >= CONDITION for fault in faults):
+    located = () if location is None else location.located
+    if known and not located and not any(fault.score >= CONDITION for fault in faults):
         remarks += [remark for ask in HEALTHY if case.steps and (remark := ask(case)) is not None]
-    unexplained = [*_unexplained(faults, failures), *(_beside(compare) if compare is not None and not faults else ())]
-    looked_at = ["capture", "verify"] + ["audit"] * (audit is not None) + ["compare"] * (compare is not None)
+    left = [failure for failure in failures if not explains(located, failure.check.name)]
+    unexplained = [*_unexplained(faults, left), *(() if location is None else location.unexplained)]
+    if compare is not None and not faults and not located:
+        unexplained += _beside(compare)
+    problems += () if location is None else (f"locate: {line}" for line in location.left_out)
+    looked_at = ["capture", "verify"] + ["audit"] * (audit is not None) + ["locate"] * (location is not None)
+    looked_at += ["compare"] * (compare is not None)
     return Diagnosis(
         suspects=tuple(faults),
         unexplained=tuple(unexplained),
@@ -139,6 +153,8 @@ def diagnose(
         beside=() if compare is None else tuple(differing(compare)),
         remarks=tuple(remarks),
         declined=tuple(declined),
+        located=located,
+        ruled_out=() if location is None else location.ruled_out,
     )
 
 

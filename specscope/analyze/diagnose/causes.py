@@ -97,6 +97,12 @@ class Cause(Enum):
             "likeliest draft first",
         ),
     )
+    DRAW_BESIDE = (
+        "draw_beside",
+        "drafted tokens are not those that their coins draw from q",
+        "the inverse of q's distribution function: the token it gives for a coin, and at which token q is then read",
+        (*OF_Q, *LOSSLESS),
+    )
     SIBLINGS_SORTED = (
         "siblings_sorted",
         "sampled siblings are sorted after they were drawn",
@@ -104,6 +110,7 @@ class Cause(Enum):
         (
             *OF_Q,
             *LOSSLESS,
+            "draft coins",
         ),
     )
     SIBLINGS_PRUNED = (
@@ -113,6 +120,7 @@ class Cause(Enum):
         (
             *OF_Q,
             *LOSSLESS,
+            "draft coins",
             "drafts as planned",
         ),
     )
@@ -330,13 +338,16 @@ class Cause(Enum):
     COINS_SHARED = (
         "coins_shared",
         "coins are shared among siblings, steps or requests",
-        "each trial needs a coin of its own: the counter of the generator, and its key",
+        "each draw and each trial needs a coin of its own: the counter of the generator, and its key",
         (
             *LOSSLESS,
             *COINS,
             *ACCEPTANCE,
             "recovered draws",
             "other final draws",
+            "drafted surprisal",
+            "later siblings",
+            "order of siblings",
         ),
     )
     COINS_BY_BATCH = (

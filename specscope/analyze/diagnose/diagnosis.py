@@ -9,6 +9,7 @@ from typing import Any
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit, Reference
+from specscope.analyze.locate.located import Located
 from specscope.trace.record.vocabulary import shell_word
 
 # How sure a suspect is by itself; how much of what failed it explains then moves it up or down.
@@ -71,6 +72,8 @@ class Diagnosis:
     beside: tuple[str, ...] = ()  # what differs from a good capture, where there is one
     remarks: tuple[Suspect, ...] = ()  # explanations without a fault, and causes that only text or acceptance suggests
     declined: tuple[str, ...] = ()  # what the user told it to leave out
+    located: tuple[Located, ...] = ()  # faults with their places, those that explain most first
+    ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each, where something was looked for
 
     @property
     def faults(self) -> tuple[Suspect, ...]:
@@ -81,7 +84,7 @@ class Diagnosis:
     def exit(self) -> Exit:
         """1: something is wrong; else 2: something that was asked for could not be judged; else 0."""
         unjudged = bool(self.left_out) or not self.steps
-        return Exit.of(wrong=bool(self.faults or self.unexplained), unjudged=unjudged)
+        return Exit.of(wrong=bool(self.located or self.faults or self.unexplained), unjudged=unjudged)
 
     def to_dict(self, source: str) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -95,4 +98,6 @@ class Diagnosis:
             "looked_at": list(self.looked_at),
             "left_out": [*self.left_out, *self.declined],
             "beside": list(self.beside),
+            "located": [located.to_dict() for located in self.located],
+            "ruled_out": list(self.ruled_out),
         }

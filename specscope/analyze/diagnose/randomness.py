@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, STATISTICAL, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import Check, CheckResult
+from specscope.analyze.verify.drafts_drawn import draw_numbers
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import Doubles
@@ -21,86 +24,153 @@ Key = Callable[[Step], tuple[int, Stream, int]]  # seed, stream, position
 
 
 def coins_unequal(case: Case, check: Check) -> list[Suspect]:
-    """Steps in which a coin comes twice: among nodes, or one that judged a draft and drew the final token too."""
-    c = case.evidence
-    tried = np.zeros(len(c), np.bool_)
-    tried[c.step[c.tried & (c.coin == c.final_coin[c.step])]] = True
-    shared = int(tried[check.wrong].sum())
-    suspects = []
-    if shared:
-        line = (
-            f"the coin that judged a draft also draws the final token in {shared:,} of {plural(check.tested, 'step')}"
-        )
-        suspects.append(Suspect(Cause.NOISE_SHARED, CERTAIN, (line,), example=check.example, explained=shared))
-    if rest := check.failed - shared:
+    """Steps in which a coin comes twice: among nodes, or one that drew or judged a draft and the final token too."""
+    c, suspects, rest = case.evidence, [], check.failed
+    final = c.final_coin[c.step]
+    left = np.zeros(len(c), np.bool_)
+    left[check.wrong] = True
+    for verb, same in (("judged", c.tried & (c.coin == final)), ("drew", c.drawn_by_coin & (c.draft_coin == final))):
+        shared = np.unique(c.step[same & left[c.step]])
+        if not len(shared):
+            continue
+        line = f"the coin that {verb} a draft also draws the final token in {len(shared):,} of "
+        line += plural(check.tested, "step")
+        suspects.append(Suspect(Cause.NOISE_SHARED, CERTAIN, (line,), example=check.example, explained=len(shared)))
+        left[shared], rest = False, rest - len(shared)
+    if rest:
         line = f"two coins of a step are the same number in {rest:,} of {plural(check.tested, 'step')}"
         suspects.append(Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (line,), example=check.example, explained=rest))
     return suspects
 
 
-def coins_of_requests(case: Case, check: Check) -> list[Suspect]:
-    """Coins that another request of the same step has too."""
+def coins_shared(case: Case, check: Check) -> list[Suspect]:
+    """Coins that another step or request has too."""
     line = f"{counted(check)}: {check.detail}"
     return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (line,), example=check.example)]
 
 
+@dataclass(frozen=True)
+class CoinsOf:
+    """The coins of verdicts, or those that drew drafts."""
+
+    stream: Stream  # that they are of
+    other: str  # what the other stream's are
+    of: Callable[[Step], tuple[Indices, Doubles]]  # those of a step: their numbers, and they themselves
+
+    def right(self, step: Step) -> tuple[int, Stream, int]:
+        """The key that they should have."""
+        assert step.params is not None
+        return step.params.seed, self.stream, step.part.position
+
+    def same(self, step: Step, key: Key) -> float:
+        """The share of the step's coins that are those of a key."""
+        numbers, recorded = self.of(step)
+        return float((coins(*key(step), int(numbers.max()) + 1)[numbers] == recorded).mean()) if len(numbers) else 1.0
+
+    def keys(self, first: int) -> dict[str, tuple[Cause, Key]]:
+        """The keys that they may follow from by mistake. `first`: the seed of the first request."""
+        by_batch, shared, right = Cause.COINS_BY_BATCH, Cause.COINS_SHARED, self.right
+        late = Cause.VERDICT_LATE if self.stream is Stream.VERIFY else shared
+        other = Stream.DRAFT if self.stream is Stream.VERIFY else Stream.VERIFY
+        return {
+            "those of the request's step before": (late, self.before),
+            "those of its row in the batch as seed": (by_batch, lambda s: (s.visit.row, *right(s)[1:])),
+            "those of its seed plus its row": (by_batch, lambda s: (right(s)[0] + s.visit.row, *right(s)[1:])),
+            "those of its position plus its row": (by_batch, lambda s: (*right(s)[:2], s.part.position + s.visit.row)),
+            "those of the engine's step": (by_batch, lambda s: (*right(s)[:2], s.visit.record.step)),
+            "those of the request's step": (by_batch, lambda s: (*right(s)[:2], s.part.index)),
+            self.other: (Cause.NOISE_SHARED, lambda s: (right(s)[0], other, s.part.position)),
+            "those of seed 0": (shared, lambda s: (0, *right(s)[1:])),
+            "those of the first request's seed": (shared, lambda s: (first, *right(s)[1:])),
+            "those of the seed at another place": (shared, lambda s: (*right(s)[:2], 0)),
+        }
+
+    def before(self, step: Step) -> tuple[int, Stream, int]:
+        """The key that the request's step before had."""
+        seed, stream, position = self.right(step)
+        return seed, stream, position if step.last is None else step.last.part.position
+
+
+def _of_verdict(step: Step) -> tuple[Indices, Doubles]:
+    recorded: Doubles = np.array([step.verdict.final_coin, *step.verdict.coin])
+    return np.arange(len(recorded)), recorded
+
+
+OF_VERDICTS = CoinsOf(Stream.VERIFY, "those that drew the drafts", _of_verdict)
+
+
+def of_drafts(case: Case) -> CoinsOf:
+    """The coins that drew drafts."""
+    c, number = case.evidence, draw_numbers(case.evidence, case.history.run)
+    place = {key: step for step, key in enumerate((visit.request.id, visit.part.index) for visit in c.visits)}
+
+    def of(step: Step) -> tuple[Indices, Doubles]:
+        first, last = c.start[place[step.key] : place[step.key] + 2].tolist()
+        nodes = np.flatnonzero(c.drawn_by_coin[first:last] & (number[first:last] >= 0)) + first
+        return number[nodes], c.draft_coin[nodes]
+
+    return CoinsOf(Stream.DRAFT, "those of the verdict on them", of)
+
+
 def wrong_key(case: Case, check: Check) -> list[Suspect]:
     """Coins that do not follow from seed and position: computed again from other keys."""
-    steps = [step for step in map(case.step_at, check.wrong.tolist()[:LOOKED_AT]) if step is not None]
-    # Where most of a step's coins are right, so is its key: one was used twice (another check's) or set by hand
-    looked = [step for step in steps if step.params is not None and _same(step, _right) <= 0.5]
+    line = f"the coins are not those of seed and position in {counted(check)}"
+    suspects = _of_another_key(case, check.wrong, OF_VERDICTS, line)
+    if suspects is not None:
+        return suspects
+    c = case.evidence
+    return _by_row(case, check, line) or _from_elsewhere(case, check, line, c.final_coin, c.final_coin[check.wrong])
+
+
+def wrong_draft_key(case: Case, check: Check) -> list[Suspect]:
+    """The same of coins that drew drafts."""
+    c, line = case.evidence, f"the coins that drew drafts are not those of seed, position and draw at {counted(check)}"
+    suspects = _of_another_key(case, np.unique(c.step[check.wrong]), of_drafts(case), line)
+    if suspects is not None:
+        return suspects
+    return _from_elsewhere(case, check, line, c.draft_coin[c.drawn_by_coin], c.draft_coin[check.wrong])
+
+
+def _of_another_key(case: Case, wrong: Indices, of: CoinsOf, line: str) -> list[Suspect] | None:
+    """The key that nearly all coins of wrong steps follow from; none where none of these has a wrong key; None: go on.
+
+    Where most of a step's coins are right, so is its key: one was used twice (another check's) or set by hand.
+    """
+    steps = [step for step in map(case.step_at, wrong.tolist()[:LOOKED_AT]) if step is not None]
+    looked = [step for step in steps if step.params is not None and of.same(step, of.right) <= 0.5]
     if not looked:
         return []
-    line = f"the coins are not those of seed and position in {counted(check)}"
-    first = next((step.params.seed for step in case.steps if step.params is not None), 0)
-    for name, (cause, key) in _keys(first).items():
-        fits = sum(_fits(step, key) for step in looked)
-        if fits > MOSTLY * len(looked):
-            lines = (line, f"they are {name} in {fits:,} of these")
-            score = CERTAIN if cause is not Cause.COINS_SHARED else CERTAIN - 0.05
-            return [Suspect(cause, score, lines, example=looked[0].reference())]
-    return _by_row(case, check, line) or _from_elsewhere(case, check, line)
+    if name := key_of(case, looked, of):
+        fits = sum(of.same(step, of.keys(_first_seed(case))[name][1]) == 1 for step in looked)
+        cause = of.keys(0)[name][0]
+        score = CERTAIN if cause is not Cause.COINS_SHARED else CERTAIN - 0.05
+        lines = (line, f"they are {name} in {fits:,} of these")
+        return [Suspect(cause, score, lines, example=looked[0].reference())]
+    return None
 
 
-def _keys(first: int) -> dict[str, tuple[Cause, Key]]:
-    """The keys that coins may follow from by mistake. `first`: the seed of the first request."""
-    by_batch, shared = Cause.COINS_BY_BATCH, Cause.COINS_SHARED
-    return {
-        "those of the request's step before": (Cause.VERDICT_LATE, _before),
-        "those of its row in the batch as seed": (by_batch, lambda s: (s.visit.row, *_right(s)[1:])),
-        "those of its seed plus its row": (by_batch, lambda s: (_right(s)[0] + s.visit.row, *_right(s)[1:])),
-        "those of its position plus its row": (by_batch, lambda s: (*_right(s)[:2], s.part.position + s.visit.row)),
-        "those of the engine's step": (by_batch, lambda s: (*_right(s)[:2], s.visit.record.step)),
-        "those of the request's step": (by_batch, lambda s: (*_right(s)[:2], s.part.index)),
-        "those that drew the drafts": (
-            Cause.NOISE_SHARED,
-            lambda s: (_right(s)[0], Stream.DRAFT, s.part.position),
-        ),
-        "those of seed 0": (shared, lambda s: (0, *_right(s)[1:])),
-        "those of the first request's seed": (shared, lambda s: (first, *_right(s)[1:])),
-        "those of the seed at another place": (shared, lambda s: (*_right(s)[:2], 0)),
-    }
+def key_of(case: Case, steps: Sequence[Step], of: CoinsOf) -> str:
+    """The name of the key that nearly all of these steps' coins follow from; "" for none."""
+    for name, (_, key) in of.keys(_first_seed(case)).items():
+        if sum(of.same(step, key) == 1 for step in steps) > MOSTLY * len(steps):
+            return name
+    return ""
 
 
-def _right(step: Step) -> tuple[int, Stream, int]:
-    assert step.params is not None
-    return step.params.seed, Stream.VERIFY, step.part.position
+def _first_seed(case: Case) -> int:
+    return next((step.params.seed for step in case.steps if step.params is not None), 0)
 
 
-def _before(step: Step) -> tuple[int, Stream, int]:
-    seed, stream, position = _right(step)
-    return seed, stream, position if step.last is None else step.last.part.position
-
-
-def _fits(step: Step, key: Key) -> bool:
-    """Whether the step's coins are those of a key."""
-    return step.params is not None and _same(step, key) == 1
-
-
-def _same(step: Step, key: Key) -> float:
-    """The share of the step's coins that are those of a key."""
-    recorded: Doubles = np.array([step.verdict.final_coin, *step.verdict.coin])
-    return float((coins(*key(step), len(recorded)) == recorded).mean())
+def outside_intervals(case: Case, check: Check) -> list[Suspect]:
+    """Coins outside of their drafts' intervals, also where no sibling could have been moved or dropped."""
+    c, wrong = case.evidence, check.wrong
+    alone = wrong[np.bincount(c.row, minlength=c.rows)[c.row[wrong]] == 1]
+    if not len(alone):
+        return []
+    below = int((c.draft_coin[wrong] < c.draft_low[wrong]).sum())  # another q moves only the upper ends
+    line = f"{counted(check)} were drawn by a coin outside of their interval: {check.detail}"
+    score = CONDITION - 0.1 if below else STATISTICAL - 0.1
+    return [Suspect(Cause.DRAW_BESIDE, score, (line,), example=check.example)]
 
 
 def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
@@ -117,14 +187,12 @@ def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
     return [Suspect(Cause.COINS_BY_BATCH, CONDITION, (line, detail), example=check.example, chance=0.0)]
 
 
-def _from_elsewhere(case: Case, check: Check, line: str) -> list[Suspect]:
-    """Whether the wrong coins are those of another step: shared between steps or requests."""
-    c = case.evidence
-    values, first, counts = np.unique(c.final_coin, return_index=True, return_counts=True)
-    twice = {float(value) for value, count in zip(values, counts, strict=True) if count > 1 and value > 0}
-    shared = sum(float(c.final_coin[step]) in twice for step in check.wrong.tolist())
-    if shared > MOSTLY * check.failed and len(first):
-        detail = f"{shared:,} of these have the coin of another step"
+def _from_elsewhere(case: Case, check: Check, line: str, every: Doubles, wrong: Doubles) -> list[Suspect]:
+    """Whether the wrong coins come more than once among all of their kind: shared between draws, steps or requests."""
+    values, counts = np.unique(every, return_counts=True)
+    shared = int(np.isin(wrong, values[(counts > 1) & (values > 0)]).sum())
+    if shared > MOSTLY * check.failed:
+        detail = f"{shared:,} of these have the coin of another {check.unit}"
         return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.05, (line, detail), example=check.example)]
     return []
 

@@ -15,11 +15,14 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.together import DRAFTER
 from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.located import Location
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
 
+DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
 SAMPLE = 1000  # steps that are audited, where nothing else is asked for
+Locate = Callable[[History, Trial, Audit], Location]
 
 
 def examine(
@@ -32,10 +35,13 @@ def examine(
     declined: Sequence[str] = (),
     warnings: Sequence[str] = (),
     progress: Progress = lambda *_: None,
+    known: bool = True,
+    locate: Locate | None = None,
 ) -> Diagnosis:
     """Verify, audit where models are at hand, rerun the models, compare with a good run, and rank the causes.
 
-    `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out.
+    `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out; `known`:
+    whether causes are named; `locate`: finds the place of what audit or verify find wrong.
     """
     progress("verify", 0, 1)
     trial = judge(history, source=source, warnings=warnings)
@@ -49,11 +55,30 @@ def examine(
             problems.append(f"audit: {error}")
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
-            again = rerun(history, trial, audited, options, progress, problems)
+            again = rerun(history, trial, audited, options, progress, problems) if known else []
+    location = None
+    if locate is not None and audited is not None and is_wrong(trial, audited):
+        try:
+            location = locate(history, trial, audited)
+        except UserError as error:
+            problems.append(f"locate: {error}")
     beside = None if good is None else _beside(good, history, source, problems)
     return diagnose(
-        history, verify=trial, audit=audited, compare=beside, again=again, left_out=problems, declined=declined
+        history,
+        verify=trial,
+        audit=audited,
+        compare=beside,
+        again=again,
+        left_out=problems,
+        declined=declined,
+        location=location,
+        known=known,
     )
+
+
+def is_wrong(trial: Trial, audited: Audit) -> bool:
+    """Whether verify or audit found something that has a place."""
+    return bool(trial.failed) or any(finding.check.result is CheckResult.FAILED for finding in audited.findings)
 
 
 def _beside(good: History, history: History, source: str, problems: list[str]) -> Comparison | None:
@@ -71,11 +96,9 @@ def rerun(
     history: History, trial: Trial, audited: Audit, options: Options, progress: Progress, problems: list[str]
 ) -> list[Suspect]:
     """The models again under named mistakes, where the audit found that they disagree. Each is loaded once."""
-    from specscope.analyze.diagnose.rerun.ask import drafter_mistakes, target_mistakes
-    from specscope.analyze.diagnose.rerun.decisions import CHECKS, other_decisions
+    from specscope.analyze.diagnose.rerun.ask import drafter_mistakes, other_decisions, target_mistakes
     from specscope.analyze.diagnose.rerun.draws import shared_noise
     from specscope.analyze.diagnose.rerun.models import Models
-    from specscope.analyze.diagnose.rerun.rows import of_model
 
     case, models = Case.of(history, trial), Models(options)
     failed = {finding.check.name for finding in audited.findings if finding.check.result is CheckResult.FAILED}
@@ -86,8 +109,8 @@ def rerun(
         asked.append(("the target under named mistakes", lambda: target_mistakes(case, models, audited)))
     if drafter and options.draft is not None:
         asked.append(("the drafter under named mistakes", lambda: drafter_mistakes(case, models, audited)))
-    if any(case.checks[name].failed for name in CHECKS if name in case.checks):
-        asked.append(("the decisions by other rows", lambda: other_decisions(case, of_model(models.target))))
+    if any(case.checks[name].failed for name in DECISIONS if name in case.checks):
+        asked.append(("the decisions by other rows", lambda: other_decisions(case, models, audited)))
     if not target and not drafter:
         asked.append(("the final draws again", lambda: shared_noise(case, models)))
     suspects: list[Suspect] = []

@@ -7,11 +7,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
+from specscope.analyze.diagnose.places import PlacedFault, placed
+from specscope.analyze.locate.text import render_located, render_ruled_out
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
 SHOWN = 5  # suspects in full
 UNKNOWN = "Something is wrong that fits no known cause"
+NOT_LOCATED = "Something is wrong, and it was not located"
 
 
 def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> None:
@@ -22,16 +25,18 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
     )
     for line in (*diagnosis.left_out, *diagnosis.declined):
         console.print(Text(f"! not judged: {printable(line)}", style="yellow"), soft_wrap=True)
-    for place, fault in enumerate(diagnosis.faults[:SHOWN], 1):
-        _fault(place, fault, source, console)
-    if len(diagnosis.faults) > SHOWN:
-        others = ", ".join(fault.cause.label for fault in diagnosis.faults[SHOWN:])
-        console.print(Text(f"\nless likely: {others}", style="dim"))
+    faults = placed(diagnosis.located, diagnosis.faults)
+    for number, fault in enumerate(faults[:SHOWN], 1):
+        _fault(number, fault, source, console)
+    shown = {id(fault.cause) for fault in faults[:SHOWN]}
+    if others := [fault.cause.label for fault in diagnosis.faults if id(fault) not in shown]:
+        console.print(Text(f"\nless likely: {', '.join(others)}", style="dim"))
     if diagnosis.unexplained:
-        title = "Also wrong, and not explained by these" if diagnosis.faults else UNKNOWN
+        title = "Also wrong, and not explained by these" if faults else NOT_LOCATED if diagnosis.ruled_out else UNKNOWN
         console.print(Text(f"\n{title}", style="bold red"))
         for line in diagnosis.unexplained:
             console.print(Padding.indent(Text(printable(line)), 2))
+    render_ruled_out(diagnosis.ruled_out, console)
     if diagnosis.beside:
         console.print(Text("\nBeside the good capture", style="bold cyan"))
         for line in diagnosis.beside:
@@ -43,13 +48,26 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
     console.print(_verdict(diagnosis))
 
 
-def _fault(place: int, fault: Suspect, source: str, console: Console) -> None:
-    """A cause, the evidence for and against it, where to look, and the command that shows an example."""
-    head = Text(f"\n{place}. {fault.cause.about}", style="bold red")
-    console.print(head.append(f"  {fault.cause.label}, {fault.score:.2f}", style="dim"))
-    _evidence(fault, console)
-    console.print(Padding.indent(Text(f"look at: {fault.cause.look}"), 3))
-    console.print(Padding.indent(Text(fault.command(source), style="dim"), 3), soft_wrap=True)
+def _fault(number: int, fault: PlacedFault, source: str, console: Console) -> None:
+    """A fault: its place, or the evidence for and against its cause, and the command that shows an example."""
+    place, cause = fault.place, fault.cause
+    head = Text(f"\n{number}. {printable(_title(fault))}", style="bold red")
+    console.print(head if cause is None else head.append(f"  {cause.cause.label}, {cause.score:.2f}", style="dim"))
+    if place is not None:
+        render_located(place, source, console)
+    if cause is not None:
+        _evidence(cause, console)
+        console.print(Padding.indent(Text(f"look at: {cause.cause.look}"), 3))
+        if place is None or place.where is None:
+            console.print(Padding.indent(Text(cause.command(source), style="dim"), 3), soft_wrap=True)
+
+
+def _title(fault: PlacedFault) -> str:
+    """Its familiar name, its place, or both."""
+    name = "" if fault.cause is None else fault.cause.cause.about
+    if fault.place is None:
+        return name
+    return f"{name}: {fault.place.operation.words}" if name else fault.place.operation.words
 
 
 def _remark(remark: Suspect, console: Console) -> None:
@@ -71,8 +89,10 @@ def _evidence(suspect: Suspect, console: Console) -> None:
 
 def _verdict(diagnosis: Diagnosis) -> Text:
     """The last line: what is wrong, or what was covered and holds."""
-    if diagnosis.faults:
-        return Text(f"\nMost likely: {diagnosis.faults[0].cause.about}.", style="bold red")
+    if faults := placed(diagnosis.located, diagnosis.faults):
+        first = faults[0]
+        sure = "Most likely" if first.place is None else "Located" if first.place.certain else "Located as a region"
+        return Text(f"\n{sure}: {printable(_title(first))}.", style="bold red")
     if diagnosis.unexplained:
         return Text("\nThe run is not consistent, and no cause is named.", style="bold red")
     if not diagnosis.steps:

@@ -2,7 +2,7 @@
 
 # Of audit, what the others follow from first:
 TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
-DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree")
+DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree", "draft draws")
 # Of verify, from here on.
 # Where what comes out is not distributed as the target's
 LOSSLESS = ("emitted surprisal", "target's choice emitted")
@@ -18,9 +18,25 @@ OF_FINALS = (
     "final p",
 )
 # Where drafts are not drawn from the q that is stated
-OF_Q = ("draft's temperature", "drafted surprisal", "later siblings", "order of siblings")
+OF_Q = (
+    "draft's temperature",
+    "drafted surprisal",
+    "later siblings",
+    "order of siblings",
+    "draft coins in their intervals",
+    "draft draws",
+)
 # Where chance is no chance
-COINS = ("coins", "coins unequal", "coins of requests", "coins uniform", "coins in series", "coins and draws")
+COINS = (
+    "coins",
+    "draft coins",
+    "coins unequal",
+    "coins over steps",
+    "coins of requests",
+    "coins uniform",
+    "coins in series",
+    "coins and draws",
+)
 # Where p is not what the sampling parameters make of it
 RULED = (
     "top-k",

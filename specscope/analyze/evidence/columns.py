@@ -118,6 +118,8 @@ class Columns:
     margin = of_verdicts("margin", np.float64)
     prob = of_notes("prob", np.float64, np.nan)  # the drafter's own; draft_prob leaves out tokens taken from a text
     draw_margin = of_notes("draw_margin", np.float64, np.nan)  # of the drafter's draw
+    draft_coin = of_notes("coin", np.float64, 0.0)  # that drew it; 0 where it is no draw, or it is not recorded
+    draft_low = of_notes("low", np.float64, 0.0)  # the lower end of its interval, likewise
     score = of_notes("score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
     source = of_methods("source", np.int32, -1)  # who drafted it: a number of method.SOURCES; -1 where only one drafts
     confidence = of_methods("confidence", np.float64, np.nan)
@@ -205,7 +207,8 @@ class Columns:
     def figures_of_nodes(self) -> dict[str, Doubles]:
         """[N] each, by name: all that is a probability or a coin."""
         names = ("p", "q", "p_trial", "q_trial", "coin")
-        return {**{name: getattr(self, name) for name in names}, "raw p": self.parents.raw_p}
+        of_draws = {"draft coin": self.draft_coin, "lower end of the draw": self.draft_low}
+        return {**{name: getattr(self, name) for name in names}, **of_draws, "raw p": self.parents.raw_p}
 
     def figures_of_finals(self) -> dict[str, Doubles]:
         """[S] each, by name: the final token's."""
@@ -404,6 +407,12 @@ class Columns:
     def has_coins(self) -> bool:
         """Whether coins are recorded: another engine may not record them."""
         return bool(len(self)) and not (np.all(self.coin == 0) and np.all(self.final_coin == 0))
+
+    @cached_property
+    def drawn_by_coin(self) -> Bools:
+        """[N] whether it was drawn from q by a coin that is recorded."""
+        drawn: Bools = self.sampled & (self.draft_coin != 0)
+        return drawn
 
     def children_at(self, nodes: Bools) -> Bools:
         """[rows] whether any of these nodes is a child of the row."""

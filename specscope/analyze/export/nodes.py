@@ -43,6 +43,7 @@ def node_columns(c: Columns, pieces: Pieces) -> list[pa.Array]:
         *(_floats(values, judged) for values in (c.p_trial, c.q_trial)),
         _doubles(c.accept_prob, judged),
         _doubles(c.coin, c.coin != 0),
+        *(_doubles(values, c.drawn_by_coin) for values in (c.draft_coin, c.draft_low)),
         _doubles(c.residual_mass, has_p & c.rejected),
         _doubles(c.margin, judged & has_margin),
         _floats(c.prob, noted & deterministic),

@@ -46,6 +46,7 @@ _STEP = [
 _NO_END = "where the request did not end in the capture"
 _NO_IDS = "where token ids were left out (--no-tokens)"
 _NO_INFO = "where its admission is missing"
+_NO_DRAW = "where the node is no draw, and where the capture does not tell its coin"
 _NO_PARENTS = "with lean evidence, and in captures that have none"
 _NOT_TRIED = "where the parent's children were not tried, " + _NO_PARENTS
 _UNTRIED = "where the node was not tried, and where p was not recorded"
@@ -193,6 +194,8 @@ NODES = [
     _column("q_trial", FLOAT, "likewise of q", _UNTRIED),
     _column("accept_prob", DOUBLE, "min(1, p_trial / q_trial); under block and traversal a ratio", _UNTRIED),
     _column("coin", DOUBLE, "uniform number that decides", "where the engine tosses none"),
+    _column("draft_coin", DOUBLE, "uniform number that drew the token from q", _NO_DRAW),
+    _column("draft_low", DOUBLE, "lower end of the token's interval, which holds that number", _NO_DRAW),
     _column("residual_mass", DOUBLE, "mass of the residual before it was renormalised", "where it was not rejected"),
     _column(
         "margin",

@@ -87,6 +87,16 @@ class Walk:
     engine: str = ""  # what was walked: "specscope, torch's operators", "vLLM 0.32.0"
     reference: str = ""  # what it was held against
 
+    @property
+    def first(self) -> int | None:
+        """The place of the first operation that differs; None where all agree."""
+        return next((place for place, held in enumerate(self.operations) if held.differs), None)
+
+    @property
+    def sides(self) -> str:
+        """What was walked and against what, in words."""
+        return self.engine + (f" against {self.reference}" if self.reference else "")
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
         return {

@@ -40,15 +40,27 @@ WORDS = {
     "mlp": "the MLP",
     "norm": "the final norm",
     "lm_head": "the logits",
-    # of a head alone
+    # of a drafter
+    "features": "the target's features, as the head is fed them",
     "input_norm": "the norm of the features",
     "fc": "the projection of the features",
     "mask_hidden": "the learned feature of the mask rows",
+    "hidden_norm": "the norm of the features or of the state",
     "fed back": "the state fed back from the parent",
-    "hidden_norm": "the norm of the hidden state",
+    "state": "the state fed back to the next pass",
     "d2t": "the logits by the target's tokens (d2t)",
     "vocabulary": "the logits by the target's tokens",
     "chosen tokens": "the tokens chosen by their logits",
+    # inside vLLM: what a forward is fed, and what is chosen behind it
+    "last token": "the token that was sampled, fed last",
+    "block table": "the block table that attention is told",
+    "slots": "the slots that keys and values are written to",
+    "keys seen": "how many keys each row sees",
+    "later positions": "the positions of the drafter's later passes",
+    "later keys seen": "how many keys the drafter's later passes see",
+    "parameters": "temperature, top-k and top-p of drafted rows",
+    "choice": "the tokens chosen by the target's logits",
+    "draft": "the token drafted by the drafter's logits",
 }
 
 

@@ -177,8 +177,15 @@ def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices
 Scale = Callable[[float], str]
 FEW = "too few to judge"
 LOOSE = 1e-3  # about the level of each of a dozen checks
-OF = ("those of nodes", "those of final tokens")
-AGAINST = ("a node's coin and its q", "a node's coin and its token id", "the final coin and the draft's token id")
+OF = ("those of nodes", "those of final tokens", "those that drew drafts")
+NEXT = ("", "those that drew drafts", "those that drew drafts, from step to step")
+AGAINST = (
+    "a node's coin and its q",
+    "a node's coin and its token id",
+    "the final coin and the draft's token id",
+    "a node's coin and the one that drew it",
+    "the final coin and the one that drew the draft",
+)
 
 
 @dataclass(frozen=True)
@@ -372,7 +379,7 @@ def _coins(c: Columns) -> list[Family]:
         Family(
             "coins in series",
             "a coin is not correlated with the next one",
-            [Cell("", coins.serial(c))],
+            [Cell(name, measured) for name, measured in zip(NEXT, coins.serial(c), strict=True)],
             correlation,
             c.steps,
         ),

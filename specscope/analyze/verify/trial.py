@@ -12,8 +12,9 @@ from specscope.analyze.evidence.columns import Columns, left_out
 from specscope.analyze.evidence.visits import visits
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.accounting import accounting_checks
-from specscope.analyze.verify.coins import of_requests, unequal
+from specscope.analyze.verify.coins import of_requests, over_steps, unequal
 from specscope.analyze.verify.drafted import draft_checks
+from specscope.analyze.verify.drafts_drawn import drawn_checks
 from specscope.analyze.verify.exact import exact_checks, probabilities, rule_of_the_run
 from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
@@ -138,9 +139,9 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
         Group("Each step", tuple(exact_checks(columns, ours=ours))),
         Group("The evidence", tuple(parent_checks(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
-        Group("The drafts", tuple(draft_checks(columns, run))),
+        Group("The drafts", (*draft_checks(columns, run), *drawn_checks(columns, run))),
         Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),
-        Group("Over the run", (unequal(columns), of_requests(columns), *sums)),
+        Group("Over the run", (unequal(columns), over_steps(columns), of_requests(columns), *sums)),
     )
     if len(columns) and not columns.known.any():
         groups = tuple(Group(group.title, tuple(map(_unasked, group.checks))) for group in groups)

@@ -11,12 +11,12 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Walk
 from specscope.analyze.locate.model.likeness import looks
-from specscope.analyze.locate.model.reference import Inside, Reference
+from specscope.analyze.locate.model.reference import Inside, ModelReference
 from specscope.analyze.locate.model.score_likeness import looks_of_scores
 from specscope.analyze.locate.model.taps import relative
-from specscope.measure.locate.inside import AMPLIFIED, Step, first_wrong
+from specscope.measure.locate.inside import AMPLIFIED, BothSides, first_wrong
 from specscope.measure.locate.layer_taps import FUSED, code_of
-from specscope.measure.locate.target import TARGET, Difference, Watch, hold
+from specscope.measure.locate.target import TARGET, FirstDifference, TargetWatch, hold
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.kv_cache import KVCache
 from specscope.trace.history.history import History
@@ -28,7 +28,7 @@ REFERENCE = "plain transformers, float32"
 READ = ("self_attn.keys read", "self_attn.values read")
 
 
-def answer(watch: Watch, reference: Reference, history: History) -> tuple[Located, Walk]:
+def answer(watch: TargetWatch, reference: ModelReference, history: History) -> tuple[Located, Walk]:
     """The first operation that differs, and the walk to it. The watch must have found a difference."""
     difference = watch.difference
     assert difference is not None
@@ -48,9 +48,9 @@ def answer(watch: Watch, reference: Reference, history: History) -> tuple[Locate
 
 
 def _located(
-    difference: Difference,
+    difference: FirstDifference,
     held: Sequence[Held],
-    step: Step | None,
+    step: BothSides | None,
     inside: Inside | None,
     contexts: Contexts,
     history: History,
@@ -99,7 +99,7 @@ def sentence(wrong: Held, agree: Sequence[Held]) -> str:
     return f"{text}; the {plural(len(agree), 'operation')} before it agree, the last of them to {largest:.1g}"
 
 
-def _looks(difference: Difference, step: Step, inside: Inside | None, allowed: float) -> str:
+def _looks(difference: FirstDifference, step: BothSides, inside: Inside | None, allowed: float) -> str:
     """What an inner operation's difference looks like."""
     if step.keys:
         ours, right = (x.unflatten(1, (step.heads, -1))[..., :-1].clamp(min=0).log() for x in (step.ours, step.right))
@@ -133,7 +133,7 @@ def _looks(difference: Difference, step: Step, inside: Inside | None, allowed: f
     )
 
 
-def _experts(inside: Inside, difference: Difference) -> dict[str, Tensor]:
+def _experts(inside: Inside, difference: FirstDifference) -> dict[str, Tensor]:
     """Which experts each row is given to, where the layer has a router that tells."""
     for name, every in inside.taps.items():
         whole = bool((every == every.round()).all()) and 1 <= every.shape[1] <= 64
@@ -142,7 +142,7 @@ def _experts(inside: Inside, difference: Difference) -> dict[str, Tensor]:
     return {}
 
 
-def _border_looks(difference: Difference) -> str:
+def _border_looks(difference: FirstDifference) -> str:
     """What the difference at a border looks like: of tokens and positions, by how much they are off."""
     if difference.name in ("tokens", "positions"):
         off = (difference.ours - difference.right)[:, 0]
@@ -197,7 +197,7 @@ def _fed(part: RequestStep, place: int) -> bool:
     return part.context_len <= place <= part.position + (0 if part.verdict is None else len(part.verdict.path))
 
 
-def _side(difference: Difference, inside: Inside | None) -> str:
+def _side(difference: FirstDifference, inside: Inside | None) -> str:
     """In which part of a layer its compiled kernel differs, by the keys and values that it wrote."""
     if inside is None or difference.keys is None or difference.values is None:
         return "its output"

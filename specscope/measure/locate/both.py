@@ -30,7 +30,6 @@ class Both:
     exact: bool = False  # whether no rounding is allowed
     looks: str = ""  # what the difference looks like, where the operation itself can say it
     certain: bool = True  # False: a region of several operations
-    slack: float = 1.0  # by how much more than the usual rounding may move it
     size: int = 0  # of attention's weights: channels of a head
     others: Tensor | None = field(default=None, repr=False)  # [m, width] right values at other positions
 
@@ -59,7 +58,7 @@ class PassCompared:
         for both in operations:
             if not len(both.rows):
                 continue
-            limit = 0.0 if both.exact else both.slack * allowed.get(both.name, FLOOR)
+            limit = 0.0 if both.exact else allowed.get(both.name, FLOOR)
             held = hold(both.name, both.errors, limit, code=both.code, stage=Stage.DRAFTER)
             self.held.append(held)
             if held.differs:

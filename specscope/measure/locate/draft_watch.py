@@ -19,14 +19,14 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.located import FedRow, Held, Stage
-from specscope.analyze.locate.model.reference import Inside, Reference
+from specscope.analyze.locate.model.reference import Inside, ModelReference
 from specscope.analyze.locate.operations import operation
 from specscope.measure.locate.both import COMPILED, Both, PassCompared
 from specscope.measure.locate.choices import Choices
 from specscope.measure.locate.drive import Drive
-from specscope.measure.locate.inside import AMPLIFIED, Step, first_wrong
+from specscope.measure.locate.inside import AMPLIFIED, BothSides, first_wrong
 from specscope.measure.locate.layer_taps import code_of
-from specscope.measure.locate.target import Difference, PartRows, Watch
+from specscope.measure.locate.target import FirstDifference, PartRows, TargetWatch
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.level import Level
@@ -132,10 +132,11 @@ class DraftPlan(_Passes):
 
     def run(self, forward: Any, segments: Sequence[Segment], mine: Segment) -> list[Tensor]:  # noqa: ANN401
         """Note what is fed."""
-        name, g, nodes = self.request, self.drafting, ()  # type: str, Drafting | None, tuple[int, ...]
+        name, g = self.request, self.drafting
         if g is None:
             end = mine.length
             tree, context = DraftTree.empty(), end - len(mine.tokens)
+            nodes: tuple[int, ...] = ()
             part = RequestStep(name, self._index(), context, len(mine.tokens), self.drafter.name, tree, None, 0)
             rows = {ROOT: end - 1}
         else:
@@ -158,7 +159,7 @@ class DraftPlan(_Passes):
 
 @dataclass
 class _DraftDrive:
-    """What a Watch asks of a drive, for a draft model."""
+    """What a TargetWatch asks of a drive, for a draft model."""
 
     drafter: DraftModel
     engine: Any
@@ -169,10 +170,10 @@ class _DraftDrive:
         return self.drafter.states[request].table.blocks
 
 
-class _Borders(Watch):
+class _Borders(TargetWatch):
     """Compares the borders of the draft model's layers in the pass that runs."""
 
-    def __init__(self, drive: _DraftDrive, reference: Reference, plan: DraftPlan) -> None:
+    def __init__(self, drive: _DraftDrive, reference: ModelReference, plan: DraftPlan) -> None:
         super().__init__(cast("Drive", drive), reference, {plan.request: plan.contexts})
         self.rows: PartRows | None = None
 
@@ -186,7 +187,7 @@ class DraftWatch(_Passes):
 
     drive: Drive
     drafter: DraftModel
-    reference: Reference
+    reference: ModelReference
     plan: DraftPlan
     passes: list[PassCompared] = field(default_factory=list)  # of the step that runs
     compared: int = 0  # passes in all
@@ -214,7 +215,7 @@ class DraftWatch(_Passes):
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch meanwhile."""
+        """TargetWatch meanwhile."""
         try:
             with super().on():
                 yield
@@ -290,7 +291,7 @@ class DraftWatch(_Passes):
         count = len(part.tree) if fed.nodes else len(rows)
         return PartRows(part, step.where, given, reference, contexts, tuple(rows), count)
 
-    def _answer(self, difference: Difference, rows: tuple[FedRow, ...]) -> PassCompared:
+    def _answer(self, difference: FirstDifference, rows: tuple[FedRow, ...]) -> PassCompared:
         """The first operation that differs, within its layer where it is one of a layer."""
         held, step, inside = list(difference.before), None, None
         contexts = self.plan.contexts
@@ -321,7 +322,7 @@ def _held(item: Held) -> Held:
     return replace(item, operation=operation(Stage.DRAFTER, item.operation.name, item.operation.code))
 
 
-def _both(step: Step, held: Held, inside: Inside, difference: Difference) -> Both:
+def _both(step: BothSides, held: Held, inside: Inside, difference: FirstDifference) -> Both:
     """An operation inside a layer, of both sides."""
     name, ours, right = held.operation.name, step.ours, step.right
     keys = tuple(FedRow(position, -1) for position in step.keys[:-1])

@@ -12,7 +12,7 @@ from specscope.analyze.audit.model.head import Head
 from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.located import Located, Stage, Walk
 from specscope.analyze.locate.model.head_passes import HeadPasses
-from specscope.analyze.locate.model.reference import Reference
+from specscope.analyze.locate.model.reference import ModelReference
 from specscope.errors import UserError
 from specscope.measure.locate.both import PassCompared
 from specscope.measure.locate.draft_watch import DraftPlan, DraftWatch
@@ -46,7 +46,7 @@ class Watching(Protocol):
         """A step begins."""
 
     def on(self) -> AbstractContextManager[None]:
-        """Watch meanwhile."""
+        """TargetWatch meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _drive(history: History, models: DrafterModels) -> Drive:
 def _of_head(
     drive: Drive, drafter: Eagle, plans: Mapping[str, Contexts], models: DrafterModels
 ) -> Mapping[str, Watching]:
-    reference = Reference(models.target)
+    reference = ModelReference(models.target)
     head, watches = Head(models.draft, reference.causal.model), dict[str, HeadWatch]()
     for name, contexts in plans.items():
         features = TrueFeatures(drive, name, reference, contexts.text, head.layers)
@@ -123,7 +123,7 @@ def _planned(
 
 
 def _of_model(drive: Drive, planned: Sequence[DraftPlan], models: DrafterModels) -> Mapping[str, Watching]:
-    reference, drafter = Reference(models.draft), model_of(drive.engine.drafter)
+    reference, drafter = ModelReference(models.draft), model_of(drive.engine.drafter)
     assert isinstance(drafter, DraftModel)
     return {plan.request: DraftWatch(drive, drafter, reference, plan) for plan in planned if plan.passes}
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specscope.analyze.locate.located import FedRow
-from specscope.analyze.locate.model.reference import Reference, decoder_layers
+from specscope.analyze.locate.model.reference import ModelReference, decoder_layers
 from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.both import Both
 from specscope.measure.locate.drive import Drive
@@ -31,7 +31,7 @@ class TrueFeatures:
     """
 
     def __init__(
-        self, drive: Drive, request: str, reference: Reference, text: Sequence[int], layers: Sequence[Any]
+        self, drive: Drive, request: str, reference: ModelReference, text: Sequence[int], layers: Sequence[Any]
     ) -> None:
         self.drive, self.request, self.layers = drive, request, tuple(layers)
         known, kept = (
@@ -58,7 +58,7 @@ class TrueFeatures:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch the target meanwhile."""
+        """TargetWatch the target meanwhile."""
         runner = self.drive.engine.runner
         model: Any = runner.loaded.model
         layers, base = decoder_layers(model), getattr(model, model.base_model_prefix)
@@ -147,5 +147,5 @@ def _where(every: Tensor, row: Tensor) -> list[int]:
     if not len(every):
         return []
     off = (every - row).norm(dim=1) / row.norm().clamp(min=1e-12)
-    places: list[int] = (off < SAME).nonzero()[:, 0].tolist()
-    return places
+    rows: list[int] = (off < SAME).nonzero()[:, 0].tolist()
+    return rows

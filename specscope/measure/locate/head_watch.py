@@ -100,8 +100,14 @@ class HeadWatch:
         self._grows = False  # whether the pass that runs now is over a tree's nodes
         self._right: HeadPass | None = None  # of the pass that ran last
         self._wanted = slice(0, 0)
+        self._slack = 1.0  # by how much more than usual rounding moves this pass, or one that fed it
         self._combined = _Seen()
         self._features = torch.empty(0)
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        """What rounding explains in the pass that runs."""
+        return {name: limit * self._slack for name, limit in self.allowed.items()}
 
     @property
     def wrong(self) -> PassCompared | None:
@@ -110,7 +116,7 @@ class HeadWatch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch meanwhile."""
+        """TargetWatch meanwhile."""
         drafter, runner = self.drafter, self.runner
         with ExitStack() as stack:
             stack.enter_context(self.features.on())
@@ -158,7 +164,7 @@ class HeadWatch:
         logits = right.taps["d2t"][-len(rows) :]
         name = "d2t" if self.runner.d2t is not None else "vocabulary"
         both = Both(name, level.full(self._wanted), logits, rows, code=code_of(Level.full))
-        if not self.passes[-1].compare([both], self.allowed):
+        if not self.passes[-1].compare([both], self._limits):
             self.choices.see(mine, logits, one_pass=self.reference.head.mask_token is not None)
 
     def _combining(self, combine: Any) -> Any:  # noqa: ANN401
@@ -186,9 +192,10 @@ class HeadWatch:
             with self._seeing() as seen:
                 logits, out = forward(segments, hidden)
             right = self._right = self._reference(part)
+            self._slack = max(_steepness(right), self._slack if self._grows else 1.0)
             self._wanted = part.wanted
             compared = PassCompared(right.rows, [])
-            compared.compare(self._operations(part, right, seen, hidden, logits), self.allowed)
+            compared.compare(self._operations(part, right, seen, hidden, logits), self._limits)
             self.passes.append(compared)
             self.compared += 1
             return logits, out
@@ -283,7 +290,7 @@ class HeadWatch:
             if name in layers:
                 index = layers.index(name)
                 out = Both(name, batch.as_given(seen.calls[index].out)[part.given], due, rows, certain=False)
-                if bool((out.errors > self.allowed[name]).any()):
+                if bool((out.errors > self._limits[name]).any()):
                     yield from self._inside(name, seen.calls[index], part, right)
                 yield out
                 continue
@@ -334,7 +341,6 @@ class HeadWatch:
     def _scores(self, name: str, weights: Tensor, due: Tensor, right: HeadPass, code: dict[str, str]) -> Both:
         """Attention's weights. A head whose output is gone altogether shows none: it is told by its output."""
         expected = due.exp().transpose(0, 1)
-        spread = -float(due[due.isfinite()].min())  # large scores are rounded by more
         weights = torch.where(weights.sum(-1, keepdim=True) == 0, expected, weights)
         return Both(
             name,
@@ -344,5 +350,11 @@ class HeadWatch:
             code=code.get("self_attn.scores", ""),
             keys=right.keys,
             size=self.reference.head.size,
-            slack=max(1.0, spread / STEEP),
         )
+
+
+def _steepness(right: HeadPass) -> float:
+    """By how much more than usual rounding moves attention's weights: large scores are rounded by more."""
+    scores = [x for name, x in right.taps.items() if name.endswith(".scores")]
+    spread = max((-float(x[x.isfinite()].min()) for x in scores), default=0.0)
+    return max(1.0, spread / STEEP)

@@ -13,13 +13,13 @@ from specscope.analyze.locate.located import FedRow, Held
 from specscope.analyze.locate.model.reference import Inside, path_of
 from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.layer_taps import code_of
-from specscope.measure.locate.target import Difference, hold
+from specscope.measure.locate.target import FirstDifference, hold
 
 AMPLIFIED = 4.0  # by how much an operation may magnify what its input is off
 
 
 @dataclass(frozen=True)
-class Step:
+class BothSides:
     """One operation of both sides."""
 
     name: str  # within the layer
@@ -36,7 +36,7 @@ class Step:
         return relative(self.ours, self.right, self.heads) if self.errors is None else self.errors
 
 
-def operations(difference: Difference, inside: Inside, contexts: Contexts) -> Iterator[Step]:
+def operations(difference: FirstDifference, inside: Inside, contexts: Contexts) -> Iterator[BothSides]:
     """The operations of the layer, both sides, in the order of the reference's computing."""
     inner, call, at = difference.inner, difference.call, difference.at
     assert inner is not None
@@ -49,12 +49,12 @@ def operations(difference: Difference, inside: Inside, contexts: Contexts) -> It
         if name == "self_attn.attention":
             yield from _cache(difference, inside, contexts)
         if name in ours and ours[name].shape[1] == every.shape[1]:
-            yield Step(name, ours[name], every[at.reference], at.rows, heads.get(name, 1))
+            yield BothSides(name, ours[name], every[at.reference], at.rows, heads.get(name, 1))
 
 
 def first_wrong(
-    difference: Difference, inside: Inside, contexts: Contexts, allowed: float
-) -> tuple[list[Held], Step | None]:
+    difference: FirstDifference, inside: Inside, contexts: Contexts, allowed: float
+) -> tuple[list[Held], BothSides | None]:
     """What was compared inside the layer, up to the first operation that differs; and that operation."""
     assert difference.call is not None
     held, layer, code = list[Held](), difference.call.layer, codes(difference)
@@ -66,7 +66,7 @@ def first_wrong(
     return held, None
 
 
-def codes(difference: Difference) -> dict[str, str]:
+def codes(difference: FirstDifference) -> dict[str, str]:
     """Where each operation of the layer is computed."""
     assert difference.inner is not None
     assert difference.call is not None
@@ -86,7 +86,7 @@ def codes(difference: Difference) -> dict[str, str]:
     return code
 
 
-def _cache(difference: Difference, inside: Inside, contexts: Contexts) -> Iterator[Step]:
+def _cache(difference: FirstDifference, inside: Inside, contexts: Contexts) -> Iterator[BothSides]:
     """Keys and values as read from the cache, then how much each row attends to each of them."""
     at, places = difference.at, _places(difference, contexts)
     known = [index for index, row in enumerate(places) if row is not None and _has(inside, row)]
@@ -95,12 +95,14 @@ def _cache(difference: Difference, inside: Inside, contexts: Contexts) -> Iterat
     for name, ours in (("key", difference.keys), ("value", difference.values)):
         if ours is not None and known:
             right = inside.taps[f"self_attn.{name}"][reference]
-            yield Step(f"self_attn.{name}s read", ours[known], right, rows, inside.kv_heads)
+            yield BothSides(f"self_attn.{name}s read", ours[known], right, rows, inside.kv_heads)
     if difference.weights is not None:
         yield from _scores(difference, inside, contexts, places)
 
 
-def _scores(difference: Difference, inside: Inside, contexts: Contexts, places: list[int | None]) -> Iterator[Step]:
+def _scores(
+    difference: FirstDifference, inside: Inside, contexts: Contexts, places: list[int | None]
+) -> Iterator[BothSides]:
     """The attention weights of each row by position: what lies elsewhere than on its own path is the last column."""
     weights, at = difference.weights, difference.at
     assert weights is not None
@@ -117,14 +119,26 @@ def _scores(difference: Difference, inside: Inside, contexts: Contexts, places: 
         if len(slots) == theirs.shape[1]:
             ours[index, :, : len(slots)] = weights[index][:, slots]
         ours[index, :, -1] = weights[index].sum(-1) - ours[index].sum(-1)
-        gone = weights[index].sum(-1) == 0  # a head whose output is zero shows no weights: its output tells it
-        ours[index, gone] = right[index, gone]
+    ours = _to_the_same_sum(ours, right)
     errors = (ours - right).abs().sum(-1)
     keys = (*range(width - 1), -1)
-    yield Step("self_attn.scores", ours.flatten(1), right.flatten(1), at.rows, inside.heads, errors, keys)
+    yield BothSides("self_attn.scores", ours.flatten(1), right.flatten(1), at.rows, inside.heads, errors, keys)
 
 
-def _places(difference: Difference, contexts: Contexts) -> list[int | None]:
+def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
+    """Weights [rows, heads, keys] of heads that give a constant share of what they should, brought to the right sum.
+
+    Such a head's output is scaled, or nothing: that is no matter of its scores.
+    """
+    share = ours.sum(-1) / right.sum(-1).clamp(min=1e-12)
+    mean = share.mean(0)
+    constant = (share - mean).abs().amax(0) <= 1e-3 * mean.abs().clamp(min=1e-6)
+    scaled = torch.where(mean.abs() > 1e-6, 1 / mean.clamp(min=1e-6), torch.zeros_like(mean))[None, :, None] * ours
+    whole = torch.where(mean[None, :, None].abs() > 1e-6, scaled, right)
+    return torch.where(constant[None, :, None], whole, ours)
+
+
+def _places(difference: FirstDifference, contexts: Contexts) -> list[int | None]:
     """The row of the contexts that each slot of the request ought to hold; None where that is not known."""
     part = difference.at.part
     step = next((step for step in contexts.steps if step.part is part), None)

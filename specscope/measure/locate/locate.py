@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from specscope.analyze.audit.audit import Audit, audit, of_drafter, step_numbers
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.options import ModelSource, Options, Progress
+from specscope.analyze.diagnose.case import Case
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Location, Stage, Walk, ranked
 from specscope.errors import UserError, first_line
@@ -18,10 +20,16 @@ from specscope.trace.history.history import History
 from specscope.trace.history.place_name import PlaceName
 from specscope.trace.history.wording import plural
 from specscope.trace.record.method import model_part
+from specscope.trace.record.records import RunInfo
 
 REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
 ROWS = 3000  # that are compared at most, unless a place is named
+OF_RULES = {"p": ("target p", "final p"), "q": ("draft p",)}  # what the sampling rules make
 FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError, AttributeError)
+
+
+if TYPE_CHECKING:
+    from specscope.analyze.diagnose.rerun.models import Models
 
 
 @dataclass
@@ -36,7 +44,7 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Case:
+class Question:
     """What is located: a run, the models that judge, and where to look."""
 
     history: History
@@ -68,15 +76,12 @@ def locate(
         raise UserError(f"{source} does not say what ran (its header is missing)")
     audited = audit(history, source, options, progress) if audited is None else audited
     build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
-    case, findings = Case(history, options, audited, place, build, progress), Findings()
-    asked: list[tuple[Stage, Callable[[Case, Findings], None]]] = [
-        (Stage.TARGET, _target),
-        (Stage.DRAFTER, _drafter),
-    ]
-    for stage, look in asked:
+    ask, findings = Question(history, options, audited, place, build, progress), Findings()
+    for stage, look in _looks(run).items():
         if stage in stages:
+            progress(f"looking at the {stage.value}", 0, 0)
             try:
-                look(case, findings)
+                look(ask, findings)
             except FAULTS as error:
                 why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
                 findings.left_out.append(f"{stage.value}: {why}")
@@ -91,23 +96,31 @@ def locate(
     )
 
 
-def _target(case: Case, findings: Findings) -> None:
-    """The target's walk."""
-    from specscope.analyze.locate.model.reference import Reference
-    from specscope.measure.locate.answer import answer
-    from specscope.measure.locate.target import Watch
+def _looks(run: RunInfo) -> dict[Stage, Callable[[Question, Findings], None]]:
+    """What looks at each stage of a run: an engine that cannot be run again is judged by its evidence alone."""
+    by_evidence = {Stage.SAMPLING: _sampling, Stage.VERDICT: _verdicts, Stage.DRAWS: _draws}
+    if run.is_ours:
+        return {Stage.TARGET: _target, Stage.DRAFTER: _drafter, **by_evidence}
+    return {Stage.TARGET: _inside_vllm if run.backend == "vllm" else _elsewhere, **by_evidence}
 
-    history, progress = case.history, case.progress
-    differs = _differing(case.audited, drafter=False)
-    names, until = _chosen(history, case.place, differs)
+
+def _target(ask: Question, findings: Findings) -> None:
+    """The target's walk."""
+    from specscope.analyze.locate.model.reference import ModelReference
+    from specscope.measure.locate.answer import answer
+    from specscope.measure.locate.target import TargetWatch
+
+    history, progress = ask.history, ask.progress
+    differs = _differing(ask.audited, drafter=False)
+    names, until = _chosen(history, ask.place, differs)
     plans = {name: contexts for name in names if (contexts := _contexts(history, name, until)) is not None}
     if not plans:
         raise UserError("no request's whole text is in the capture: there is nothing to feed")
     progress("loading the reference", 0, 0)
-    reference = Reference(case.options.target, case.options.device)
-    engine = case.make(located_config(history, _named(case.options.target), _draft_named(case)))
+    reference = ModelReference(ask.options.target, ask.options.device)
+    engine = ask.make(located_config(history, _named(ask.options.target), _draft_named(ask)))
     drive = Drive(engine, history)
-    watch = Watch(drive, reference, plans)
+    watch = TargetWatch(drive, reference, plans)
     try:
         for number, _ in enumerate(drive.steps(until), 1):
             progress("walking the target", number, until + 1)
@@ -137,22 +150,26 @@ def _target(case: Case, findings: Findings) -> None:
         )
 
 
-def _drafter(case: Case, findings: Findings) -> None:
+def _drafter(ask: Question, findings: Findings) -> None:
     """The drafter's walk, where it is a model."""
     from specscope.measure.locate.drafter import DrafterModels, walk_drafter
 
-    history, draft = case.history, case.options.draft
+    history, draft = ask.history, ask.options.draft
     assert history.run is not None
     if not model_part(history.run.drafter):
         return
+    of_target = any(item.operation.stage is Stage.TARGET for item in findings.located)
+    if of_target and model_part(history.run.drafter) == "eagle":
+        findings.ruled_out.append("the drafter was not walked: it is fed the target's features, which differ")
+        return
     if draft is None:
-        raise UserError(case.options.why_no_draft or "the drafter's model is not at hand")
-    names, until = _chosen(history, case.place, _differing(case.audited, drafter=True))
+        raise UserError(ask.options.why_no_draft or "the drafter's model is not at hand")
+    names, until = _chosen(history, ask.place, _differing(ask.audited, drafter=True))
     plans = {name: contexts for name in names if (contexts := _contexts(history, name, until)) is not None}
     if not plans:
         raise UserError("no request's whole text is in the capture: there is nothing to feed")
-    models = DrafterModels(case.options.target, draft, case.make, _named(case.options.target), _draft_named(case))
-    walked = walk_drafter(history, plans, until, models, case.progress)
+    models = DrafterModels(ask.options.target, draft, ask.make, _named(ask.options.target), _draft_named(ask))
+    walked = walk_drafter(history, plans, until, models, ask.progress)
     findings.walks += walked.walks
     if walked.located is not None:
         findings.located.append(walked.located)
@@ -160,6 +177,76 @@ def _drafter(case: Case, findings: Findings) -> None:
         findings.ruled_out.append(
             f"the drafter: {plural(walked.passes, 'pass', 'passes')} over {plural(until + 1, 'engine step')} of "
             f"{plural(len(plans), 'request')} agree, from what they are fed to the tokens that are chosen"
+        )
+
+
+def _inside_vllm(ask: Question, findings: Findings) -> None:
+    """Target and drafter inside vLLM, which runs again in its own Python."""
+    from specscope.measure.locate.inside_vllm.again import Again
+    from specscope.measure.locate.vllm import VllmCase, locate_vllm
+
+    differs = {**_differing(ask.audited, drafter=False), **_differing(ask.audited, drafter=True)}
+    names = (ask.place.request,) if ask.place is not None else tuple(sorted(differs, key=lambda name: differs[name]))
+    vllm = VllmCase(ask.history, ask.options.target, ask.options.draft, names=names)
+    found = locate_vllm(vllm, Again.found(), ask.progress)
+    findings.located += found.located
+    findings.walks += found.walks
+    findings.ruled_out += found.ruled_out
+    findings.left_out += found.left_out
+
+
+def _elsewhere(ask: Question, findings: Findings) -> None:
+    """An engine that specscope does not run again."""
+    engine = "" if ask.history.run is None else ask.history.run.backend
+    raise UserError(f"{engine} is not run again here: its evidence is searched alone")
+
+
+def _evidence(ask: Question) -> tuple[Case, Models]:
+    from specscope.analyze.diagnose.rerun.models import Models
+
+    return Case.of(ask.history), Models(ask.options)
+
+
+def _sampling(ask: Question, findings: Findings) -> None:
+    """From logits to p and q."""
+    from specscope.analyze.locate.model.rules import located_sampling
+
+    case, models = _evidence(ask)
+    sides = [("p", False)] + ([("q", True)] if ask.options.draft is not None else [])
+    for name, drafter in sides:
+        checks = [item.check for item in ask.audited.findings if item.check.name in OF_RULES[name]]
+        located = located_sampling(case, ask.audited, models, drafter=drafter)
+        findings.located += located
+        tested = sum(check.tested for check in checks)
+        if not located and tested and not any(check.failed for check in checks):
+            findings.ruled_out.append(
+                f"the sampling rules: {name} of {plural(tested, 'token')} is what they make of the logits"
+            )
+
+
+def _verdicts(ask: Question, findings: Findings) -> None:
+    """From p, q and coins to what is accepted."""
+    from specscope.analyze.locate.model.verdicts import located_verdicts
+
+    case, models = _evidence(ask)
+    located = located_verdicts(case, ask.audited, models)
+    findings.located += located
+    outcomes = case.checks.get("outcomes")
+    if not located and outcomes is not None and outcomes.tested and not outcomes.failed:
+        findings.ruled_out.append(f"the verdict: {plural(outcomes.tested, 'outcome')} follow from p, q and coin")
+
+
+def _draws(ask: Question, findings: Findings) -> None:
+    """From coins to drafted tokens."""
+    from specscope.analyze.locate.draws import located_draws
+
+    case, _ = _evidence(ask)
+    located = located_draws(case, ask.audited)
+    findings.located += located
+    interval = case.checks.get("draft coins in their intervals")
+    if not located and interval is not None and interval.tested and not interval.failed:
+        findings.ruled_out.append(
+            f"the draws: {plural(interval.tested, 'draft coin')} lie in the interval of their token"
         )
 
 
@@ -222,8 +309,8 @@ def _named(source: ModelSource) -> str:
     return source.path if file is None else f"{source.path}/{file}"
 
 
-def _draft_named(case: Case) -> str | None:
-    draft = case.options.draft
+def _draft_named(ask: Question) -> str | None:
+    draft = ask.options.draft
     if draft is None:
         return None
     layers = draft.arguments.get("num_hidden_layers")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.located import FedRow, Held, Stage
-from specscope.analyze.locate.model.reference import Borders, Reference, decoder_layers
+from specscope.analyze.locate.model.reference import Borders, ModelReference, decoder_layers
 from specscope.analyze.locate.model.taps import relative
 from specscope.analyze.locate.operations import operation
 from specscope.measure.locate.drive import Drive
@@ -46,7 +46,7 @@ class PartRows:
 
 
 @dataclass
-class Difference:
+class FirstDifference:
     """Where the engine differs first. Filled by the watch."""
 
     at: PartRows
@@ -63,15 +63,15 @@ class Difference:
     weights: Tensor | None = None  # [R, H, slots] of attention
 
 
-class Watch:
+class TargetWatch:
     """Compares what the engine computes with the reference, while it computes it."""
 
-    def __init__(self, drive: Drive, reference: Reference, watched: Mapping[str, Contexts]) -> None:
+    def __init__(self, drive: Drive, reference: ModelReference, watched: Mapping[str, Contexts]) -> None:
         self.drive, self.watched = drive, watched
         self.borders: dict[str, Borders] = {name: reference.borders(contexts) for name, contexts in watched.items()}
         longest = max(watched.values(), key=lambda contexts: len(contexts.text))
         self.allowed = reference.allowed(longest.text)
-        self.difference: Difference | None = None
+        self.difference: FirstDifference | None = None
         self.compared, self.largest = 0, 0.0  # rows at all borders; the largest error within what is allowed, over it
         self.passed: list[tuple[PartRows, list[Held]]] = []  # of the pass that runs: what agrees of each part
         self._handles = self._hook(drive.engine.runner.loaded.model)
@@ -114,7 +114,7 @@ class Watch:
 
         return leave
 
-    def _look_inside(self, difference: Difference, call: LayerCall) -> None:
+    def _look_inside(self, difference: FirstDifference, call: LayerCall) -> None:
         """The layer's operations, and what it read of the cache."""
         at = difference.at
         blocks, end = self.drive.table_of(at.part.request), at.part.context_len + at.fed
@@ -173,7 +173,7 @@ class Watch:
         held = hold(name, errors, allowed)
         self.compared += held.rows
         if held.differs:
-            self.difference = Difference(at, name, ours, right, held, passed)
+            self.difference = FirstDifference(at, name, ours, right, held, passed)
             return True
         self.largest = max(self.largest, held.error / allowed)
         passed.append(held)
@@ -184,7 +184,7 @@ class Watch:
         if not held.differs:
             passed.append(held)
         elif self.difference is None:
-            self.difference = Difference(at, name, ours.float()[:, None], right.float()[:, None], held, passed)
+            self.difference = FirstDifference(at, name, ours.float()[:, None], right.float()[:, None], held, passed)
 
 
 def layer_call(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Tensor) -> LayerCall:

@@ -38,7 +38,7 @@ class LoadedHead:
 def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
     path = head_place(folder)
-    tensors = _renamed(_read_tensors(path))
+    tensors = read_tensors(path)
     version = 3 if any(name.startswith("midlayer.hidden_norm") for name in tensors) else 1
     parallel = MASK_HIDDEN in tensors
     config = read_config(path, version, len(target.layers), parallel=parallel)
@@ -73,8 +73,9 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     return LoadedHead(head, embedding, lm_head, path.resolve().name)
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    return {name: tensor for file in weight_files(path) for name, tensor in _read_file(file).items()}
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """A head's tensors as they were published, by the authors' names. Raises UserError."""
+    return _renamed({name: tensor for file in weight_files(path) for name, tensor in _read_file(file).items()})
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
@@ -178,16 +179,20 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
+def published_tensors(head: EagleHead) -> dict[str, Tensor]:
+    """A head's tensors as they are published, by the authors' names: channels in the order of the checkpoint."""
+    order = in_halves(head.config).argsort()
+    return {name: _ordered(name, x, order) for name, x in head.state_dict().items()}
+
+
 def save_head(head: EagleHead, folder: Path) -> None:
     """Write a head as the EAGLE-3 authors publish theirs, a P-EAGLE head as vLLM's speculators do, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     layer = "midlayer." if head.config.parallel is None else "layers.0."
-    order = in_halves(head.config).argsort()
     tensors = {
-        name.replace("midlayer.", layer): _ordered(name, x.bfloat16() if x.is_floating_point() else x, order)
-        for name, x in head.state_dict().items()
+        name.replace("midlayer.", layer): (x.bfloat16() if x.is_floating_point() else x).contiguous().clone()
+        for name, x in published_tensors(head).items()
     }
-    tensors = {name: x.contiguous().clone() for name, x in tensors.items()}
     save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
     (folder / "config.json").write_text(
         json.dumps({**head.config.to_dict(), "torch_dtype": "bfloat16"}, indent=2) + "\n"

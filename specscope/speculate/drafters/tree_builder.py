@@ -14,17 +14,15 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.level import Level
-from specscope.speculate.draws import draw_siblings
+from specscope.speculate.draws import Draw, draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.speculate.sizing.acceptance import Doubles
 from specscope.speculate.sizing.budget import Budget, share_out
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.coins import STRIDE, Stream, coins, draw_number
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn, Ints, TreeShape
-
-STRIDE = 4  # draws at a node, at most, of a tree whose draws are counted
 
 
 class TreeBuilder(ABC):
@@ -138,8 +136,7 @@ class SampledTreeBuilder(TreeBuilder):
         super().__init__(context)
         self._number: list[int] = []  # of each node's draw
         self._q: dict[int, Dense] = {}
-        self._q_drawn: list[float] = []  # of each node's token
-        self._margin: list[float] = []  # of each node's draw
+        self._draws: list[Draw] = []  # each node's
 
     def look(self, level: Level, rows: slice) -> None:
         """Read from its rows of `level` how often to draw. Called before `wanted`."""
@@ -152,17 +149,16 @@ class SampledTreeBuilder(TreeBuilder):
         """Draws without replacement."""
         grow_sampled(level, [(self, rows)])
 
-    def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[tuple[int, float, float]]]) -> None:
-        """Give the frontier children: q [V] at each node, and what was drawn there: tokens, their q or 0, margins."""
+    def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[Draw]]) -> None:
+        """Give the frontier children: q [V] at each node, and what was drawn there, as far as q had tokens to give."""
         first = len(self.token)
         for node, children, row, tokens in zip(self.frontier, self.wanted(), q, drawn, strict=True):
             self._q[node] = Dense(row)
-            for number, (token, prob, margin) in zip(children, tokens, strict=False):
-                if prob > 0:  # else q has no further token to give
+            for number, draw in zip(children, tokens, strict=False):
+                if draw.prob > 0:  # else q has no further token to give
                     self._number.append(number)
-                    self._q_drawn.append(prob)
-                    self._margin.append(margin)
-                    self._add(node, token, float(np.log(prob)))
+                    self._draws.append(draw)
+                    self._add(node, draw.token, float(np.log(draw.prob)))
         self._move_on_from(first)
 
     def stop(self) -> None:
@@ -176,8 +172,9 @@ class SampledTreeBuilder(TreeBuilder):
     def finish(self) -> tuple[Draft, Ints]:
         """All nodes, as they were drawn."""
         nodes = range(len(self.token))
-        tree = DraftTree.build(self.token, self.parent, self._q_drawn, Drawn.WITHOUT_REPLACEMENT)
-        notes = replace(self._notes(nodes), draw_margin=np.array(self._margin))
+        _, q, margin, low, coin = np.array(self._draws).reshape(-1, 5).T
+        tree = DraftTree.build(self.token, self.parent, q.tolist(), Drawn.WITHOUT_REPLACEMENT)
+        notes = replace(self._notes(nodes), draw_margin=margin, coin=coin, low=low)
         return Draft(tree, self._q, notes), self._places(nodes)
 
 
@@ -254,7 +251,7 @@ class CountedTreeBuilder(SampledTreeBuilder):
         self._wanted = []
         each = zip(self.frontier, counts.tolist(), chance.tolist(), log_sure, strict=True)
         for node, count, chances, log_prob in each:
-            numbers = [number_of(node, rank) for rank in range(count)]
+            numbers = [draw_number(node, rank) for rank in range(count)]
             self._wanted.append(numbers)
             self._chance |= zip(numbers, chances, strict=False)
             self._sure |= dict.fromkeys(numbers, float(np.exp(log_prob)))
@@ -278,23 +275,14 @@ class CountedTreeBuilder(SampledTreeBuilder):
         return replace(draft, levels=self.levels, sure=sure), places
 
 
-def number_of(parent: int, rank: int) -> int:
-    """The number of a counted draw.
-
-    It follows from the nodes alone, so that a tree can be drawn again from its shape: q may have had fewer tokens to
-    give than were asked for.
-    """
-    return (parent - ROOT) * STRIDE + rank
-
-
 def counted_coins(context: Context, nodes: int) -> Doubles:
     """The coins of the counted draws in a tree of at most `nodes` nodes, by number."""
-    return coins(context.params.seed, Stream.DRAFT, context.position, number_of(nodes, 0))
+    return coins(context.params.seed, Stream.DRAFT, context.position, draw_number(nodes, 0))
 
 
 def counted_numbers(shape: TreeShape) -> list[int]:
     """The numbers of the counted draws that the shape's nodes come from."""
-    return [number_of(above, shape.children(above).index(node)) for node, above in enumerate(shape.parent)]
+    return [draw_number(above, shape.children(above).index(node)) for node, above in enumerate(shape.parent)]
 
 
 def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> None:
@@ -325,11 +313,12 @@ def grow_sampled(level: Level, growing: Sequence[tuple[SampledTreeBuilder, slice
     coin = np.full((len(wanted), max(len(children) for _, children in wanted)), 0.5)
     for row, (tree, children) in zip(coin, wanted, strict=True):
         row[: len(children)] = tree.coin[children]
-    drawn = list(zip(*draw_siblings(q, coin), strict=True))
+    by_node = zip(*draw_siblings(q, coin), coin.tolist(), strict=True)
+    drawn = [list(map(Draw, *draws))[: len(children)] for draws, (_, children) in zip(by_node, wanted, strict=True)]
     start = 0
     for tree, rows in growing:
         end = start + rows.stop - rows.start
-        tree.take(q[start:end].unbind(), [list(zip(*columns, strict=True)) for columns in drawn[start:end]])
+        tree.take(q[start:end].unbind(), drawn[start:end])
         start = end
 
 

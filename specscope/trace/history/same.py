@@ -34,7 +34,8 @@ def _same_part(a: RequestStep, b: RequestStep, dtype: str) -> bool:
 def _plan(part: RequestStep) -> tuple[object, ...]:
     tree = part.tree
     arrays = (tree.token.tolist(), tree.parent.tolist(), tree.drawn.tolist())
-    return part.request, part.index, part.context_len, part.prefill_tokens, part.drafter, part.emitted, arrays
+    coins = [] if part.notes is None else part.notes.coin.tolist()
+    return part.request, part.index, part.context_len, part.prefill_tokens, part.drafter, part.emitted, arrays, coins
 
 
 def _same_verdict(a: Verdict | None, b: Verdict | None, dtype: str) -> bool:

@@ -59,9 +59,15 @@ def wrap(owner: object, name: str, make: Callable[[Callable[..., Any]], Callable
     setattr(owner, name, replaced)
 
 
-def named(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """What reads a call's arguments by the names of the function's parameters, whichever way they are given."""
+def named(
+    function: Callable[..., Any], known: tuple[str, ...] = ()
+) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """What reads a call's arguments by the names of the function's parameters, whichever way they are given.
+
+    `known`: the engine's own names. Somebody who replaced its function may call them otherwise.
+    """
     names = tuple(inspect.signature(function).parameters)
+    names = names if set(known) <= set(names) else known
     return lambda args, kwargs: dict(zip(names, args, strict=False)) | kwargs
 
 

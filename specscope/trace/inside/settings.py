@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,13 +20,57 @@ NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
 AGGREGATES, LEVEL = "SPECSCOPE_AGGREGATES", "SPECSCOPE_TRACE_LEVEL"
 SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
 SAMPLE_CAPTURE = "SPECSCOPE_SAMPLE_CAPTURE"
+TAPS, TAPS_INSIDE, TAPS_MIB = TAPPING = ("SPECSCOPE_TAPS", "SPECSCOPE_TAPS_INSIDE", "SPECSCOPE_TAPS_MIB")
 SAMPLING = (SAMPLE, KEEP, KEEP_BUFFER, SAMPLE_CAPTURE)
-ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, NO_TOKENS, DEBUG, AGGREGATES, LEVEL, *SAMPLING)
+ALL = (
+    CAPTURE,
+    ENDPOINT,
+    PROTOCOL,
+    EVIDENCE,
+    NO_TEXT,
+    NO_TOKENS,
+    DEBUG,
+    AGGREGATES,
+    LEVEL,
+    *SAMPLING,
+    *TAPPING,
+)
+ALL_LAYERS = "all"  # as SPECSCOPE_TAPS_INSIDE
+MOST_MIB = 1024  # of taps, by default
+
+
+@dataclass(frozen=True)
+class TapSettings:
+    """What `specscope locate` wants recorded of an engine's forwards."""
+
+    folder: str  # SPECSCOPE_TAPS
+    # SPECSCOPE_TAPS_INSIDE: whose operations are recorded, not only its borders: all, or layers ("target.3,drafter")
+    inside: str = ALL_LAYERS
+    mib: str = str(MOST_MIB)  # SPECSCOPE_TAPS_MIB: at most so much; what comes later is left out
+
+    @property
+    def most(self) -> int:
+        """Bytes."""
+        return int(self.mib) * 2**20
+
+    def wants(self, who: str, name: str) -> bool:
+        """Whether a module of the target or the drafter is recorded: inside of layers only those that are named."""
+        number = next((part for part in name.split(".") if part.isdecimal()), None)
+        is_border = name.rsplit(".", 1)[-1] == number
+        named = self.inside.split(",")
+        return number is None or is_border or bool({ALL_LAYERS, who, f"{who}.{number}"} & set(named))
+
+    def check(self) -> None:
+        """Raises UserError that names the variable whose value cannot be used."""
+        if not re.fullmatch(r"all|((target|drafter)(\.\d+)?(,|$))*", self.inside):
+            raise UserError(f"{TAPS_INSIDE} is {self.inside!r}: use {ALL_LAYERS}, or layers such as target.3,drafter")
+        if not self.mib.isdecimal():
+            raise UserError(f"{TAPS_MIB} is {self.mib!r}: use a number of MiB")
 
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """Read from SPECSCOPE_* variables. Nothing happens unless one of the first three is set."""
+    """Read from SPECSCOPE_* variables. Nothing happens unless one of the first three or SPECSCOPE_TAPS is set."""
 
     capture: str | None  # SPECSCOPE_CAPTURE: a file
     endpoint: str | None  # SPECSCOPE_OTLP_ENDPOINT: a URL
@@ -39,11 +84,12 @@ class PluginSettings:
     keep: str | None = None  # SPECSCOPE_KEEP: a condition; the spans of requests for which it holds are sent
     keep_buffer: str | None = None  # SPECSCOPE_KEEP_BUFFER: MiB for steps of requests that have not ended
     sample_capture: bool = False  # SPECSCOPE_SAMPLE_CAPTURE=1: the capture holds no other requests either
+    taps: TapSettings | None = None  # SPECSCOPE_TAPS
 
     @property
     def is_on(self) -> bool:
         """Whether anything is to be done."""
-        return any((self.capture, self.endpoint, self.debug))
+        return any((self.capture, self.endpoint, self.debug, self.taps))
 
     @property
     def full(self) -> bool:
@@ -54,6 +100,8 @@ class PluginSettings:
         """Raises UserError that names the variable whose value cannot be used."""
         self.sampling()
         self.level()
+        if self.taps is not None:
+            self.taps.check()
         if self.evidence not in EVIDENCES:
             raise UserError(f"{EVIDENCE} is {self.evidence!r}: use {', '.join(EVIDENCES)}")
 
@@ -73,6 +121,7 @@ class PluginSettings:
             keep=environment.get(KEEP) or None,
             keep_buffer=environment.get(KEEP_BUFFER) or None,
             sample_capture=_is_set(environment, SAMPLE_CAPTURE),
+            taps=_taps(environment),
         )
 
     def level(self) -> SpanLevel:
@@ -86,6 +135,13 @@ class PluginSettings:
         """Whose spans are kept. Raises UserError that names the variable."""
         names = (SAMPLE, KEEP, KEEP_BUFFER)
         return read_sampling(self.sample, self.keep, self.keep_buffer, captures=self.sample_capture, names=names)
+
+
+def _taps(environment: Mapping[str, str]) -> TapSettings | None:
+    folder = environment.get(TAPS)
+    if not folder:
+        return None
+    return TapSettings(folder, environment.get(TAPS_INSIDE, ALL_LAYERS), environment.get(TAPS_MIB) or str(MOST_MIB))
 
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:

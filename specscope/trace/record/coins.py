@@ -8,13 +8,15 @@ request was preempted, or whether the step is run again.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.record.tree import Doubles
+from specscope.trace.record.tree import ROOT, Doubles
 
 Words = NDArray[np.uint64]
+Number = TypeVar("Number", int, NDArray[np.int64])
 
 
 class Stream(IntEnum):
@@ -22,6 +24,18 @@ class Stream(IntEnum):
 
     DRAFT = 0
     VERIFY = 1
+
+
+STRIDE = 4  # draws at a node, at most, of a tree whose draws are counted
+
+
+def draw_number(parent: Number, rank: Number) -> Number:
+    """The number of the draw that gave a counted tree's node: that of its coin in the stream DRAFT.
+
+    It follows from the nodes alone, so that a tree can be drawn again from its shape: q may have had fewer tokens to
+    give than were asked for. Of a static tree the draws are numbered as the nodes of its shape.
+    """
+    return (parent - ROOT) * STRIDE + rank
 
 
 def coins(seed: int, stream: Stream, position: int, count: int) -> Doubles:

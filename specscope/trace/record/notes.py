@@ -53,6 +53,12 @@ class DraftNotes(ArrayEq):
     fed_norms: Annotated[Floats, Wire("specscope.draft.fed_norms", Norm, "r,l")] = empty(np.float32, (0, 0))
     # where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn
     draw_margin: Annotated[Doubles, Wire("specscope.draft.draw_margin", Probability, "n?")] = empty(np.float64)
+    # the coin that drew the token, in (0, 1); 0 where the node is no draw, and where its coin is not known
+    coin: Annotated[Doubles, Wire("specscope.draft.coin", Probability, "n?")] = empty(np.float64)
+    # the lower end of the token's interval: coin lies in [low, low + q). That is of the distribution function that this
+    # draw was made from, over the target's token ids in their order: q at the parent, without the earlier siblings
+    # where nothing is put back, and renormalised (so is the q here). 0 where there is no coin
+    low: Annotated[Doubles, Wire("specscope.draft.low", Probability, "n?")] = empty(np.float64)
     # committed tokens in the drafter's KV cache when the tree was begun
     cached: Annotated[int, Wire("specscope.draft.cached", Count, told=Told.ALWAYS)] = 0
 

@@ -541,6 +541,10 @@ class RunInfo:
     speculation: Annotated[Mapping[str, Any], Wire("specscope.run.speculation", dict[str, Any], form=WireForm.JSON)] = (
         field(default_factory=dict)
     )
+    # another engine's own settings that shape its batches: max_num_batched_tokens, enable_prefix_caching, ...
+    settings: Annotated[Mapping[str, Any], Wire("specscope.run.settings", dict[str, Any], form=WireForm.JSON)] = field(
+        default_factory=dict
+    )
     # the rule of verification, for whole runs
     rule: Annotated[str, Wire("specscope.run.rule", Name, told=Told.ALWAYS)] = STANDARD
     # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive

@@ -49,6 +49,7 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         super().__init__(id=id)
         self.sheet = Sheet()
         self.dark = True
+        self._height = 0  # of the area, when the sheet was put
         self._inks: dict[tuple[str, bool, bool, str], Style] = {}
 
     @property
@@ -71,7 +72,8 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         fits = size.height <= self.area.height
         if self.show_vertical_scrollbar and fits:  # Textual asks only when a size changes, and may ask too early
             self.show_vertical_scrollbar = False
-        if sheet.keep >= 0 and (sheet.keep != old.keep or len(sheet.lines) != len(old.lines)):
+        height, self._height = self._height, self.area.height
+        if sheet.keep >= 0 and (sheet.keep != old.keep or len(sheet.lines) != len(old.lines) or height != self._height):
             self._keep(sheet.keep)
         if changed_colours or sheet.head != old.head or len(sheet.lines) != len(old.lines):
             self.refresh()

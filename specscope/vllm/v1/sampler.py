@@ -8,6 +8,7 @@ from typing import Any
 
 from specscope.trace.inside.hooking import ErrorGuard, named, wrap
 from specscope.vllm.call import SamplerCall
+from specscope.vllm.known import PLAIN, REJECTION, parameters_of
 
 
 class SamplerHooks:
@@ -35,7 +36,7 @@ class SamplerHooks:
         wrap(module, "sample_recovered_tokens", self._recovers)
 
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = named(original)
+        arguments = named(original, parameters_of(REJECTION, "RejectionSampler.forward"))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             self.call = None
@@ -54,7 +55,7 @@ class SamplerHooks:
 
     def _rejection_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """It gets the target's logits after every rule. 0.33's lossy rules write into the drafts."""
-        arguments = named(original)
+        arguments = named(original, parameters_of(REJECTION, "rejection_sample"))
 
         def rejection_sample(*args: Any, **kwargs: Any) -> Any:
             if self.call is not None:
@@ -79,7 +80,7 @@ class SamplerHooks:
 
     def _recovers(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """It gets the normalised target."""
-        arguments = named(original)
+        arguments = named(original, parameters_of(REJECTION, "sample_recovered_tokens"))
 
         def sample_recovered_tokens(*args: Any, **kwargs: Any) -> Any:
             tokens = original(*args, **kwargs)
@@ -93,7 +94,7 @@ class SamplerHooks:
     def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Sampling overwrites the logits that it is given: temperature is applied in place."""
 
-        arguments = named(original)
+        arguments = named(original, parameters_of(PLAIN, "Sampler.sample"))
 
         def sample(*args: Any, **kwargs: Any) -> Any:
             if self.call is not None and self.call.bonus_logits is None:

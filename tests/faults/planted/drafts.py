@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
+from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
+from specscope.speculate.draws import Draw, draw_siblings
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.faults.fault import Fault
 
@@ -75,7 +77,7 @@ def q_of_another_temperature(factor: float):
         def changed(self, q, drawn):
             told = [(row.log() / factor).softmax(-1) for row in q]
             pairs = zip(told, drawn, strict=True)
-            again = [[(t, float(row[t]) if p > 0 else 0.0, far) for t, p, far in one] for row, one in pairs]
+            again = [[d._replace(prob=float(row[d.token]) if d.prob > 0 else 0.0) for d in one] for row, one in pairs]
             take(self, told, again)
 
         patch.setattr(StaticTreeBuilder, "take", changed)
@@ -88,7 +90,7 @@ def likeliest_for_drawn(patch, engine):
     take = StaticTreeBuilder.take
 
     def likeliest(self, q, drawn):
-        take(self, q, [[(int(row.argmax()), float(row.max()), 1.0)] for row in q])
+        take(self, q, [[Draw(int(row.argmax()), float(row.max()), 1.0, 0.0, 0.0)] for row in q])
 
     patch.setattr(StaticTreeBuilder, "take", likeliest)
 
@@ -108,12 +110,28 @@ def _deterministic(tree: DraftTree) -> DraftTree:
     return DraftTree.build(tree.token.tolist(), tree.parent.tolist())
 
 
+def draws_beside(patch, engine):
+    """The search in q's cumulative sum ends one token too early, and q is read at that token."""
+
+    def beside(rows, coins):
+        tokens, probs, margins, lows = draw_siblings(rows, coins)
+        for row, some, shares, ends in zip(rows.numpy(), tokens, probs, lows, strict=True):
+            for child, token in enumerate(some):
+                before = [t for t in np.flatnonzero(row[:token]).tolist() if t not in some]
+                if before and shares[child] > 0:
+                    some[child], shares[child] = before[-1], float(row[before[-1]])
+                    ends[child] -= shares[child]
+        return tokens, probs, margins, lows
+
+    patch.setattr(tree_builder, "draw_siblings", beside)
+
+
 def sorted_siblings(patch, engine):
     """Siblings are drawn, then tried in the order of their q."""
     take = StaticTreeBuilder.take
 
     def by_q(self, q, drawn):
-        take(self, q, [sorted(one, key=lambda pair: -pair[1]) for one in drawn])
+        take(self, q, [sorted(one, key=lambda draw: -draw.prob) for one in drawn])
 
     patch.setattr(StaticTreeBuilder, "take", by_q)
 
@@ -141,8 +159,8 @@ def _only(draft: Draft, kept: list[int]) -> Draft:
     q = {place[node]: row for node, row in draft.q.items() if node in place and place[node] in above}
     notes: Any = draft.notes
     if notes is not None:
-        far = notes.draw_margin[kept] if len(notes.draw_margin) else notes.draw_margin
-        notes = dataclasses.replace(notes, prob=notes.prob[kept], score=notes.score[kept], draw_margin=far)
+        names = [name for name in ("prob", "score", "draw_margin", "coin", "low") if len(getattr(notes, name))]
+        notes = dataclasses.replace(notes, **{name: getattr(notes, name)[kept] for name in names})
     return dataclasses.replace(draft, tree=less, q=q, notes=notes)
 
 
@@ -190,6 +208,13 @@ FAULTS = [
         rare=0,
     ),
     Fault("q lost", Cause.Q_DROPPED, without_q, "early tree warm", "sampled drafts are judged as deterministic"),
+    Fault(
+        "draws one token early",
+        Cause.DRAW_BESIDE,
+        draws_beside,
+        "early chain warm",
+        "the draw from q ends one token too early",
+    ),
     Fault(
         "siblings by q",
         Cause.SIBLINGS_SORTED,

@@ -7,10 +7,11 @@ import numpy as np
 from specscope.analyze.diagnose.causes import Cause
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
 from specscope.speculate.drafters import tree_builder
+from specscope.speculate.draws import Draw
 from specscope.speculate.sampling import all_probabilities
 from specscope.speculate.verify import host, inputs, verifier
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.trace.record.coins import coins
+from specscope.trace.record.coins import Stream, coins
 from tests.faults.fault import Fault
 
 
@@ -75,7 +76,7 @@ def noise_again(patch, engine):
             for node, row in zip(tree.frontier, q[start:end], strict=True):
                 own = noise(tree.context.params.seed, tree.context.position, node, len(row))
                 token = int(np.argmax(row.numpy() / own))
-                drawn.append([(token, float(row[token]), 1.0)])
+                drawn.append([Draw(token, float(row[token]), 1.0, 0.0, 0.0)])
             tree.take(q[start:end].unbind(), drawn)
             start = end
 
@@ -116,6 +117,11 @@ def coin_again(patch, engine):
 
     right = host.verify
     patch.setattr(host, "verify", verify)
+
+
+def other_draft_coins(change):
+    """The coins that draw drafts are `change` of their key, where there are `count` of them."""
+    return lambda patch, engine: patch.setattr(tree_builder, "coins", change)
 
 
 def changed_coins(change):
@@ -193,6 +199,34 @@ FAULTS = [
         changed_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
         "early chain warm",
         "the position is left out of the key",
+    ),
+    Fault(
+        "draft coins of no step",
+        Cause.COINS_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
+        "early tree warm",
+        "the drafter uses the same coins at every position",
+    ),
+    Fault(
+        "draft coins of one seed",
+        Cause.COINS_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: coins(0, stream, position, count)),
+        "early chain warm",
+        "every request's drafts are drawn by the coins of seed 0",
+    ),
+    Fault(
+        "one coin for all draws",
+        Cause.COINS_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: np.full(count, coins(seed, stream, position, 1)[0])),
+        "early tree warm",
+        "all draws of a step have one coin",
+    ),
+    Fault(
+        "draft coins of the verdict",
+        Cause.NOISE_SHARED,
+        other_draft_coins(lambda seed, stream, position, count: coins(seed, Stream.VERIFY, position, count)),
+        "early chain warm",
+        "drafts are drawn by the coins of the verdict on them",
     ),
     Fault("coins by row", Cause.COINS_BY_BATCH, by_row, "early tree warm", "the row in the batch is the key", rare=10),
 ]

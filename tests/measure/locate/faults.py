@@ -18,7 +18,7 @@ from specscope.model import attention, kv_cache
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.prefix import Content
-from tests.model.test_architectures import EXPERT_MODELS, build
+from tests.model.test_architectures import build
 from tests.tiny import write_tiny_model
 
 Install = Callable[[Engine], None]
@@ -140,7 +140,7 @@ def prefix_by_its_own_tokens(engine: Engine) -> None:
     def content(table, tokens, index, ahead):
         made = right(table, tokens, index, ahead)
         block = tokens[index * kv_cache.BLOCK_SIZE : (index + 1) * kv_cache.BLOCK_SIZE + ahead]
-        return Content.of(b"", block) if index == 1 else made
+        return Content.of(b"", block) if index else made
 
     replaced(kv_cache, "_content", content)
 
@@ -240,7 +240,7 @@ FAULTS = {
     "window": TargetFault(narrow_window, "layers.1.self_attn.scores", family="mistral_sliding"),
     "chunks from 0": TargetFault(chunks_from_zero, "positions", "-32", setting="chunks"),
     "softmax in bfloat16": TargetFault(softmax_in_bfloat16, "layers.0.self_attn.", "bfloat16"),
-    "prefix by its own tokens": TargetFault(prefix_by_its_own_tokens, "layers.0.self_attn.keys read", setting="shared"),
+    "prefix by its own tokens": TargetFault(prefix_by_its_own_tokens, "layers.1.self_attn.keys read", setting="shared"),
     "head zeroed": TargetFault(head_zeroed, "layers.3.self_attn.attention", "head 2"),
     "MLP in float16": TargetFault(mlp_in_float16, "layers.4.mlp.down_proj", "float16"),
     "bias twice": TargetFault(bias_twice, "layers.1.self_attn.k_proj", "bias", family="qwen2"),
@@ -248,16 +248,17 @@ FAULTS = {
     "residual swapped": TargetFault(residual_swapped, "layers.2.post_attention_layernorm:in"),
     "expert": TargetFault(wrong_expert, "layers.1.mlp", "expert 2", family="qwen3_moe"),
     "siblings seen": TargetFault(siblings_seen, "layers.0.self_attn.scores", "own path"),
-    "not moved": TargetFault(not_moved, "layers.1.self_attn.keys read"),
+    "not moved": TargetFault(not_moved, "layers.0.self_attn.keys read"),
 }
 
 
 def write_family(folder: Path, name: str) -> Path:
     """A tiny random model of an architecture, with a tokenizer."""
-    write_tiny_model(folder, vocab=199)
+    write_tiny_model(folder)
     model = build(name)
+    model.resize_token_embeddings(300)  # those of the tokenizer
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
     return folder
-
-
-__all__ = ["EXPERT_MODELS", "FAULTS", "TargetFault", "planted", "write_family"]

@@ -18,6 +18,7 @@ from specscope.model.heads.eagle_head import EagleHead
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level
 from specscope.trace.wire.capture import CaptureWriter
+from tests.faults import settings
 from tests.faults.models import TARGET
 from tests.faults.planted.drafter_kv import (
     first_tokens_only,
@@ -29,7 +30,6 @@ from tests.faults.planted.drafter_kv import (
 )
 from tests.faults.planted.drafts import other_map
 from tests.faults.planted.features import nothing, one_late, other_layers, rows_by_index
-from tests.faults import settings
 from tests.faults.settings import DRAFTERS, Setting, history, record
 from tests.heads import CONFIG, head_tensors, write_head, write_parallel_head
 from tests.tiny import write_tiny_model

@@ -14,16 +14,17 @@ from specscope.trace.wire.reading import read_capture
 from tests.faults.models import TARGET, story
 from tests.faults.settings import TREE
 from tests.measure.locate.faults import FAULTS, planted, write_family
+from tests.model.test_architectures import CONFIGS
 
-SHARED = "anna saw the red cat. "
+SHARED = "bob sold a boat."  # a block
 QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "prefix by its own tokens", "not moved")
 
 
-def recorded(path, target, setting="plain", **more):
+def recorded(path, target, setting="plain", dtype="float32"):
     """A short run of a draft model over a target; its history."""
     engine = Engine(
         target=str(target),
-        dtype="float32",
+        dtype=dtype,
         drafter="draft_model",
         draft_model="self:2",
         tree=TREE,
@@ -32,14 +33,14 @@ def recorded(path, target, setting="plain", **more):
         max_step_tokens=32 if setting == "chunks" else 512,
         threads=1,
         prefix_cache=setting == "shared",
-        **more,
     )
     writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
     engine.subscribe(writer, lossless=True)
     params = [SamplingParams(max_tokens=24, temperature=0.8, seed=i, ignore_eos=True) for i in range(3)]
     texts = [story(i, 70) for i in range(3)]
-    if setting == "shared":  # the second block of each is the same, and the first is not
-        texts = [story(i, 16)[:16] + SHARED[:16] + story(i + 9, 20) for i in range(3)]
+    if setting == "shared":  # the last one's first block is the second's, its second one that of the first
+        one, other = story(1, 16), story(2, 16)
+        texts = [one + SHARED + story(3, 20), other + story(4, 40), other + SHARED + story(5, 20)]
         for text, own in zip(texts, params, strict=True):
             engine.generate([text], own)
     else:
@@ -68,3 +69,20 @@ def test_a_fault_is_located_at_its_operation(tmp_path, name):
     assert first.operation.name.startswith(fault.operation), (first.operation, first.sentence, first.looks)
     assert fault.looks in first.looks, (first.looks, first.sentence)
     assert first.smallest
+
+
+@pytest.mark.parametrize("setting", ["plain", "chunks", "shared"])
+def test_a_healthy_run_is_walked_and_nothing_is_located(tmp_path, setting):
+    answer = located(recorded(tmp_path / "run.jsonl", TARGET, setting))
+    assert (answer.exit, answer.located, answer.left_out) == (Exit.CONSISTENT, (), ())
+    assert "agree over" in answer.ruled_out[0]
+    assert [held.operation.name for held in answer.walks[0].operations][-2:] == ["norm", "lm_head"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_nothing_is_located_in_a_healthy_architecture(tmp_path, family, dtype):
+    history = recorded(tmp_path / "run.jsonl", write_family(tmp_path / "model", family), dtype=dtype)
+    answer = located(history)
+    assert (answer.located, answer.left_out) == ((), ())

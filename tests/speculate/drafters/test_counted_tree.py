@@ -64,7 +64,8 @@ def every_draft(monkeypatch, q_model, plan, whole):
             left[at:] = [len(ways) - script[at] - 1]
             tokens, share = ways[script[at]]
             at, weight = at + 1, weight * share
-            drawn.append((list(tokens), [float(row[token]) for token in tokens], [1.0] * len(tokens)))
+            n = len(tokens)
+            drawn.append((list(tokens), [float(row[token]) for token in tokens], [1.0] * n, [0.0] * n))
         return tuple(zip(*drawn, strict=True))
 
     monkeypatch.setattr(tree_builder, "draw_siblings", draw)
@@ -104,7 +105,7 @@ def test_a_mistake_is_caught(monkeypatch):
     take = CountedTreeBuilder.take
 
     def kept(self, q, drawn):
-        return take(self, q, [[(t, prob if prob > 0.3 else 0.0, far) for t, prob, far in row] for row in drawn])
+        return take(self, q, [[d._replace(prob=d.prob if d.prob > 0.3 else 0.0) for d in row] for row in drawn])
 
     monkeypatch.setattr(CountedTreeBuilder, "take", kept)
     assert worst(monkeypatch)[0] > 0.01

@@ -254,6 +254,15 @@ def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, 
     tokens, margins = plain_draws(oracle, plan.shape, lambda x: (x / temperature).softmax(-1), coin)
     assert tree.token.tolist() == tokens
     assert draft.notes.draw_margin == pytest.approx(margins, abs=1e-6)
+    assert draft.notes.coin.tolist() == coin.tolist()  # number for number: nothing ran dry
+    for node, q in draft.q.items():
+        left = q.probs.double().clone()
+        for child in tree.children(node):
+            ends, mine = left.cumsum(0) / left.sum(), int(tree.token[child])
+            low, high = float(ends[mine] - left[mine] / left.sum()), float(ends[mine])
+            assert draft.notes.low[child] == pytest.approx(low, abs=1e-9)
+            assert low - 1e-9 <= draft.notes.coin[child] < high + 1e-9
+            left[mine] = 0
     # Again, beside another request: the same draws. With another seed: others.
     (other, again) = grow(
         [Oracle(seed + 1, oracle.d2t), oracle], [dataclasses.replace(asked, request="b"), asked], plan

@@ -47,7 +47,7 @@ OURS = {
     "RunInfo": {
         *("run_id", "target", "revision", "drafter", "draft_model", "tree", "device", "dtype", "backend", "versions"),
         *("aux_layers", "evidence", "speculation", "rule", "costs", "sampling", "target_path", "target_digest"),
-        *("draft_path", "draft_digest"),
+        *("draft_path", "draft_digest", "settings"),
     },
     "SamplingParams": {"left_out"},
     "Verdict": {"path", "forced", "rule"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,14 +39,13 @@ class Causal:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+        named = {"dtype": getattr(torch, dtype), "trust_remote_code": False, **source.arguments}
+        read = partial(AutoModelForCausalLM.from_pretrained, source.path, **named)
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                source.path,
-                dtype=getattr(torch, dtype),
-                attn_implementation="sdpa",
-                trust_remote_code=False,
-                **source.arguments,
-            )
+            try:
+                model: Any = read(attn_implementation="sdpa")
+            except ValueError:  # families with a soft cap or with sinks, such as Gemma 2 and GPT-OSS, have none
+                model = read(attn_implementation="eager")
         except Exception as error:
             raise not_loaded(source.name, error) from error
         self.model = model.to(device).eval().requires_grad_(False)

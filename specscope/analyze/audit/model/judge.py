@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
@@ -19,6 +21,19 @@ from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.record.tree import Drawn
 
 FORM = "structured_outputs"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Of coins."""
+
+    low: float
+    high: float
+
+    def __contains__(self, coin: float) -> bool:
+        return self.low <= coin <= self.high
+
+
 Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabilities are asked for
 
 
@@ -248,10 +263,47 @@ class DrafterJudge(_Judge):
 
     def _drawn(self, step: AuditedStep, parent: int, shaped: Tensor, q: Tensor) -> None:
         """Siblings drawn from q. The recorded q is that before any sibling was removed."""
-        tree = step.part.tree
+        tree, notes = step.part.tree, step.part.notes
+        taken: list[int] = []
         for child in tree.children(parent):
             token, recorded = int(tree.token[child]), float(tree.q[child])
             self._add("draft p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
+            if notes is not None and len(notes.coin) and notes.coin[child] > 0:
+                self._draw(step, child, float(notes.coin[child]), shaped, q, taken)
+            if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
+                taken.append(token)
+
+    def _draw(self, step: AuditedStep, node: int, coin: float, shaped: Tensor, q: Tensor, taken: Sequence[int]) -> None:
+        """Whether a coin draws a node's token from q without the tokens `taken`; at a border rounding decides."""
+        tally, token = self.tallies["draft draws"], int(step.part.tree.token[node])
+        left = q.double().clone()
+        left[taken] = 0
+        ends = left.cumsum(0)
+        if not ends[-1] > 0:
+            return
+        drawn = min(int(torch.searchsorted(ends, coin * ends[-1], right=True)), len(ends) - 1)
+        if drawn != token and coin in self._reach(shaped, left, taken, token):
+            tally.excused += 1
+            return
+        text = f"coin {coin:.4g} draws {tally.show(drawn)} from the q of the drafter run afresh"
+        text += f", not {tally.show(token)}"
+        recorded, judged = float(token), float(drawn)
+        tally.add(step.at(node), differs=drawn != token, recorded=recorded, judged=judged, text=text)
+
+    def _reach(self, shaped: Tensor, left: Tensor, taken: Sequence[int], token: int) -> Interval:
+        """The coins that may draw a token when logits are off by rounding; borders of top-k and the like included."""
+        borders = (float(left[:token].sum() / left.sum()), float(left[: token + 1].sum() / left.sum()))
+        slack = 2 * self.sampled_slack  # a border has logits on both sides of it
+        low, high = (span(border, slack) for border in borders)
+        reach = Interval(low[0], high[1])
+        if not self.rules.truncates:
+            return reach
+        least, most = (x.double() for x in self.rules.bounds(shaped, self.slack))
+        least[taken], most[taken] = 0, 0
+        below, above = float(least[:token].sum()), float(most[token:].sum())
+        first = span(below / max(below + above, 1e-30), slack)[0]
+        below, above = float(most[: token + 1].sum()), float(least[token + 1 :].sum())
+        return Interval(min(reach.low, first), max(reach.high, span(below / max(below + above, 1e-30), slack)[1]))
 
     def _likeliest(self, step: AuditedStep, parent: int, shaped: Tensor, thought: Tensor) -> None:
         """Siblings are the likeliest tokens, the best first; at a near tie either order is right."""

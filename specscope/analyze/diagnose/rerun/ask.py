@@ -10,7 +10,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import RERUN, Suspect
+from specscope.analyze.diagnose.diagnosis import CERTAIN, RERUN, Suspect
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import seldom
 from specscope.analyze.diagnose.rerun import target as targets
@@ -18,8 +18,12 @@ from specscope.analyze.diagnose.rerun.match import Match, among, beginnings, com
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rows import of_head, of_model
-from specscope.analyze.diagnose.rerun.rules import rule_mistakes
 from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.model.other_rows import OF_REQUESTS
+from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFault, search_sampling
+from specscope.analyze.locate.model.sampling import TEMPERATURE
+from specscope.analyze.locate.model.variants import BELOW, ROWS
+from specscope.analyze.locate.model.verdicts import located_verdicts
 from specscope.trace.record.method import model_part
 from specscope.trace.record.tree import ROOT, DraftTree
 
@@ -43,7 +47,7 @@ Parts = Sequence[Sequence[Step]]  # the first steps of some requests
 def target_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     """Masks, positions and KV of the target; the sampling parameters where its raw probabilities are right."""
     rows = of_model(models.target)
-    if suspects := origins(case, audit, rows) or (rule_mistakes(case, audit, rows) if _is_ruled(audit) else []):
+    if suspects := origins(case, audit, rows) or (_ruled(case, models, audit) if _is_ruled(audit) else []):
         return suspects
     parts = beginnings(case.steps, REQUESTS, STEPS)
     model = models.target
@@ -56,6 +60,40 @@ def target_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
         return suspects
     begins = seldom.onsets(case, audit, ("target raw p", "target top tokens"))
     return seldom.suspects(seldom.of_model(model, begins, targets.MISTAKES, case, drafter=False), TARGETS, begins)
+
+
+def _ruled(case: Case, models: Models, audit: Audit, *, drafter: bool = False) -> list[Suspect]:
+    """The variant of the sampling rules that gives the recorded p, or q."""
+    sampled = search_sampling(case, audit, models, drafter=drafter)
+    if sampled is None:
+        return []
+    located, score = sampled.located, RERUN + 0.1 * sampled.located.share
+    return [Suspect(_cause(sampled), score, (located.sentence,), example=located.where, rerun=True)]
+
+
+def _cause(sampled: SampledFault) -> Cause:
+    """The familiar name of what was found."""
+    is_q = sampled.what.endswith("q")
+    other = Cause.Q_OTHER_ROW if is_q else Cause.P_OTHER_ROW
+    if isinstance(sampled.found, Elsewhere):
+        return other if is_q or sampled.found.whose != OF_OTHERS else Cause.ROWS_SWAPPED
+    changed = sampled.found.best.variant.changes
+    if any(change.operation == ROWS for change, _ in changed):
+        of_requests = {f"the row of {relation.name}" for relation in OF_REQUESTS}
+        return Cause.ROWS_SWAPPED if not is_q and changed[0][0].name in of_requests else other
+    if is_q and any(change.operation == TEMPERATURE for change, _ in changed):
+        return Cause.Q_TEMPERATURE
+    off_path = any(change.off_path or scope is BELOW for change, scope in changed)
+    return Cause.RULES_OFF_PATH if off_path and not is_q else Cause.RULES_WRONG
+
+
+def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
+    """Another row's p, or p at another temperature, that gives the outcomes of drafts decided against their own."""
+    return [
+        Suspect(Cause.P_NOT_USED, CERTAIN + 0.02, (located.sentence,), example=located.where, rerun=True)
+        for located in located_verdicts(case, audit, models)
+        if located.operation.name == "p" and located.unit == "draft"
+    ]
 
 
 def _is_ruled(audit: Audit) -> bool:
@@ -75,7 +113,7 @@ def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     run = case.history.run
     eagle = run is not None and model_part(run.drafter) == "eagle"
     rows = of_head(models.head, models.target) if eagle else of_model(models.draft)
-    if _is_drawn(audit) and (suspects := rule_mistakes(case, audit, rows, drafter=True)):
+    if _is_drawn(audit) and (suspects := _ruled(case, models, audit, drafter=True)):
         return suspects
     if not eagle and (suspects := origins(case, audit, rows, drafter=True)):
         return suspects

@@ -26,7 +26,8 @@ def place_of_rows(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Te
     if count == 1:
         row = rows[int(wrong.nonzero()[0])]
         return f"only {_row(row)} (1 of {number} rows)"
-    place = _of_kind(wrong, rows) or _of_positions(wrong, positions) or _of_groups(wrong, rows, groups)
+    place = _of_kind(wrong, rows) or _of_groups(wrong, rows, groups, least=1.0)
+    place = place or _of_positions(wrong, positions) or _of_groups(wrong, rows, groups)
     place = place or _periodic(wrong, positions)
     if not place and count <= MOST_LISTED:
         listed = ", ".join(str(int(position)) for position in positions[wrong])
@@ -38,9 +39,9 @@ def _row(row: FedRow) -> str:
     return f"at position {row.position}" if row.node is None else f"at node {row.node}, position {row.position}"
 
 
-def _holds(wrong: Tensor, named: Tensor) -> bool:
+def _holds(wrong: Tensor, named: Tensor, least: float = NEARLY_ALL) -> bool:
     """Whether none outside of the named rows is wrong, and nearly all of them are."""
-    return not bool(wrong[~named].any()) and float(wrong[named].float().mean()) >= NEARLY_ALL
+    return not bool(wrong[~named].any()) and float(wrong[named].float().mean()) >= least
 
 
 def _counts(wrong: Tensor, named: Tensor) -> str:
@@ -73,7 +74,7 @@ def _of_positions(wrong: Tensor, positions: Tensor) -> str:
     return f"only at positions {low} to {high}: {counts}, 0 of {len(before) + len(after)} others"
 
 
-def _of_groups(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Tensor]) -> str:
+def _of_groups(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Tensor], least: float = NEARLY_ALL) -> str:
     tokens = torch.tensor([row.token for row in rows])
     for name, ids in {**groups, "token": tokens}.items():
         if ids.dim() not in (1, 2) or len(ids) != len(wrong):
@@ -83,7 +84,7 @@ def _of_groups(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Tenso
             continue
         for member in members[wrong][0].unique().tolist():  # one that all wrong rows have is one of the first's
             named = (members == member).any(1)
-            if _holds(wrong, named) and not bool(named.all()):
+            if _holds(wrong, named, least) and not bool(named.all()):
                 return f"only rows of {name} {member}: {_counts(wrong, named)}, 0 of {int((~named).sum())} others"
     return ""
 

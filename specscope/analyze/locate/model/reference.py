@@ -100,7 +100,7 @@ class Inside:
         return None
 
 
-class Reference:
+class ModelReference:
     """A target as transformers runs it."""
 
     def __init__(self, source: ModelSource, device: str = "cpu") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -13,8 +13,12 @@ from specscope.analyze.audit.audit import audit
 from specscope.cli.captures import judge_each, need_steps
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
+from specscope.errors import UserError
 from specscope.measure.judges import audit_options
 from specscope.terminal import text_console
+
+if TYPE_CHECKING:
+    from specscope.trace.wire.reading import CaptureReader
 
 
 def audit_captures(
@@ -24,9 +28,12 @@ def audit_captures(
     sample: int | None,
     *,
     again: bool,
+    trainer: str | None,
     as_json: bool,
 ) -> int:
     """Audit captures, each by itself, and print what was found; returns the exit code. Raises UserError."""
+    if trainer is not None and again:
+        raise UserError("--again and --trainer are two judges: give one of them")
     from specscope.interrupt import ends_at_once
     from specscope.live.start import share_cores
 
@@ -36,6 +43,8 @@ def audit_captures(
     def audited(file: str) -> Mapping[str, Any]:
         reader = read_capture(file)
         need_steps(reader.history, file)
+        if trainer is not None:
+            return beside_training(reader, file, trainer)
         with progress_bar() as progress:
             if again:
                 from specscope.measure.audit_again import audit_again
@@ -51,6 +60,18 @@ def audit_captures(
         for warning in reader.warnings:
             warn(warning)
         return of_capture(file, result.to_dict(), code=result.exit, warnings=(*reader.warnings, *result.notes))
+
+    def beside_training(reader: CaptureReader, file: str, folder: str) -> Mapping[str, Any]:
+        from specscope.measure.trainer.audit import audit_trainer
+        from specscope.measure.trainer.text import render_trainer
+
+        with progress_bar() as progress:
+            compared = audit_trainer(reader.history, file, folder, target, draft_model, sample, progress)
+        if not as_json:
+            render_trainer(compared, text_console())
+        for warning in reader.warnings:
+            warn(warning)
+        return of_capture(file, compared.to_dict(), code=compared.exit, warnings=(*reader.warnings, *compared.notes))
 
     with ends_at_once():
         return judge_each("audit", captures, audited, as_json=as_json)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from specscope.cli.main import cli
 from specscope.errors import UserError
 
-TRACES = Path(__file__).parents[2] / "traces"
+TRACES = Path(__file__).parents[3] / "traces"
 
 
 def run(*arguments):

@@ -13,7 +13,7 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.trace.wire.reading import read_capture
 
-TRACES = Path(__file__).parents[2] / "traces"
+TRACES = Path(__file__).parents[3] / "traces"
 EAGLE = str(TRACES / "eagle.jsonl")
 
 

@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 from tests.cli.test_main import model, prompts  # noqa: F401
+from tests.faults.models import HEAD, TARGET
 from tests.heads import head_tensors, write_head
+from tests.measure.trainer.runs import head_copy, served
 from tests.support.commands import specscope
 
 LAYERS = ["--drafter", "draft_model", "--draft-model", "self:2", "--tree", "3"]
@@ -105,3 +107,48 @@ def test_bad_input_is_one_line(captured, tmp_path):
         assert done.returncode == 2, words
         assert said in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory):
+    return served(tmp_path_factory.mktemp("headed") / "run.jsonl", HEAD, requests=1, tokens=20)
+
+
+def test_a_head_in_training_beside_its_serving(headed, tmp_path):
+    done = specscope("audit", headed, "--trainer", HEAD, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["captures"]
+    assert found["exit"] == 0
+    first = found["rates"][0]
+    assert set(first) == {"depth", "training", "served", "recorded"}
+    assert first["training"]["n"] == found["places"] > 0
+    assert found["location"]["located"] == []
+    other = head_copy(tmp_path / "trainer", {"rope_theta": 300.0})
+    done = specscope("audit", headed, "--trainer", other)
+    shown = " ".join(done.stdout.split())
+    assert done.returncode == 1, done.stderr
+    assert "rope_theta is 10000.0 in the served head, 300.0 in training" in shown
+    assert "depth.1.midlayer.self_attn.query differs" in shown
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ("nowhere", "no EAGLE head at nowhere: give a folder with config.json and model.safetensors"),
+        (TARGET, "config.json says 7 layers: an EAGLE-1 head has one"),
+    ],
+)
+def test_a_trainer_that_is_none_is_one_line(trainer, message, headed):
+    done = specscope("audit", headed, "--trainer", trainer)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_a_trainer_does_not_go_with(headed, captured):
+    done = specscope("audit", headed, "--trainer", HEAD, "--again")
+    assert done.returncode == 2
+    assert "--again and --trainer are two judges: give one of them" in done.stderr
+    done = specscope("audit", captured, "--trainer", HEAD)
+    assert done.returncode == 2
+    assert "the capture's drafter is draft_model: --trainer compares EAGLE heads" in done.stderr

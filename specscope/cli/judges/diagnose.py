@@ -25,7 +25,10 @@ from specscope.errors import UserError
 from specscope.terminal import text_console
 
 if TYPE_CHECKING:
+    from specscope.analyze.audit.audit import Audit
     from specscope.analyze.audit.options import Options
+    from specscope.analyze.locate.located import Location
+    from specscope.analyze.verify.trial import Trial
     from specscope.trace.history.history import History
 
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     help="Steps that the models judge, spread over the run.",
 )
 @click.option("--no-audit", is_flag=True, help="Judge by the capture alone: load no model.")
+@click.option("--no-known", is_flag=True, help="Name no known cause: show only where it breaks, as `locate` does.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @json_option("Print JSON.")
 @fetches_captures
@@ -55,6 +59,7 @@ def diagnose(
     draft_model: str | None,
     sample: int,
     no_audit: bool,
+    no_known: bool,
     branch: int | None,
     as_json: bool,
 ) -> None:
@@ -66,8 +71,8 @@ def diagnose(
       specscope diagnose run*.jsonl --no-audit            each by itself
 
     Runs `verify`, and `audit` if the models are available. If the models disagree with the capture, they are rerun with
-    known mistakes, to see which one reproduces it. With --against, also runs `compare`. Each cause comes with the
-    figures for and against it, and a command that shows an example.
+    known mistakes, to see which one reproduces it, and `locate` finds the first operation that differs. With --against,
+    also runs `compare`. Each cause comes with the figures for and against it, and a command that shows an example.
 
     Exit code: 1 something is wrong; else 2 something could not be judged, such as a model that is not at hand; else 0.
     """
@@ -77,7 +82,8 @@ def diagnose(
 
     def examined(file: str) -> Mapping[str, Any]:
         models = None if no_audit else JudgeFlags(target, draft_model, sample)
-        return _examine(file, branch, None if good is None else good.history, models, as_json=as_json)
+        beside = None if good is None else good.history
+        return _examine(file, branch, beside, models, known=not no_known, as_json=as_json)
 
     sys.exit(judge_each("diagnose", captures, examined, as_json=as_json))
 
@@ -92,7 +98,7 @@ class JudgeFlags:
 
 
 def _examine(
-    file: str, branch: int | None, good: History | None, models: JudgeFlags | None, *, as_json: bool
+    file: str, branch: int | None, good: History | None, models: JudgeFlags | None, *, known: bool, as_json: bool
 ) -> Mapping[str, Any]:
     """Diagnose a capture; printed in words unless `as_json`. Raises UserError."""
     from specscope.analyze.diagnose.run import examine
@@ -100,9 +106,16 @@ def _examine(
     reader = read_branch(file, branch)
     need_steps(reader.history, file)
     options, why = (None, "") if models is None else _options(reader.history, models)
-    from specscope.cli.audit import progress_bar
+    from specscope.cli.judges.audit import progress_bar
 
     with progress_bar() as progress:
+
+        def place_of(history: History, trial: Trial, audited: Audit) -> Location:
+            from specscope.measure.locate.locate import locate
+
+            assert options is not None  # audit needs them
+            return locate(history, file, options, progress=progress, audited=audited)
+
         diagnosis = examine(
             reader.history,
             file,
@@ -112,6 +125,8 @@ def _examine(
             declined=["audit: --no-audit was given"] if models is None else [],
             warnings=reader.warnings,
             progress=progress,
+            known=known,
+            locate=place_of,
         )
     if not as_json:
         from specscope.analyze.diagnose.text import render_diagnosis

@@ -1,0 +1,353 @@
+"""The sampling rules of a run located: what was recorded of p and q against every variant of the rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specscope.analyze.audit.audit import Audit
+from specscope.analyze.audit.model.form import RequestForms
+from specscope.analyze.diagnose.case import Case, Step
+from specscope.analyze.diagnose.rerun.match import recorded as recorded_tops
+from specscope.analyze.diagnose.rerun.models import Models
+from specscope.analyze.diagnose.rerun.rows import Asked, around, differing, of_head, of_model
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.located import Located, Operation, Stage
+from specscope.analyze.locate.model.code import code_of
+from specscope.analyze.locate.model.other_rows import Places
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.model.search import BestVariant, Item, Search
+from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET
+from specscope.trace.history.wording import plural
+from specscope.trace.record.limits import UNREAD, untold_limits
+from specscope.trace.record.method import model_part
+from specscope.trace.record.records import FinalKind
+from specscope.trace.record.tree import Drawn
+
+STEPS = 24  # that differ, and as many others
+TELLING = 0.98  # a probability below this fits another row by no chance
+LEAST = 3  # tokens that tell whose row it is
+KINDS = {FinalKind.BONUS: BONUS, FinalKind.RECOVERED: RECOVERED, FinalKind.TARGET: TARGET}
+OF_OTHERS = "another request of the same step"
+GROUPS = (OF_OTHERS, "another node of the same tree", "the request's step before")
+RULED = {
+    "p": ("target p", "final p", "final token"),
+    "q": ("draft p",),
+    "raw p": ("target raw p", "target top tokens"),
+    "raw q": ("drafter top tokens",),
+}
+WORDS = {"logits": "the logits", "softmax": "the softmax", "rows": "which row of probabilities is read"}
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Rows that are none of their own, and whose they are."""
+
+    whose: str  # of GROUPS
+    count: int
+    known: int  # tokens that tell whose row it is
+    wrong: int
+    example: Item
+
+    @property
+    def share(self) -> float:
+        """Of those that tell, how many are of `whose`."""
+        return self.count / self.known
+
+
+@dataclass(frozen=True)
+class SampledFault:
+    """What was found about p, or q: a variant of the rules, or rows of elsewhere."""
+
+    what: str  # "p", "q"; "raw p", "raw q": before any rule
+    found: BestVariant | Elsewhere
+    located: Located
+
+
+def located_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> list[Located]:
+    """The rule that is applied wrongly, where p or q differs and the logits that they are made of are right.
+
+    Empty where nothing differs, where the logits differ too and no change of these explains it, and where no variant
+    explains most of what differs. Raises UserError where a model cannot be loaded.
+    """
+    sampled = search_sampling(case, audit, models, drafter=drafter)
+    return [] if sampled is None else [sampled.located]
+
+
+def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> SampledFault | None:
+    """The same, with the search behind it."""
+    what, raw = ("q", "raw q") if drafter else ("p", "raw p")
+    failed = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.FAILED}
+    if failed & {*RULED[raw]}:
+        what = raw  # what follows differs too: only what makes the logits differ is asked about
+    elif not failed & {*RULED[what]} and not (what == "p" and _other_finals(case)):
+        return None
+    asked = _asked(case, audit, models, what)
+    if not asked:
+        return None
+    forms = _forms(case, models, asked)
+    places = Places(asked, plain=_is_plain if what == "q" else _never)
+    rows = RuledRows(places, what, forms)
+    if not places.every:
+        return None
+    items = [*_items(case, audit, places, rows, what)]
+    known = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.PASSED}
+    is_raw = what == raw
+    search = Search(rows, items, logits_right=not is_raw and bool(known & {*RULED[raw]}), first=_first_tokens(items))
+    answer = search.answer()
+    if answer is not None and answer.certain:
+        return SampledFault(what, answer, _located(case, what, answer))
+    elsewhere = _elsewhere(search, places)
+    if elsewhere is not None and (answer is None or elsewhere.share > answer.best.gain / answer.wrong):
+        return SampledFault(what, elsewhere, _located_elsewhere(case, what, elsewhere))
+    return None if answer is None else SampledFault(what, answer, _located(case, what, answer))
+
+
+def _other_finals(case: Case) -> list[tuple[str, int]]:
+    """Steps whose final token was drawn from p, but from another p than the one that is noted."""
+    return [
+        step.key
+        for step in case.steps
+        if step.verdict.kind is not FinalKind.RECOVERED
+        and step.part.parents is not None
+        and _apart(step.verdict.final_p, step.part.parents.final_target_p)
+    ]
+
+
+def _apart(one: float, other: float) -> bool:
+    return abs(one - other) > 1e-6 + 1e-4 * max(one, other)
+
+
+def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
+    """The rows of steps that differ, of those around them, and of some others."""
+    run = case.history.run
+    eagle = run is not None and model_part(run.drafter) == "eagle"
+    if what.endswith("p"):
+        ask = of_model(models.target)
+    else:
+        ask = of_head(models.head, models.target) if eagle else of_model(models.draft)
+    keys = differing(audit, RULED[what], STEPS)
+    if what == "p":
+        others = _other_finals(case)
+        keys += [key for key in others[:: max(1, len(others) // STEPS)][:STEPS] if key not in keys]
+    wrong = set(keys)
+    right = [step for step in case.steps if step.key not in wrong]
+    steps = [*around(case, keys), *_some(right)]
+    asked = ask(case, list({step.key: step for step in steps}.values()))
+    return [one for one in asked if one.logits and _is_computable(one, what)]
+
+
+def _some(steps: Sequence[Step]) -> Sequence[Step]:
+    return steps[:: max(1, len(steps) // STEPS)][:STEPS]
+
+
+def _is_computable(asked: Asked, what: str) -> bool:
+    """Whether the capture tells everything that shapes its probabilities."""
+    contexts = asked.contexts
+    if what.startswith("raw"):
+        return not (contexts.shaped is not None and contexts.shaped.raw_is_masked and contexts.limits)
+    if what == "q":
+        return UNREAD not in contexts.limits and not untold_limits(contexts.drafter_params)
+    return not contexts.limits
+
+
+def _forms(case: Case, models: Models, asked: Sequence[Asked]) -> RequestForms | None:
+    run = case.history.run
+    if run is None or not any(one.contexts.params.limited for one in asked):
+        return None
+    return RequestForms(models.options.target, len(next(iter(asked[0].logits.values()))), run.eos_tokens)
+
+
+def _never(asked: Asked, node: int) -> bool:
+    return False
+
+
+def _is_plain(asked: Asked, node: int) -> bool:
+    """Whether the drafter's choice there was the likeliest, whose probability is noted before the temperature."""
+    tree = asked.step.tree
+    children = tree.children(node)
+    return bool(children) and tree.drawn[children[0]] == Drawn.DETERMINISTIC
+
+
+def _items(case: Case, audit: Audit, places: Places, rows: RuledRows, what: str) -> Iterator[Item]:
+    """What was recorded of the tokens after these places."""
+    wrong = {
+        (item.request, item.index, item.node)
+        for name in RULED[what]
+        if (finding := audit.finding(name)) is not None
+        for item, differs in zip(finding.items, finding.differs, strict=True)
+        if differs
+    }
+    slack = audit.slack if what.endswith("p") else audit.draft_slack
+    for number, place in enumerate(places.every):
+        asked, node, params = place.asked, place.node, rows.params[number]
+        spread = 1.0 if params.greedy else params.temperature
+        allowed = slack * max(params.repetition_penalty, 1 / params.repetition_penalty) / spread
+        item = Item(
+            number, 0, 0.0, NODE, asked.step.reference(), False, allowed, node, greedy=params.greedy and what == "p"
+        )
+        if what.startswith("raw"):
+            yield from _likeliest(asked, item, wrong, drafter=what == "raw q")
+            continue
+        for child in asked.step.tree.children(node):
+            recorded = _recorded(asked.step, child, what)
+            if recorded is not None:
+                token, is_wrong = int(asked.step.tree.token[child]), (*asked.step.key, child) in wrong
+                where = asked.step.reference(child)
+                yield replace(item, token=token, recorded=recorded, where=where, wrong=is_wrong, child=child)
+        if what == "p" and node == asked.judged.leaf:
+            yield from _finals(asked, item, wrong)
+
+
+def _likeliest(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]], *, drafter: bool) -> Iterator[Item]:
+    """The raw p, or q, of the likeliest tokens at a node that was tried."""
+    children = asked.step.tree.children(item.node)
+    is_wrong = any((*asked.step.key, child) in wrong for child in children)
+    for node, tokens, probs in recorded_tops(asked.step, drafter=drafter):
+        if node == item.node and children:
+            where = asked.step.reference(children[0])
+            for token, value in zip(tokens.tolist(), probs.tolist(), strict=True):
+                yield replace(item, token=token, recorded=value, where=where, wrong=is_wrong, child=children[0])
+
+
+def _recorded(step: Step, child: int, what: str) -> float | None:
+    """What the capture says of a drafted token."""
+    if what == "p":
+        return float(step.verdict.p[child])
+    if step.tree.drawn[child] != Drawn.DETERMINISTIC:
+        return float(step.tree.q[child])
+    of_model = step.part.notes is not None and not step.part.is_ranked_with_text
+    return float(step.part.notes.prob[child]) if of_model and step.part.notes is not None else None
+
+
+def _finals(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]]) -> Iterator[Item]:
+    """The final token: as noted before any rejection, and where nothing was rejected as it was drawn."""
+    verdict, notes = asked.step.verdict, asked.step.part.parents
+    kind, is_wrong = KINDS[verdict.kind], (*asked.step.key, None) in wrong
+    values = [] if verdict.kind is FinalKind.RECOVERED else [verdict.final_p]
+    if notes is not None and (not values or _apart(values[0], notes.final_target_p)):
+        if values:  # what it was drawn from is another p than what is noted: one of them is right
+            is_wrong = True
+        else:
+            values = [notes.final_target_p]
+    for value in values if verdict.tells_p else ():
+        recorded = 1.0 if item.greedy else float(value)
+        yield replace(item, token=verdict.token, recorded=recorded, kind=kind, wrong=is_wrong)
+
+
+def _first_tokens(items: Sequence[Item]) -> int:
+    """How many of the vocabulary's first tokens hold every token that could come."""
+    return max((item.token + 1 for item in items if item.recorded > 0), default=0)
+
+
+def _elsewhere(search: Search, places: Places) -> Elsewhere | None:
+    """Whether what differs is what some other row gives: of another request, another node, or the step before."""
+    bad = [i for i in np.flatnonzero(search.wrong & ~search.fits_right).tolist() if _is_telling(search.items[i])]
+    if len(bad) < LEAST:
+        return None
+    near: dict[int, dict[int, str]] = {i: _near(places, search.items[i]) for i in bad}
+    found: dict[str, list[int]] = {name: [] for name in GROUPS}
+    needed = sorted({row for rows in near.values() for row in rows})
+    for start in range(0, len(needed), 64):
+        piece = needed[start : start + 64]
+        p = search.rows.distributions(RIGHT, piece)
+        for i in bad:
+            for row, name in near[i].items():
+                if row in piece and i not in found[name]:
+                    value = search._values(p, [piece.index(row)], [i])
+                    if bool(search.fits(value, [i])[0]):
+                        found[name].append(i)
+    name, indices = max(found.items(), key=lambda pair: len(pair[1]))
+    count = len({i for some in found.values() for i in some})
+    if len(indices) < LEAST or count <= 0.5 * len(bad):
+        return None
+    return Elsewhere(name, len(indices), len(bad), int(search.wrong.sum()), search.items[indices[0]])
+
+
+def _is_telling(item: Item) -> bool:
+    """Whether a match with another row would be no chance: a middling probability; where greedy, the choice itself."""
+    return item.recorded == 1 if item.greedy else 1e-4 < item.recorded < TELLING
+
+
+def _near(places: Places, item: Item) -> dict[int, str]:
+    """The rows that it may be mistaken for, and what they are to it."""
+    place, rows = places.every[item.row], {}
+    before = places.before(place)
+    for number, other in enumerate(places.every):
+        if number == item.row:
+            continue
+        if other.asked is place.asked:
+            rows[number] = GROUPS[1]
+        elif other.engine_step == place.engine_step:
+            rows[number] = GROUPS[0]
+        elif before is not None and other.asked is before:
+            rows[number] = GROUPS[2]
+    return rows
+
+
+# In words
+
+
+def _located(case: Case, what: str, answer: BestVariant) -> Located:
+    best, item, run = answer.best, answer.example, case.history.run
+    operations = best.variant.operations
+    name = " and ".join(operations)
+    sentence = (
+        f"with {best.variant.name} {what} comes out as recorded at {best.explained:,} of "
+        f"{plural(answer.wrong, 'token')} at which it differs, and stays right at {answer.others - best.spoiled:,} of "
+        f"{answer.others:,} others"
+        f"{', in the steps that differ alone' if answer.alone else ''} ({plural(answer.tried, 'variant')} tried)"
+    )
+    if not answer.certain and answer.alike:
+        same = dict.fromkeys(score.variant.name for score in answer.alike if score.variant.name != best.variant.name)
+        sentence += f"; no token tells it from {', '.join(list(same)[:3])}"
+    runner_up = ""
+    if (second := answer.runner_up) is not None:
+        runner_up = f"{second.variant.name} leaves {answer.wrong - second.explained:,} of {answer.wrong:,}"
+        runner_up += f" and spoils {second.spoiled:,} others" if second.spoiled else ""
+    return Located(
+        Operation(
+            Stage.SAMPLING,
+            name,
+            f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(name, name)}",
+            "; ".join(filter(None, dict.fromkeys(code_of(run, operation) for operation in operations))),
+        ),
+        sentence,
+        looks=best.variant.name,
+        smallest=_smallest(item, what, answer),
+        where=item.where,
+        explained=best.explained,
+        differing=answer.wrong,
+        unit="token",
+        certain=answer.certain,
+        runner_up=runner_up,
+    )
+
+
+def _smallest(item: Item, what: str, answer: BestVariant) -> str:
+    where = f"token {item.token} at {item.where}"
+    if item.greedy:
+        chosen = "is recorded as the choice" if item.recorded else "is recorded as not the choice"
+        return (
+            f"{where} {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
+        )
+    return f"{where}: {what} {item.recorded:.6g} recorded, {answer.right:.6g} right, {answer.under:.6g} under this"
+
+
+def _located_elsewhere(case: Case, what: str, found: Elsewhere) -> Located:
+    item = found.example
+    return Located(
+        Operation(Stage.SAMPLING, ROWS, WORDS[ROWS], code_of(case.history.run, ROWS)),
+        f"{what} is not that of its own row at {plural(found.wrong, 'token')}; {found.known:,} of them tell whose it "
+        f"is; it is that of {found.whose} at {found.count:,} of these",
+        looks=f"{what} of {found.whose}",
+        smallest=f"token {item.token} at {item.where}: {what} {item.recorded:.6g} recorded",
+        where=item.where,
+        explained=found.count,
+        differing=found.known,
+        unit="token",
+        certain=found.count >= math.ceil(0.8 * found.known),
+    )

@@ -1,0 +1,278 @@
+"""Logits to p or q under a variant of the sampling rules: each rule a step, in an order, over the rows of some places.
+
+Written independently of the engine, and of audit's rules, which it must agree with where nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import Contexts
+from specscope.analyze.audit.model.form import RequestForms
+from specscope.analyze.diagnose.rerun.rows import Asked
+from specscope.analyze.locate.model.other_rows import Places, Relation, RowPlace
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.tree import ROOT
+
+BIAS, REPETITION, PRESENCE, FREQUENCY = "logit bias", "repetition penalty", "presence penalty", "frequency penalty"
+FORM, TEMPERATURE, MIN_P, TOP_K, TOP_P = "form", "temperature", "min-p", "top-k", "top-p"
+LOGITS, SOFTMAX = "logits", "softmax"
+PENALTIES, CUTS = (REPETITION, PRESENCE, FREQUENCY), (MIN_P, TOP_K, TOP_P)
+ORDER = (BIAS, *PENALTIES, FORM, TEMPERATURE, *CUTS)
+WIDE = 1024  # top-p first looks among this many largest logits
+KNOBS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+Knobs = dict[str, Tensor]  # [R, 1] each
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The tokens that penalties may count at a row."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]  # what is committed
+    ends: tuple[int, ...]  # where in `output` each step's last token is
+    path: tuple[int, ...]  # drafted tokens on the way to the row
+
+    @property
+    def final(self) -> list[int]:
+        """The committed tokens that were the last of their step."""
+        return [self.output[end] for end in self.ends if end < len(self.output)]
+
+    @property
+    def accepted(self) -> list[int]:
+        """The committed tokens that were accepted drafts."""
+        ends = set(self.ends)
+        return [token for place, token in enumerate(self.output) if place not in ends]
+
+
+Count = Callable[[Counted], tuple[Sequence[int], Sequence[int]]]  # what stands as prompt, and as output
+
+
+def as_it_should(counted: Counted) -> tuple[Sequence[int], Sequence[int]]:
+    """The prompt, and the output with the path."""
+    return counted.prompt, (*counted.output, *counted.path)
+
+
+@dataclass(frozen=True)
+class RuleRecipe:
+    """How p is made of logits: right as it is here, or changed."""
+
+    steps: tuple[str, ...] = ORDER
+    count: Count = as_it_should
+    knobs: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = ()  # changes of a parameter's values
+    knobs_of: tuple[tuple[str, Relation], ...] = ()  # parameters that are another row's
+    largest_of: Relation | None = None  # the row whose maximum min-p goes by
+    logits_of: Relation | None = None  # the row whose logits are taken
+    rounded: tuple[tuple[str, torch.dtype], ...] = ()  # what is rounded to a dtype: LOGITS, "scores", SOFTMAX, "p"
+    first: int | None = None  # only the first tokens of the vocabulary can come
+    scale: float = 1.0  # of the logits
+    cap: float | None = None  # a soft cap on the logits
+    exclusive: bool = False  # top-p leaves out the token that reaches it
+
+    @property
+    def references(self) -> list[Relation]:
+        """The other rows that it needs."""
+        return [*(of for _, of in self.knobs_of), *(x for x in (self.largest_of, self.logits_of) if x is not None)]
+
+
+RIGHT = RuleRecipe()
+
+
+class RuledRows:
+    """The logits of some places, and the distributions that a recipe makes of them.
+
+    `what`: "p", "q"; "raw p", "raw q": by no rule at all. `forms`: what a request's form refuses; None: it is left out.
+    """
+
+    def __init__(self, places: Places, what: str, forms: RequestForms | None) -> None:
+        self.places, self.what, self.forms = places, what, forms
+        self.params = [_params(place.asked, place.plain, what) for place in places.every]
+        self._refused: dict[tuple[int, tuple[int, ...]], Tensor | None] = {}
+
+    @property
+    def vocab(self) -> int:
+        """Tokens in a row."""
+        return len(self.places.every[0].logits)
+
+    @cached_property
+    def knobs(self) -> Knobs:
+        """Each parameter's value at every place; a greedy request has no temperature and cuts nothing."""
+        values = {name: torch.tensor([[float(getattr(p, name))] for p in self.params]) for name in KNOBS}
+        greedy = torch.tensor([[p.greedy] for p in self.params])
+        for name, none in (("temperature", 1.0), ("top_k", 0.0), ("top_p", 1.0), ("min_p", 0.0)):
+            values[name] = torch.where(greedy, none, values[name])
+        return values
+
+    @cached_property
+    def counted(self) -> list[Counted]:
+        """What penalties may count at every place."""
+        return [_counted(place) for place in self.places.every]
+
+    def active(self, rule: str) -> bool:
+        """Whether any request has this rule."""
+        return any(_has(params, rule) for params in self.params)
+
+    @torch.inference_mode()
+    def distributions(self, recipe: RuleRecipe, wanted: Sequence[int]) -> Tensor:
+        """[len(wanted), V] p at these places, by their numbers."""
+        needed = sorted({*wanted, *(self.places.other(of, row) for of in recipe.references for row in wanted)})
+        at = {row: index for index, row in enumerate(needed)}
+        knobs = {name: values[needed] for name, values in self.knobs.items()}
+        for name, of in recipe.knobs_of:
+            knobs[name] = self.knobs[name][[self.places.other(of, row) for row in needed]]
+        for name, change in recipe.knobs:
+            knobs[name] = change(knobs[name])
+        source = [row if recipe.logits_of is None else self.places.other(recipe.logits_of, row) for row in needed]
+        rows = torch.stack([self.places.every[row].logits for row in source]).float()
+        rows = self._logits(rows, recipe)
+        rounded = dict(recipe.rounded)
+        for step in recipe.steps:
+            rows = self._step(step, rows, needed, knobs, recipe, at)
+        if "scores" in rounded:
+            rows = rows.to(rounded["scores"]).float()
+        p = rows.to(rounded[SOFTMAX]).softmax(-1).float() if SOFTMAX in rounded else rows.softmax(-1)
+        p = p.to(rounded["p"]).float() if "p" in rounded else p
+        return p[[at[row] for row in wanted]]
+
+    def _logits(self, rows: Tensor, recipe: RuleRecipe) -> Tensor:
+        """What is done to the logits before any rule."""
+        rounded = dict(recipe.rounded)
+        rows = rows.to(rounded[LOGITS]).float() if LOGITS in rounded else rows.clone()
+        if recipe.scale != 1:
+            rows = rows * recipe.scale
+        if recipe.cap is not None:
+            rows = recipe.cap * torch.tanh(rows / recipe.cap)
+        if recipe.first is not None:
+            rows[:, recipe.first :] = -torch.inf
+        return rows
+
+    def _step(
+        self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: RuleRecipe, at: dict[int, int]
+    ) -> Tensor:
+        """One rule."""
+        if step == TEMPERATURE:
+            return rows / knobs["temperature"]
+        if step == BIAS:
+            return self._biased(rows, needed)
+        if step in PENALTIES:
+            return self._penalised(step, rows, needed, knobs, recipe)
+        if step == FORM:
+            return self._limited(rows, needed, recipe)
+        if step == MIN_P:
+            if not bool((knobs["min_p"] > 0).any()):
+                return rows
+            own = largest = rows.amax(-1, keepdim=True)
+            if recipe.largest_of is not None:
+                of = [at.get(self.places.other(recipe.largest_of, row), index) for index, row in enumerate(needed)]
+                largest = largest[of]
+            cut = (rows < largest + knobs["min_p"].log()) & (rows < own)  # its own largest always stays
+            return rows.masked_fill(cut, -torch.inf)
+        if step == TOP_K:
+            return _first_k(rows, knobs["top_k"])
+        return _top_p(rows, knobs["top_p"], exclusive=recipe.exclusive)
+
+    def _biased(self, rows: Tensor, needed: list[int]) -> Tensor:
+        for index, row in enumerate(needed):
+            for token, value in self.params[row].logit_bias.items():
+                if token < rows.shape[1]:
+                    rows[index, token] += value
+        return rows
+
+    def _penalised(self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: RuleRecipe) -> Tensor:
+        penalty = knobs[step.replace(" ", "_")]
+        for index, row in enumerate(needed):
+            value = float(penalty[index])
+            if value == (1.0 if step == REPETITION else 0.0):
+                continue
+            prompt, output = recipe.count(self.counted[row])
+            if step == REPETITION:
+                seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.long)
+                here = rows[index, seen]
+                rows[index, seen] = torch.where(here > 0, here / value, here * value)
+            elif counts := Counter(output):
+                tokens = torch.tensor(list(counts), dtype=torch.long)
+                times = torch.tensor(list(counts.values()), dtype=torch.float32)
+                rows[index, tokens] -= value * (times if step == FREQUENCY else 1.0)
+        return rows
+
+    def _limited(self, rows: Tensor, needed: list[int], recipe: RuleRecipe) -> Tensor:
+        for index, row in enumerate(needed):
+            if self.forms is None or not self.params[row].limited:
+                continue
+            output = tuple(recipe.count(self.counted[row])[1])
+            if (row, output) not in self._refused:
+                self._refused[row, output] = self.forms.refused(self.params[row], output)
+            if (refused := self._refused[row, output]) is not None:
+                rows[index, refused] = -torch.inf
+        return rows
+
+
+def _params(asked: Asked, plain: bool, what: str) -> SamplingParams:
+    """The parameters by which a row is shaped. `plain`: it is thought of, not drawn from."""
+    if what.startswith("raw"):
+        return SamplingParams(temperature=1.0)
+    contexts: Contexts = asked.contexts
+    params = contexts.drafter_params if what == "q" else contexts.params
+    return replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if plain else params
+
+
+def _has(params: SamplingParams, rule: str) -> bool:
+    if rule == BIAS:
+        return bool(params.logit_bias)
+    if rule == FORM:
+        return params.limited
+    if rule in PENALTIES:
+        return bool(getattr(params, rule.replace(" ", "_")) != (1 if rule == REPETITION else 0))
+    if params.greedy:
+        return False
+    return {
+        TEMPERATURE: params.temperature != 1,
+        MIN_P: params.min_p > 0,
+        TOP_K: params.top_k > 0,
+        TOP_P: params.top_p < 1,
+    }[rule]
+
+
+def _counted(place: RowPlace) -> Counted:
+    asked, contexts = place.asked, place.asked.contexts
+    output = contexts.output(asked.judged.rows[place.node])
+    drafted = 0 if place.node == ROOT else int(asked.step.tree.depth[place.node])
+    ends, made = [], len(asked.step.visit.request.earlier() or ())
+    for part in asked.step.visit.request.steps:
+        made += part.emitted
+        if part.emitted:
+            ends.append(made - 1)
+    committed = len(output) - drafted
+    prompt = contexts.text[: contexts.prompt_len]
+    return Counted(tuple(prompt), tuple(output[:committed]), tuple(ends), tuple(output[committed:]))
+
+
+def _first_k(rows: Tensor, top_k: Tensor) -> Tensor:
+    """Without what is below the k-th largest of its row; 0 keeps all."""
+    most = int(top_k.max())
+    if most <= 0:
+        return rows
+    kth = rows.topk(min(most, rows.shape[1])).values
+    place = (top_k.long() - 1).clamp(0, kth.shape[1] - 1)
+    cut = (top_k > 0) & (top_k < rows.shape[1]) & (rows < kth.gather(1, place))
+    return rows.masked_fill(cut, -torch.inf)
+
+
+def _top_p(rows: Tensor, top_p: Tensor, *, exclusive: bool) -> Tensor:
+    """Only the fewest likeliest tokens whose mass reaches top-p, and those that tie with the last."""
+    if not bool((top_p < 1).any()):
+        return rows
+    probs = rows.softmax(-1)
+    largest = probs.topk(min(WIDE, rows.shape[1])).values
+    if bool((largest.sum(-1, keepdim=True) < top_p).any()):
+        largest = probs.sort(-1, descending=True).values
+    mass = largest.double().cumsum(-1)
+    last = torch.searchsorted(mass, top_p.double()).clamp_(max=mass.shape[1] - 1)
+    last = (last - 1).clamp(min=0) if exclusive else last
+    return rows.masked_fill((top_p < 1) & (probs < largest.gather(-1, last)), -torch.inf)

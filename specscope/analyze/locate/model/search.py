@@ -1,0 +1,402 @@
+"""The search: which variant of the rules gives what was recorded of every token, and what the next best leaves.
+
+Every change is tried by itself on a few tokens that differ. Those that explain any are tried on all tokens, at every
+scope; where no one explains all, pairs follow. Of several that explain as much the simplest is the answer, and where
+two cannot be told apart on any token, neither is stated as the one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specscope.analyze.audit.tally import LEAST, SUMMED
+from specscope.analyze.findings import Reference
+from specscope.analyze.locate.model.other_rows import Relation
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.model.variants import (
+    EVERYWHERE,
+    ROWS,
+    SCOPES,
+    Dial,
+    RuleChange,
+    Scope,
+    changes,
+    cut,
+    dials,
+)
+
+FEW = 10  # tokens that differ, on which every change is tried first
+FULL = 14  # changes that are tried on all tokens
+IN_PAIRS = 40  # changes of which pairs are made
+PAIRS = 8  # pairs that are tried on all tokens
+GAIN = 0.5  # of the tokens that differ, how many a variant must explain
+EVERY = 0.9  # the same of a fitted number: some value fits part of anything
+NEARLY = 0.97  # that explain so much of what the best one does are as good, where they are simpler
+SURE, LEAST_SURE = 10, 3  # tokens that tell a scope; and an operation
+SECONDS = 20.0  # that pairs may take
+FINE = 1e-7  # probabilities nearer than this are the same, while a number is fitted
+ROUNDS = 9  # in which a number is fitted ever more finely
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A recorded probability: of a drafted token, or of a final one."""
+
+    row: int  # the place's number
+    token: int
+    recorded: float
+    kind: str  # NODE, BONUS, ...
+    where: Reference
+    wrong: bool  # whether it is not what the model and the right rules give
+    slack: float  # how far rounding may move its log odds
+    node: int  # of the row
+    child: int | None = None  # the token's node
+    greedy: bool = False  # then `recorded` is 1 at the choice and 0 elsewhere
+
+
+@dataclass(frozen=True)
+class RuleVariant:
+    """Changes of the rules, each where it is at work."""
+
+    changes: tuple[tuple[RuleChange, Scope], ...]
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return " and ".join(f"{change.name} {scope.name}".strip() for change, scope in self.changes)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Those that it changes, in the order of `changes`."""
+        return tuple(dict.fromkeys(change.operation for change, _ in self.changes))
+
+    @property
+    def cost(self) -> float:
+        """The simplest is the least."""
+        return sum(
+            1
+            + 0.1 * (scope is not EVERYWHERE)
+            + 0.05 * change.fitted
+            + (0.2 if change.row is not None else 0.25 if change.operation == ROWS else 0)
+            for change, scope in self.changes
+        )
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a variant explains of the tokens that differ, and what it spoils of the others."""
+
+    variant: RuleVariant
+    explained: int
+    spoiled: int
+    error: float  # mean deviation of the log odds at tokens that differ
+    predicted: Array = field(compare=False, repr=False)
+
+    @property
+    def gain(self) -> int:
+        """Explained, less spoiled."""
+        return self.explained - self.spoiled
+
+
+@dataclass(frozen=True)
+class BestVariant:
+    """The best variant, and the search behind it."""
+
+    best: Score
+    wrong: int  # tokens that differ
+    others: int
+    tried: int  # variants
+    example: Item  # a token that shows it
+    right: float  # its p by the right rules
+    under: float  # its p under the variant
+    runner_up: Score | None
+    alike: tuple[Score, ...]  # that cannot be told from it
+    alone: bool = False  # whether it was found in the steps that differ alone
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is one operation, that explains nearly all."""
+        same = all(set(score.variant.operations) == set(self.best.variant.operations) for score in self.alike)
+        return same and self.best.gain >= 0.8 * self.wrong and self.best.explained >= LEAST_SURE
+
+
+class Search:
+    """Variants over the items of one capture."""
+
+    def __init__(self, rows: RuledRows, items: Sequence[Item], *, logits_right: bool = False, first: int = 0) -> None:
+        """`logits_right`: whether the logits are known to be right; `first`: how many first tokens hold all that
+        came; 0 where that is not known."""
+        self.rows, self.items, self.tried, self.began = rows, list(items), 0, time.monotonic()
+        self.wrong = np.array([item.wrong for item in items])
+        self.recorded = np.array([item.recorded for item in items])
+        self.slack = np.array([item.slack for item in items])
+        self.greedy = np.array([item.greedy for item in items])
+        self.right = self.predicted(())
+        self.fits_right = self.fits(self.right)
+        self.few = self._few()
+        self.logits_right, self.first = logits_right, first
+        self._cache: dict[tuple[str, ...], Array] = {}
+
+    def _few(self) -> list[int]:
+        """Some that differ, of different rows, of each kind, spread over the run."""
+        bad = np.flatnonzero(self.wrong & ~self.fits_right).tolist()
+        by_kind: dict[tuple[str, bool], dict[int, int]] = {}
+        for index in bad:
+            item = self.items[index]
+            by_kind.setdefault((item.kind, item.node < 0), {}).setdefault(item.row, index)
+        share = max(1, FEW // max(1, len(by_kind)))
+        chosen: list[int] = []
+        for rows in by_kind.values():
+            indices = list(rows.values())
+            chosen += indices[:: max(1, len(indices) // share)][:share]
+        return sorted(chosen)
+
+    def predicted(self, made: Sequence[RuleChange], some: Sequence[int] | None = None) -> Array:
+        """What the changes give for items: p of the token; where greedy, how far its log p is above the others'."""
+        wanted = list(range(len(self.items))) if some is None else list(some)
+        recipe, relation = RIGHT, None
+        for change in made:
+            recipe, relation = change.of(recipe), change.row or relation
+        at = [self._place(self.items[index], relation) for index in wanted]
+        places = sorted(set(at))
+        out = np.zeros(len(wanted))
+        for piece in _pieces(places, self.rows.vocab):
+            p = self.rows.distributions(recipe, piece)
+            here = {row: number for number, row in enumerate(piece)}
+            mine = [number for number, row in enumerate(at) if row in here]
+            out[mine] = self._values(p, [here[at[number]] for number in mine], [wanted[number] for number in mine])
+        return out
+
+    def _place(self, item: Item, relation: Relation | None) -> int:
+        return item.row if relation is None else self.rows.places.related(relation, item.row, item.child, item.row)
+
+    def _values(self, p: torch.Tensor, rows: Sequence[int], indices: Sequence[int]) -> Array:
+        tokens = torch.tensor([min(self.items[index].token, p.shape[1] - 1) for index in indices])
+        values = p[list(rows), tokens].double().numpy()
+        greedy = self.greedy[list(indices)]
+        if greedy.any():
+            best = p.topk(2)
+            own = best.indices[list(rows), 0] == tokens
+            rest = torch.where(own, best.values[list(rows), 1], best.values[list(rows), 0]).double().numpy()
+            margin = np.log(np.maximum(values, 1e-30)) - np.log(np.maximum(rest, 1e-30))
+            values = np.where(greedy, margin, values)
+        return np.asarray(values)
+
+    def off(self, values: Array, some: Sequence[int] | None = None, *, least: float = LEAST) -> Array:
+        """How far each is from what was recorded, in log odds; 0 where they are nearer than float32 can tell.
+
+        `least`: how near that is.
+        """
+        pick = slice(None) if some is None else list(some)
+        recorded, greedy = self.recorded[pick], self.greedy[pick]
+        away = np.abs(_odds(values) - _odds(recorded))
+        away[np.abs(values - recorded) <= least * (1 + SUMMED / LEAST * np.abs(values))] = 0
+        chosen = np.where(recorded > 0.5, np.maximum(-values, 0), np.maximum(values, 0))
+        return np.asarray(np.where(greedy, chosen, away))
+
+    def fits(self, values: Array, some: Sequence[int] | None = None) -> Bools:
+        """Which of them come out as recorded."""
+        slack = self.slack if some is None else self.slack[list(some)]
+        return np.asarray(self.off(values, some) <= slack)
+
+    # Singles
+
+    def singles(self) -> list[RuleChange]:
+        """Every change, with those whose numbers were fitted."""
+        made = changes(self.rows)
+        if self.logits_right:
+            made = [change for change in made if change.operation != "logits"]
+        cuts = {self.first, *(self.rows.vocab // parts for parts in (2, 3, 4, 8) if self.first)}
+        made += [cut(first) for first in sorted(cuts) if self.first <= first < self.rows.vocab and first]
+        return [*made, *(self._fitted(dial) for dial in dials(self.rows) if not self._is_out(dial))]
+
+    def _is_out(self, dial: Dial) -> bool:
+        return not self.few or bool(self.greedy[self.few].all()) or (self.logits_right and dial.operation == "logits")
+
+    def _fitted(self, dial: Dial) -> RuleChange:
+        """The change with the number that comes nearest to what was recorded of the few."""
+        values, best = list(dial.values), dial.values[0]
+        without = _apart(self.off(self.right[self.few], self.few, least=FINE))
+        for _ in range(ROUNDS):
+            errors = [self._distance(dial.change(value)) for value in values]
+            place = int(np.argmin(errors))
+            best, low, high = values[place], values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
+            if errors[place] > 0.8 * without:
+                break
+            values = np.exp(np.linspace(np.log(low), np.log(high), 9)).tolist()
+        rounded = [float(f"{best:.{digits}g}") for digits in (2, 3)]  # what people write
+        counts = [self.on_few([(dial.change(value),)])[0][0] for value in (*rounded, best)]
+        return dial.change((*rounded, best)[int(np.argmax(counts))])
+
+    def _distance(self, change: RuleChange) -> float:
+        self.tried += 1
+        return _apart(self.off(self.predicted((change,), self.few), self.few, least=FINE))
+
+    def on_few(self, made: Sequence[Sequence[RuleChange]]) -> list[tuple[int, float, Array]]:
+        """For each variant: how many of the few come out, how far off they are, and what it gives."""
+        results = []
+        for variant in made:
+            self.tried += 1
+            values = self.predicted(variant, self.few)
+            off = self.off(values, self.few)
+            results.append((int(self.fits(values, self.few).sum()), _apart(off), values))
+        return results
+
+    # On all tokens
+
+    def whole(self, made: tuple[RuleChange, ...]) -> Array:
+        """What changes give for all items."""
+        key = tuple(change.name for change in made)
+        if key not in self._cache:
+            self._cache[key] = self.predicted(made) if made else self.right
+        return self._cache[key]
+
+    def score(self, variant: RuleVariant, among: Bools) -> Score:
+        """A variant over the items `among`."""
+        at_work = np.array(
+            [[scope.holds(item.kind, item.node) for item in self.items] for _, scope in variant.changes]
+        ).reshape(len(variant.changes), len(self.items))
+        values = self.right.copy()
+        for pattern in {tuple(column) for column in at_work.T.tolist()}:
+            here = (np.array(pattern) == at_work.T).all(axis=1)
+            made = tuple(change for (change, _), holds in zip(variant.changes, pattern, strict=True) if holds)
+            values[here] = self.whole(made)[here]
+        fits = self.fits(values)
+        bad = self.wrong & ~self.fits_right & among
+        good = ~self.wrong & self.fits_right & among
+        error = float(np.minimum(self.off(values)[bad], 10).mean()) if bad.any() else 0.0
+        return Score(variant, int(fits[bad].sum()), int((good & ~fits).sum()), error, values)
+
+    def answer(self) -> BestVariant | None:
+        """The variant that explains the most; None where none explains enough."""
+        if not self.few:
+            return None
+        bad = self.wrong & ~self.fits_right
+        everything = np.ones(len(self.items), np.bool_)
+        steps = {(self.items[i].where.request, self.items[i].where.index) for i in np.flatnonzero(bad)}
+        at_work = np.array([(item.where.request, item.where.index) in steps for item in self.items])
+        singles = self.singles()
+        results = self.on_few([(change,) for change in singles])
+        promising = [i for i, (count, _, _) in enumerate(results) if count]
+        promising.sort(key=lambda i: (-results[i][0], results[i][1]))
+        chosen = [singles[i] for i in promising[:FULL]]
+        made = [RuleVariant(((change, scope),)) for change in chosen for scope in SCOPES]
+        for among, alone in ((everything, False), (at_work, True)):
+            if alone and at_work.all():
+                continue
+            answer = self._best(made, among, alone=alone)
+            if answer is not None and answer.best.gain >= NEARLY * answer.wrong:
+                if answer.wrong < SURE:  # a fault that is rare spoils steps without it, but for a scope by chance
+                    simpler = self._best(made, at_work, alone=True)
+                    if simpler is not None and simpler.best.variant.cost < answer.best.variant.cost:
+                        return simpler
+                return answer
+            pairs = self._pairs(singles, results)
+            with_pairs = self._best([*made, *pairs], among, alone=alone)
+            if with_pairs is not None:
+                return with_pairs
+        return None
+
+    def _pairs(self, singles: Sequence[RuleChange], results: Sequence[tuple[int, float, Array]]) -> list[RuleVariant]:
+        """Pairs of changes that explain the few, or come nearer to them; each at every scope."""
+        if hasattr(self, "_made_pairs"):
+            return self._made_pairs
+        right = self.off(self.right[self.few], self.few)
+        order = sorted(range(len(singles)), key=lambda i: (-results[i][0], results[i][1]))
+        moving = [i for i in order if np.abs(results[i][2] - self.right[self.few]).max(initial=0) > LEAST]
+        distinct: list[int] = []
+        for i in moving:
+            if all(np.abs(results[i][2] - results[j][2]).max(initial=0) > LEAST for j in distinct):
+                distinct.append(i)
+        together = []
+        for i, j in combinations(distinct[:IN_PAIRS], 2):
+            if time.monotonic() - self.began > SECONDS:
+                break
+            pair = (singles[i], singles[j])
+            if (pair[0].row and pair[1].row) or (pair[0].fitted and pair[1].fitted):
+                continue
+            recipe = pair[1].of(pair[0].of(RIGHT))
+            if not (pair[0].row or pair[1].row) and recipe in (RIGHT, pair[0].of(RIGHT), pair[1].of(RIGHT)):
+                continue
+            count, error, _ = self.on_few([pair])[0]
+            union = int((self.fits(results[i][2], self.few) | self.fits(results[j][2], self.few)).sum())
+            together.append((max(count, union), error, pair))
+        together.sort(key=lambda entry: (-entry[0], entry[1]))
+        least = max(0.5 * float((right > 0).sum()), 1)
+        made = [
+            RuleVariant(((first, scope), (second, other)))
+            for count, _, (first, second) in together[:PAIRS]
+            if count >= least
+            for scope, other in product(SCOPES, SCOPES)
+        ]
+        self._made_pairs: list[RuleVariant] = made
+        return made
+
+    def _best(self, made: Iterable[RuleVariant], among: Bools, *, alone: bool) -> BestVariant | None:
+        scores = [self.score(variant, among) for variant in made]
+        self.tried += len(scores)
+        bad = self.wrong & ~self.fits_right & among
+        wrong = int(bad.sum())
+        good = [score for score in scores if score.gain > self._least(score) * wrong]
+        if not good:
+            return None
+        most = max(score.gain for score in good)
+        near = [score for score in good if score.gain >= NEARLY * most - 1e-9]
+        least = min(score.error for score in near)
+        near = [score for score in near if score.error <= 1.5 * least + 0.1 * float(np.median(self.slack))]
+        best = min(near, key=lambda score: (round(score.variant.cost, 3), -score.gain))
+        alike = [score for score in good if score is not best and self._same(score, best, among)]
+        other = [score for score in scores if score is not best and not self._same(score, best, among)]
+        runner_up = max(other, key=lambda score: (score.gain, -score.variant.cost), default=None)
+        example = int(np.flatnonzero(bad & self.fits(best.predicted))[0])
+        alike = [score for score in alike if score.variant.cost <= best.variant.cost + 0.2]
+        return BestVariant(
+            best,
+            wrong,
+            int((~self.wrong & self.fits_right & among).sum()),
+            self.tried,
+            self.items[example],
+            float(self.right[example]),
+            float(best.predicted[example]),
+            runner_up,
+            tuple(alike),
+            alone,
+        )
+
+    def _least(self, score: Score) -> float:
+        return EVERY if any(change.fitted for change, _ in score.variant.changes) else GAIN
+
+    def _same(self, score: Score, other: Score, among: Bools) -> bool:
+        """Whether two variants give the same for all items."""
+        away = np.abs(_odds(score.predicted) - _odds(other.predicted))
+        away[np.abs(score.predicted - other.predicted) <= LEAST + SUMMED * np.abs(other.predicted)] = 0
+        away = np.where(self.greedy, (score.predicted > 0) != (other.predicted > 0), away > self.slack)
+        return not bool(away[among].any())
+
+
+def _apart(off: Array) -> float:
+    """How far off a few values are on average; a fifth of them may be anything."""
+    return float(np.sort(np.minimum(off, 10))[: max(1, round(0.8 * len(off)))].mean())
+
+
+def _odds(p: Array) -> Array:
+    """Log odds of probabilities; those of 0 and 1 are far away."""
+    clipped = np.clip(p, 1e-12, 1 - 1e-12)
+    return np.asarray(np.log(clipped) - np.log1p(-clipped))
+
+
+def _pieces(places: Sequence[int], vocab: int) -> Iterable[Sequence[int]]:
+    """Places in pieces of up to 16 million numbers."""
+    size = max(8, 2**24 // max(vocab, 1))
+    for start in range(0, len(places), size):
+        yield places[start : start + size]

@@ -1,0 +1,1 @@
+"""The verbs that judge a capture: why, verify, audit, locate, diagnose."""

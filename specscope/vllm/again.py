@@ -1,0 +1,64 @@
+"""`python -m specscope.vllm.again JOB`: vLLM runs the requests of a capture again, offline, for `specscope locate`.
+
+In vLLM's own environment; the plugin records by SPECSCOPE_* variables. JOB is a JSON file, made by
+specscope/measure/locate/inside_vllm/again.py: {"v2", "model", "speculation", "engine", "requests": [{"prompt": token
+ids, "params": SamplingParams of a capture, "tokens": how many to make, "seeded": whether the seed was given}]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from specscope.trace.record.params import SamplingParams
+
+# One process, so that a fault put in at run time is in the one that computes
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+SAME = ("temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a job."""
+    with open((sys.argv[1:] if arguments is None else arguments)[0], encoding="utf-8") as file:
+        run(json.load(file))
+
+
+def run(job: Mapping[str, Any]) -> None:
+    """Run a job; what it gives is in the capture and the taps."""
+    os.environ.update(ENVIRONMENT)
+    import vllm
+    from vllm.sampling_params import StructuredOutputsParams
+
+    engine = {"enforce_eager": True, "disable_log_stats": False, **job["engine"]}
+    llm = vllm.LLM(model=job["model"], speculative_config=job["speculation"] or None, **engine)
+    params = []
+    for request in job["requests"]:
+        values = arguments_of(request)
+        form = values.pop("structured_outputs")
+        params.append(vllm.SamplingParams(**values, structured_outputs=form and StructuredOutputsParams(**form)))
+    prompts = [{"prompt_token_ids": request["prompt"]} for request in job["requests"]]
+    llm.generate(prompts, params, use_tqdm=False)
+
+
+def arguments_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What vLLM's SamplingParams take for a request: requests.py reads them the other way."""
+    params, tokens = SamplingParams.from_dict(request["params"]), request["tokens"]
+    values: dict[str, Any] = {name: getattr(params, name) for name in SAME}
+    values |= {"max_tokens": tokens, "min_tokens": min(params.min_tokens, tokens)}
+    values |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
+    if request["seeded"]:
+        values["seed"] = params.seed
+    if params.min_p:  # vLLM refuses it, and a bias, where it speculates
+        values["min_p"] = params.min_p
+    if params.logit_bias:
+        values["logit_bias"] = {int(token): float(value) for token, value in params.logit_bias.items()}
+    form = None if params.structured_outputs is None else params.structured_outputs.to_dict()
+    values["structured_outputs"] = form and {name: value for name, value in form.items() if value not in (None, False)}
+    return values
+
+
+if __name__ == "__main__":
+    main()

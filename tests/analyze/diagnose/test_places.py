@@ -1,0 +1,151 @@
+"""What is located and what has a name, put together."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
+from specscope.analyze.diagnose.places import CHECKS, PLACES, explains, fits, placed
+from specscope.analyze.diagnose.run import examine
+from specscope.analyze.diagnose.text import render_diagnosis
+from specscope.analyze.findings import Exit
+from specscope.analyze.locate.located import Operation, Stage
+from specscope.analyze.verify.trial import judge
+from specscope.errors import UserError
+from specscope.measure.judges import audit_options
+from specscope.trace.history.history import History
+from specscope.trace.wire.reading import read_capture
+from tests.analyze.histories import RUN
+from tests.analyze.locate.locations import unplaced, wrong
+from tests.faults.models import TARGET
+from tests.faults.planted import FAULTS
+from tests.faults.settings import DRAFTERS, SETTINGS, record
+
+(LOCATED,) = wrong().located  # the drafter's scores
+
+
+def at(stage, name, certain=True):
+    return dataclasses.replace(LOCATED, operation=Operation(stage, name, name), certain=certain)
+
+
+def suspect(cause, score=0.9):
+    return Suspect(cause, score, ("evidence",))
+
+
+def shown(diagnosis):
+    out = io.StringIO()
+    render_diagnosis(diagnosis, "run.jsonl", Console(file=out, width=80, markup=False))
+    return " ".join(out.getvalue().split())
+
+
+def test_every_fault_says_where_it_shows():
+    assert set(PLACES) == {cause for cause in Cause if cause.is_fault}
+
+
+def test_the_checks_of_a_stage_are_checks():
+    trial = judge(History(run=RUN), source="x")
+    known = {check.name for check in trial.checks} | {name for cause in Cause for name in cause.follows}
+    assert {name for names in CHECKS.values() for name in names} <= known
+
+
+@pytest.mark.parametrize(
+    ("cause", "place", "fitting"),
+    [
+        (Cause.DRAFTER_ROTARY, at(Stage.DRAFTER, "layers.0.self_attn.query"), True),
+        (Cause.DRAFTER_ROTARY, at(Stage.DRAFTER, "layers.0.mlp.down_proj"), False),
+        (Cause.DRAFTER_ROTARY, at(Stage.DRAFTER, "layers.0.self_attn.q_proj"), False),
+        (Cause.DRAFTER_ROTARY, at(Stage.TARGET, "layers.0.self_attn.query"), False),
+        (Cause.KV_NOT_MOVED, at(Stage.TARGET, "layers.3.self_attn.keys read"), True),
+        (Cause.KV_NOT_MOVED, at(Stage.TARGET, "layers.3.post_attention_layernorm"), False),
+        (Cause.KV_NOT_MOVED, at(Stage.TARGET, "layers.3", certain=False), True),
+        (Cause.RULES_WRONG, at(Stage.SAMPLING, "top-p"), True),
+        (Cause.PAST_THE_END, at(Stage.VERDICT, "ratio"), False),
+    ],
+)
+def test_a_cause_fits_where_it_shows_first(cause, place, fitting):
+    assert fits(cause, place) is fitting
+
+
+def test_a_place_takes_the_likeliest_name_that_fits_and_the_others_of_its_stage_follow():
+    faults = [suspect(Cause.FEATURES_STALE), suspect(Cause.MASK_SIBLINGS), suspect(Cause.COINS_SHARED)]
+    first, second = placed([LOCATED], faults)
+    assert (first.place, first.cause.cause) == (LOCATED, Cause.MASK_SIBLINGS)
+    assert (second.place, second.cause.cause) == (None, Cause.COINS_SHARED)
+
+
+def test_a_name_is_given_once():
+    first, second = placed([LOCATED, LOCATED], [suspect(Cause.MASK_SIBLINGS)])
+    assert (first.cause.cause, second.cause) == (Cause.MASK_SIBLINGS, None)
+
+
+def test_what_is_located_explains_the_checks_of_its_stage():
+    assert explains([LOCATED], "draft p")
+    assert not explains([LOCATED], "target raw p")
+    assert not explains([], "draft p")
+
+
+def test_the_name_and_the_place_are_shown_together_and_once():
+    text = shown(Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED,), steps=3))
+    title = f"{Cause.MASK_SIBLINGS.about}: layer 0: scores with the mask"
+    assert f"1. {title} mask_siblings, 0.90 drafter: layers.0.self_attn.scores" in text
+    assert text.count("specscope replay") == 1
+    assert "2. " not in text
+    assert text.endswith(f"Located: {title}.")
+
+
+def test_without_a_name_the_place_stands_alone():
+    diagnosis = Diagnosis((), located=(LOCATED,), steps=3)
+    text = shown(diagnosis)
+    assert "1. layer 0: scores with the mask drafter: layers.0" in text
+    assert text.endswith("Located: layer 0: scores with the mask.")
+    assert diagnosis.exit is Exit.INCONSISTENT
+    assert diagnosis.to_dict("x")["located"][0]["operation"] == "layers.0.self_attn.scores"
+
+
+def test_what_has_neither_is_said_with_what_was_ruled_out():
+    text = shown(Diagnosis((), unexplained=("audit: p differs",), ruled_out=("target: 30 layers agree",), steps=3))
+    assert "Something is wrong, and it was not located audit: p differs Ruled out target: 30 layers agree" in text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose head is fed the features of other layers, and the models that judge it."""
+    setting = SETTINGS["eagle chain"]
+    path = record(setting, tmp_path_factory.mktemp("places") / "bad.jsonl", FAULTS["layers one lower"])
+    history = read_capture(path).history
+    draft = DRAFTERS[setting.drafter]["draft_model"]
+    return history, audit_options(history, str(TARGET), draft, 60)
+
+
+def test_the_place_is_asked_for_where_the_models_disagree(run):
+    asked = []
+
+    def locate(history, trial, audited):
+        asked.append((history, trial, audited))
+        return wrong()
+
+    found = examine(run[0], "bad.jsonl", run[1], known=False, locate=locate)
+    assert len(asked) == 1
+    assert (found.suspects, found.remarks, found.located, found.exit) == ((), (), wrong().located, 1)
+    assert found.unexplained == ()  # the drafter's place explains all of the drafter's checks
+    assert "locate" in found.looked_at
+
+
+def test_without_a_place_and_a_name_every_difference_is_listed(run):
+    found = examine(run[0], "bad.jsonl", run[1], known=False, locate=lambda *_: unplaced())
+    assert (found.faults, found.located, found.exit) == ((), (), 1)
+    assert any(line.startswith("audit: ") for line in found.unexplained)
+    assert unplaced().unexplained[0] in found.unexplained
+    assert f"locate: {unplaced().left_out[0]}" in found.left_out
+
+
+def test_a_search_that_cannot_be_made_is_said(run):
+    def locate(*_):
+        raise UserError("there is no head at hand")
+
+    found = examine(run[0], "bad.jsonl", run[1], known=False, locate=locate)
+    assert "locate: there is no head at hand" in found.left_out
+    assert found.exit is Exit.INCONSISTENT

@@ -1,0 +1,146 @@
+"""Sampling rules and verdicts: what is planted is located at its operation; where nothing is, nothing is."""
+
+import pytest
+import torch
+
+from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.model.rules import Rules as AuditRules
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.rerun.models import Models
+from specscope.analyze.diagnose.rerun.rows import of_model
+from specscope.analyze.locate.located import Stage
+from specscope.analyze.locate.model.other_rows import Places
+from specscope.analyze.locate.model.rules import located_sampling
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.model.verdicts import located_verdicts
+from specscope.measure.judges import audit_options
+from tests.analyze.locate import planted
+from tests.faults.fault import Fault
+from tests.faults.healthy import HEALTHY
+from tests.faults.models import TARGET, tokens_of
+from tests.faults.settings import DRAFTERS, Setting, history, record
+
+WARM = {"temperature": 0.9}
+BIASED = {**WARM, "logit_bias": {tokens_of(letter)[0]: 2.0 for letter in "aeiou"}}
+CUTS = {"temperature": 1.3, "top_k": 6, "top_p": 0.9}
+ALL = {
+    "temperature": 1.1,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.02,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "logit_bias": {tokens_of("e")[0]: 1.0},
+}
+PENALISED = {**WARM, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.3}
+
+
+def located(folder, drafter, params, install=None, **more):
+    """Of a run with a fault: what is located, of the target, the drafter, and the verdict."""
+    setting = Setting(drafter, params, **{"requests": 6, "tokens": 60, **more})
+    fault = None if install is None else Fault("planted", Cause.RULES_WRONG, install, "", "")
+    run = history(record(setting, folder / "run.jsonl", fault))
+    options = audit_options(run, str(TARGET), DRAFTERS[drafter].get("draft_model"), 400)
+    case, judged, models = Case.of(run), audit(run, "run", options), Models(options)
+    return [
+        *located_sampling(case, judged, models, drafter=False),
+        *located_sampling(case, judged, models, drafter=True),
+        *located_verdicts(case, judged, models),
+    ]
+
+
+PLANTED = {  # drafter, parameters, what is planted; the operation, and words of the variant
+    "min-p by the first row": (
+        "early tree",
+        {"temperature": 1.5, "min_p": 0.2},
+        planted.softmax(planted.min_p_by_the_first_row),
+        ("min-p", "min-p by the largest p of the root"),
+    ),
+    "softmax in bfloat16": ("early chain", WARM, planted.softmax(planted.in_bfloat16), ("softmax", "bfloat16")),
+    "top-p before top-k": ("early tree", CUTS, planted.softmax(planted.top_k_last), ("top-p", "top-p before top-k")),
+    "penalties twice": (
+        "model chain",
+        {**WARM, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+        planted.penalties_twice,
+        ("penalties", "the penalties applied twice"),
+    ),
+    "no top-p and penalties twice": (
+        "early tree",
+        PENALISED,
+        planted.penalties_twice_without_top_p,
+        ("top-p and penalties", "top-p left out and the penalties applied twice"),
+    ),
+    "no bias in the draft": (
+        "early chain",
+        BIASED,
+        planted.no_bias_in_the_draft,
+        ("logit bias", "logit bias left out"),
+    ),
+    "no top-p for the bonus": (
+        "model chain",
+        {"temperature": 1.4, "top_p": 0.8},
+        planted.bonus_without_top_p,
+        ("top-p", "top-p left out for the bonus token alone"),
+    ),
+}
+
+
+@pytest.mark.every(1)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_rule_that_is_applied_wrongly_is_located(name, tmp_path):
+    drafter, params, install, (operation, words) = PLANTED[name]
+    (found,) = located(tmp_path, drafter, params, install)
+    assert found.operation.stage is Stage.SAMPLING
+    assert {*found.operation.name.split(" and ")} == {*operation.split(" and ")}, found.sentence
+    assert {*words.split(" and ")} <= {*found.looks.split(" and ")} or words in found.looks, found.sentence
+    assert found.certain
+    assert found.explained >= 0.9 * found.differing
+    assert found.differing >= 3
+    assert "specscope/speculate/" in found.operation.code
+    assert found.smallest
+    assert found.runner_up
+    assert str(found.where) in found.smallest
+
+
+@pytest.mark.parametrize(
+    ("install", "operation", "looks"),
+    [
+        (planted.judged_by_the_next_request, "p", "the next request of the batch"),
+        (planted.q_one_step_old, "q", "the request's step before"),
+    ],
+    ids=["rows of the next request", "q one step old"],
+)
+def test_what_a_verdict_reads_in_place_of_its_own_is_located(tmp_path, install, operation, looks):
+    found = located(tmp_path, "early chain", {"temperature": 1.2}, install, requests=9)
+    (found,) = [one for one in found if one.operation.stage is Stage.VERDICT]
+    assert found.operation.name == operation
+    assert looks in found.looks, found.sentence
+    assert found.explained >= 0.9 * found.differing
+
+
+@pytest.mark.every(1)
+@pytest.mark.parametrize("drafter", ["early tree", "eagle chain"])
+def test_healthy_runs_with_all_rules_have_nothing_located(drafter, tmp_path):
+    assert located(tmp_path, drafter, ALL) == []
+
+
+def test_the_right_recipe_is_the_audits(tmp_path):
+    """Two implementations of the same rules: transformers' processors, and the search's own."""
+    run = history(record(Setting("early tree", ALL, requests=3, tokens=30), tmp_path / "run.jsonl"))
+    case, models = Case.of(run), Models(audit_options(run, str(TARGET), "self:4", 100))
+    places = Places(of_model(models.target)(case, case.drafting[:12]))
+    made = RuledRows(places, "p", None).distributions(RIGHT, range(len(places.every)))
+    for place, row in zip(places.every, made, strict=True):
+        contexts = place.asked.contexts
+        rules = AuditRules(contexts.params, contexts.text[: contexts.prompt_len])
+        shaped = rules.shaped(place.logits[None], [contexts.output(place.asked.judged.rows[place.node])])
+        torch.testing.assert_close(row, rules.scores(shaped).softmax(-1)[0], atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, setting in HEALTHY.items() if setting.params])
+def test_no_healthy_sampled_run_has_anything_located(name, tmp_path):
+    setting = HEALTHY[name]
+    assert located(tmp_path, setting.drafter, setting.params, tokens=setting.tokens, requests=setting.requests) == []

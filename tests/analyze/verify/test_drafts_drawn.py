@@ -1,0 +1,141 @@
+"""The coins that drew drafts: what a verdict on them sees, and how seldom it sees what is not there."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.draws import located_draws
+from specscope.analyze.verify.trial import judge
+from specscope.speculate.drafters import tree_builder
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.tree import Drawn
+from tests.analyze.synthetic import Synthetic
+from tests.analyze.verify.conftest import HOT, run
+from tests.analyze.verify.edits import check, edited, failed, put, replaced
+
+OF_DRAWS = ("draft coins", "draft coins in their intervals", "coins over steps", "coins unequal", "coins of requests")
+
+
+def test_a_healthy_run_passes(runs):
+    for name in OF_DRAWS:
+        assert check(runs["sampled"], name).result is CheckResult.PASSED, name
+    assert check(runs["sampled"], "draft coins").tested > 100
+    assert not located_draws(Case.of(runs["sampled"]))
+
+
+@pytest.mark.parametrize("name", ["greedy", "deterministic"])
+def test_where_nothing_was_drawn_nothing_is_checked(runs, name):
+    for one in OF_DRAWS[:3]:
+        assert check(runs[name], one).result is CheckResult.SKIPPED
+
+
+def test_captures_of_before_are_not_judged(runs):
+    def without(part):
+        return None if part.notes is None else replaced(part, notes__coin=np.zeros(0), notes__low=np.zeros(0))
+
+    history = every(runs["sampled"], without)
+    for name in OF_DRAWS[:3]:
+        found = check(history, name)
+        assert (found.result, found.note) == (
+            CheckResult.SKIPPED,
+            "the capture does not tell the coins that drew drafts",
+        )
+    assert not failed(history)
+
+
+def every(history, change):
+    """The history with all parts changed that `change` gives something for."""
+    out = type(history)(run=history.run, vocabulary=history.vocabulary)
+    for record in history.steps:
+        parts = [change(part) or part for part in record.requests]
+        out.append(dataclasses.replace(record, requests=tuple(parts)))
+    return out
+
+
+def test_an_interval_that_is_another_tokens_is_seen(runs):
+    """Off by one: the interval of the token before, or of the one behind."""
+    for move in (-1.0, 1.0):
+
+        def beside(part, move=move):
+            if part.notes is None or not len(part.notes.coin) or part.tree.q[0] < 0.01:
+                return None
+            return replaced(part, notes__low=put(part.notes.low, 0, part.notes.low[0] + move * part.tree.q[0]))
+
+        assert failed(edited(runs["sampled"], beside)) == ["draft coins in their intervals"]
+
+
+def test_another_coin_of_the_interval_is_seen(runs):
+    def nudged(part):
+        if part.notes is None or not len(part.notes.coin):
+            return None
+        return replaced(part, notes__coin=put(part.notes.coin, 0, part.notes.low[0] + 1e-3 * part.tree.q[0]))
+
+    found = edited(runs["sampled"], nudged)
+    assert failed(found) == ["draft coins"]
+    assert check(found, "draft coins").failed == 1
+
+
+PLANTED = {  # the coins of drafts, what fails for certain, the operation, and what its place says
+    "at every position": (
+        lambda seed, stream, position, count: coins(seed, stream, 0, count),
+        {"draft coins", "coins over steps"},
+        "the same coin as at other positions of the request",
+    ),
+    "of the verdict": (
+        lambda seed, stream, position, count: coins(seed, Stream.VERIFY, position, count),
+        {"draft coins", "coins unequal"},
+        "of a trial, or of the final token, of the same step",
+    ),
+    "of a step": (
+        lambda seed, stream, position, count: np.full(count, coins(seed, stream, position, 1)[0]),
+        {"draft coins", "coins unequal"},
+        "the coin of another draw of the same step",
+    ),
+    "of one seed, whatever the position": (
+        lambda seed, stream, position, count: coins(3, stream, 0, count),
+        {"draft coins", "coins over steps", "coins of requests"},
+        "the same coin",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_coins_that_are_used_again_are_seen_and_located(engines, monkeypatch, name):
+    change, certain, words = PLANTED[name]
+    monkeypatch.setattr(tree_builder, "coins", change)
+    history = run(engines["draft tree"], **HOT)
+    assert certain <= set(failed(history))
+    (located,) = located_draws(Case.of(history))
+    assert located.operation.name == "draft coins"
+    assert located.operation.code.startswith("specscope/speculate/")
+    assert words in located.sentence
+    assert 0 < located.explained <= located.differing
+    assert located.unit == "draw"
+
+
+@pytest.mark.parametrize("drawn", [Drawn.WITHOUT_REPLACEMENT, Drawn.WITH_REPLACEMENT])
+@given(seed=st.integers(0, 10_000), tree=st.sampled_from(["3", "2x2", "3x1", "[(0,),(1,),(0,0),(0,1)]"]))
+@settings(max_examples=25)
+def test_healthy_draws_of_another_engine_raise_no_alarm(drawn, seed, tree):
+    found = judge(Synthetic(seed, tree, drawn, tells_draws=True).run(2, 25), source="x")
+    assert [one.name for one in found.failed] == []
+    tested = {one.name: one for one in found.checks}["draft coins in their intervals"]
+    assert tested.result is CheckResult.PASSED
+
+
+@pytest.mark.parametrize(
+    ("fault", "names"),
+    [
+        ("draft coins again", {"coins over steps", "coins in series"}),
+        ("draft coins judge", {"coins unequal", "coins and draws"}),
+        ("draws beside", {"draft coins in their intervals"}),
+        ("draft coins low", {"coins uniform"}),
+    ],
+)
+def test_a_mistake_of_another_engine_is_seen(fault, names):
+    assert names <= set(failed(Synthetic(1, "2x2", Drawn.WITHOUT_REPLACEMENT, fault, tells_draws=True).run(3, 100)))

@@ -1,0 +1,39 @@
+"""`specscope locate`: what is refused before a model is loaded. What it finds: tests/measure/locate/."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run_here
+
+EAGLE = str(Path(__file__).parents[3] / "traces" / "eagle.jsonl")
+REFUSED = {
+    "no such request": ([f"{EAGLE}#r9@1"], "there is no request 'r9'"),
+    "no such step": ([f"{EAGLE}#r1@9999"], "has no step 9999"),
+    "no such node": ([f"{EAGLE}#r1@7/999"], "there is no node 999 in r1@7"),
+    "not a step": ([f"{EAGLE}#r1@x"], "write the number of a step after @"),
+    "no such stage": ([EAGLE, "--stage", "softmax"], "softmax"),
+    "no such file": (["./none.jsonl"], "none.jsonl"),
+    "no such model": ([EAGLE, "--target", "./none"], "no model at ./none"),
+    "no such branch": ([EAGLE, "--branch", "7"], "the run has no such branch"),
+    "a screen as JSON": ([EAGLE, "--tui", "--json"], "leave out --json"),
+    "a screen without a terminal": ([EAGLE, "--tui"], "the screen needs a terminal"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_in_a_line(name):
+    words, says = REFUSED[name]
+    code, out, err = run_here(["locate", *words])
+    assert code == 2
+    assert (out == "") is ("--json" not in words)
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_refusal_is_json_too():
+    code, out, _ = run_here(["locate", f"{EAGLE}#r9@1", "--json"])
+    found = json.loads(out)
+    assert (code, found["exit"], found["schema"]) == (2, 2, "specscope.locate/1")
+    assert "there is no request 'r9'" in found["error"]

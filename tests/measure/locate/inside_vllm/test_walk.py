@@ -1,0 +1,139 @@
+"""The first operation that differs, over the stand-in of tests/vllm/stand_in.py with faults put into it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specscope.analyze.audit.options import ModelSource
+from specscope.analyze.locate.located import Stage
+from specscope.measure.locate.inside_vllm.tapped import TARGET, read_taps
+from specscope.measure.locate.inside_vllm.told import located, walk_of
+from specscope.measure.locate.inside_vllm.walk import WalkedModels, compare_all
+from specscope.trace.record.tree import DraftTree
+from tests.analyze import histories
+from tests.support import records as made
+from tests.vllm import stand_in
+from tests.vllm.stand_in import GPUModelRunner
+
+PROMPT = [3, 17, 9, 40, 2, 8]
+NONE = DraftTree.build([], [])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return stand_in.tiny(folder), ModelSource(str(folder), "tiny")
+
+
+def greedy(model, text):
+    """The text, and what the model makes of it token by token."""
+    text = list(text)
+    with torch.inference_mode():
+        for _ in range(3):
+            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+    return text
+
+
+def history_of(text):
+    """A prompt in two chunks, then two steps without drafts."""
+    judged = [made.verdict(made.outcomes(0, ()), (), token, made.kind_of((), ())) for token in text[6:]]
+    parts = [
+        made.part("r", NONE, None, index=0, context=0, prefill=4),
+        *(
+            made.part("r", NONE, verdict, index=index, context=context, prefill=prefill)
+            for verdict, index, context, prefill in zip(judged, (1, 2, 3), (4, 6, 7), (1, 0, 0), strict=True)
+        ),
+    ]
+    info = made.info("r", "", PROMPT)
+    records = [made.record(0, parts[:1], admitted=(info,)), *(made.record(i, [parts[i]]) for i in (1, 2, 3))]
+    return histories.history(records)
+
+
+def walked(model, folder, spoil=lambda runner: None, between=lambda runner: None):
+    """What was compared, and the taps: a fault is put in before the run, or before the last step."""
+    text, runner = greedy(model[0], PROMPT), GPUModelRunner(model[0])
+    spoil(runner)
+
+    class Runner(GPUModelRunner):
+        def execute_model(self, scheduler_output, intermediate_tensors=None):
+            if self.computed == 7:
+                between(self)
+            return super().execute_model(scheduler_output, intermediate_tensors)
+
+    runner.__class__ = Runner
+    guard = stand_in.run(runner, [text[:4], text[4:6], text[6:7], text[7:8]], folder)
+    assert guard.errors == 0
+    tapped = read_taps(folder)
+    run = replace(histories.RUN, drafter="none")
+    models = WalkedModels.load(run, model[1], None)
+    return tapped, compare_all(tapped, history_of(text), models, lambda *_: None)
+
+
+def test_a_right_engine_agrees_at_every_operation_and_choice(model, tmp_path):
+    tapped, sheets = walked(model, tmp_path)
+    assert located(tapped, sheets.target, TARGET) == []
+    names = {held.name for part in sheets.target.places for held in part.cells}
+    assert {"tokens", "positions", "slots", "keys seen", "block table", "choice", "lm_head", "norm"} <= names
+    assert {f"layers.{i}.self_attn.keys read" for i in range(3)} <= names
+    forwards, rows, largest = sheets.target.rows()
+    assert forwards == 4
+    assert rows > 8 * 60
+    assert largest < 1e-5
+    walk = walk_of(tapped, sheets.target, TARGET, "a stand-in", "plain transformers")
+    assert [held.differs for held in walk.operations].count(True) == 0
+
+
+def scale(runner):
+    runner.model.model.layers[1].self_attn.attn.scale *= 2
+
+
+def norm(runner):
+    layers = runner.model.model.layers
+    layers[2].input_layernorm.weight = layers[0].input_layernorm.weight
+
+
+def part_of_the_vocabulary(runner):
+    """Nothing that a forward computes: what is chosen of it is not the likeliest."""
+    runner.model.lm_head.weight.data[20:] *= 0.5
+
+
+def off(name, by):
+    def spoil(runner):
+        runner.off[name] = by
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "looks"),
+    [
+        (scale, "layers.1.self_attn.attention", "as with scores times 2 "),
+        (norm, "layers.2.input_layernorm", "a factor of its own in each channel"),
+        (off("tokens", 1), "tokens", " where it should be "),
+        (off("positions", 1), "positions", "1 more at 2 rows"),
+        (off("slots", -1), "slots", "1 less at 2 rows"),
+        (off("keys seen", -2), "keys seen", "2 less at 2 rows"),
+        (part_of_the_vocabulary, "lm_head", ""),
+    ],
+)
+def test_a_fault_is_located_at_the_first_operation_that_differs(model, tmp_path, spoil, name, looks):
+    tapped, sheets = walked(model, tmp_path, spoil)
+    first = located(tapped, sheets.target, TARGET)[0]
+    assert (first.operation.stage, first.operation.name) == (Stage.TARGET, name)
+    assert looks in first.looks
+    assert first.explained == first.differing > 0
+    walk = walk_of(tapped, sheets.target, TARGET, "a stand-in", "plain transformers")
+    before = [held for held in walk.operations if held.operation.name != name]
+    assert not any(held.differs for held in before[: len(before) - 3])
+    assert first.operation.code.startswith(("tests.vllm.stand_in.", "torch.", "vllm.")) or name in first.operation.name
+
+
+def test_a_cache_that_was_spoilt_is_located_where_it_is_read(model, tmp_path):
+    def spoil(runner):
+        runner.model.model.layers[2].self_attn.attn.kv_cache[5, :3] = 0.5
+
+    tapped, sheets = walked(model, tmp_path, between=spoil)
+    first = located(tapped, sheets.target, TARGET)[0]
+    assert first.operation.name == "layers.2.self_attn.keys read"
+    assert first.where.index == 3

@@ -1,0 +1,197 @@
+"""The screens of a location: the operations of a walk, and the rows and heads behind one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from specscope.analyze.locate.located import Held, Location, Operation, Stage
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.tui.locate import LocateApp, locate_help_lines
+from specscope.tui.screens.held import HeldScreen, OperationPanel
+from specscope.tui.screens.help import HelpScreen
+from specscope.tui.screens.locate import FaultsPanel, LocateScreen, WalkPanel
+from specscope.tui.settings import Settings
+from specscope.tui.widgets.errors import LIMIT, ErrorGrid, error_bar, share_of
+from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+VOCABULARY = Vocabulary({token: f" w{token}".encode() for token in range(300, 300 + ROWS)})
+
+
+def names(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def app_of(location: Location, theme: str = "dark") -> LocateApp:
+    return LocateApp(location, VOCABULARY, Settings(theme=theme))
+
+
+@asynccontextmanager
+async def running(location: Location, size: tuple[int, int] = (120, 40)):
+    app = app_of(location)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield app, pilot
+
+
+def text_of(panel) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in panel.sheet.lines)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=names)
+def test_operations(snap_compare, size):
+    assert snap_compare(app_of(wrong()), terminal_size=size)
+
+
+def test_rows_and_heads(snap_compare):
+    assert snap_compare(app_of(wrong()), terminal_size=(80, 24), press=["enter", "n"])
+
+
+def test_light(snap_compare):
+    assert snap_compare(app_of(wrong(), "light"), terminal_size=(120, 40), press=["enter"])
+
+
+async def test_it_opens_at_the_first_difference_of_the_walk_that_has_one():
+    async with running(wrong()) as (app, _):
+        panel = app.screen.query_one(WalkPanel)
+        assert (panel.number, panel.item) == (1, 6)
+        lines = text_of(panel).splitlines()[1:]
+        assert [line[0] for line in lines] == ["✓"] * 6 + ["✗"] * 4
+        assert [words in line for (_, words, _), line in zip(NAMES, lines, strict=True)] == [True] * len(NAMES)
+        said = text_of(app.screen.query_one(FaultsPanel))
+        assert "scores differ by a factor of 0.577 in 8 of 14 rows" in said
+        assert "sampling: the rules give the recorded p at 212 nodes" in said
+
+
+async def test_keys_go_to_differences_and_to_other_walks():
+    async with running(wrong()) as (app, pilot):
+        panel = app.screen.query_one(WalkPanel)
+        await pilot.press("n")
+        assert panel.item == 7
+        await pilot.press("N", "N")
+        assert panel.item == 9  # it wraps around
+        await pilot.press("right")
+        assert panel.walk.stage is Stage.TARGET
+        assert "✗" not in text_of(panel)
+        await pilot.press("n")
+        assert [note.message for note in app._notifications] == ["no operation differs"]
+        await pilot.press("left")
+        assert panel.item == 6
+
+
+async def test_enter_shows_rows_and_heads_and_esc_goes_back():
+    async with running(wrong()) as (app, pilot):
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, HeldScreen)
+        grid = app.screen.query_one(ErrorGrid)
+        assert grid.picked == 6  # the first row that is off
+        lines = text_of(grid).splitlines()[1:]
+        assert len(lines) == ROWS
+        assert lines[6].split()[:2] == ["96", "␣w306"]
+        assert lines[10].split()[0] == "100/0"  # a node of the tree
+        panel = app.screen.query_one(OperationPanel)
+        first = text_of(panel)
+        assert "layers.0.self_attn.scores" in first
+        held = wrong().walks[1].operations[6]
+        assert all(f"{error:.1e}" in first for error in held.errors[6])
+        await pilot.press("down")
+        assert text_of(panel) != first
+        await pilot.press("right")
+        assert "layers.0.self_attn.attention" in text_of(panel)
+        await pilot.press("left", "left")
+        assert "layers.0.self_attn.keys read" in text_of(panel)
+        await pilot.press("n")
+        assert [note.message for note in app._notifications] == ["no row differs"]
+        await pilot.press("escape")
+        assert isinstance(app.screen, LocateScreen)
+
+
+async def test_the_lists_are_sorted_and_filtered_as_others_are():
+    async with running(wrong()) as (app, pilot):
+        panel = app.screen.query_one(WalkPanel)
+        await pilot.press("o", "o", "O")
+        operations = panel.walk.operations
+        errors = [operations[place].error for place in panel.shown]
+        assert errors == sorted(errors, reverse=True)
+        await pilot.press("slash", *"q_proj", "enter")
+        assert [operations[place].operation.name for place in panel.shown] == ["layers.0.self_attn.q_proj"]
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "layers.0.self_attn.q_proj" in text_of(app.screen.query_one(OperationPanel))
+
+
+async def test_the_preview_follows_where_there_is_room():
+    async with running(wrong(), (200, 60)) as (app, pilot):
+        grid = app.screen.query_one(ErrorGrid)
+        assert grid.display
+        before = text_of(grid)
+        await pilot.press("down")
+        assert text_of(grid) != before
+
+
+@pytest.mark.parametrize("made", [healthy, unplaced])
+@pytest.mark.parametrize("size", [(40, 12), (80, 24)], ids=names)
+async def test_what_has_no_fault_or_no_walk_is_shown_too(made, size):
+    async with running(made(), size) as (app, pilot):
+        await pilot.press("n", "enter", "escape", "right", "down")
+        for panel in app.screen.query("FaultsPanel, WalkPanel"):
+            assert "cannot draw" not in text_of(panel)
+        said = " ".join(text_of(app.screen.query_one(FaultsPanel)).split())
+        assert "Nothing differs" in said or "Not located" in said
+
+
+@pytest.mark.parametrize("heads", [1, 2, 16, 64, 200])
+@pytest.mark.parametrize("size", [(40, 12), *SIZES], ids=names)
+async def test_any_number_of_heads_fits(heads, size):
+    errors = np.full((5000, heads), 1e-6, np.float32)  # of keys that are read: more than rows were fed
+    errors[4000:, -1] = np.inf
+    held = Held(Operation(Stage.TARGET, "layers.0.x", "layer 0: x"), 1e-5, float("inf"), 5000, 1000, errors)
+    location = dataclasses.replace(wrong(), walks=(dataclasses.replace(walk(6), operations=(held,)),))
+    async with running(location, size) as (app, pilot):
+        await pilot.press("enter")
+        await pilot.pause()
+        grid = app.screen.query_one(ErrorGrid)
+        text = text_of(grid)
+        assert "cannot draw" not in text
+        assert grid.picked == 4000
+        assert max(map(cell_len, text.splitlines())) <= grid.area.width
+        assert "inf" in text
+
+
+@pytest.mark.parametrize("width", [1, 2, 8, 40])
+@pytest.mark.parametrize("error", [0.0, 1e-12, 1e-6, 3e-5, 4e-5, 0.5, 1e9, float("inf"), float("nan")])
+@pytest.mark.parametrize("allowed", [0.0, 3e-5, 2.0])
+def test_a_bar_is_as_wide_as_it_should_be(width, error, allowed):
+    bar = error_bar(error, allowed, width)
+    assert cell_len("".join(text for text, _ in bar)) == width
+    assert sum(text.count(LIMIT) for text, _ in bar) == 1
+    assert any(ink in ("warn", "rejected") for text, ink in bar if text) == (not error <= allowed)
+
+
+def test_the_scale_is_of_powers_of_ten():
+    assert [share_of(error) for error in (0, 1e-8, 1e-4, 1, 1e9)] == [0, 0, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
+def test_the_help_page_fits(width):
+    texts = ["".join(part for part, _ in line) for line in locate_help_lines(width, {})]
+    assert max(map(cell_len, texts)) <= width
+
+
+async def test_help_theme_and_quit():
+    async with running(wrong()) as (app, pilot):
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape", "t")
+        assert not app.current_theme.dark
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert {"Open", "Next difference", "Next walk", "Help", "Screenshot"} <= titles
+        await pilot.press("q")
+        assert app._exit
