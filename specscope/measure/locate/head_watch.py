@@ -93,6 +93,7 @@ class HeadWatch:
         self.drafter, self.request, self.reference, self.features = drafter, request, reference, features
         self.runner = drafter.runner
         self.allowed = reference.allowed() | features.allowed
+        self.allowed["vocabulary"] = self.allowed["d2t"]  # where the vocabulary is not reduced
         self.passes: list[PassCompared] = []
         self.compared = 0  # passes in all
         self.choices = Choices()
