@@ -30,6 +30,7 @@ from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 
 OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", " read")
+STEEP = 32.0  # nats between scores, from which on rounding grows with them
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 
@@ -92,6 +93,7 @@ class HeadWatch:
         self.drafter, self.request, self.reference, self.features = drafter, request, reference, features
         self.runner = drafter.runner
         self.allowed = reference.allowed() | features.allowed
+        self.allowed["vocabulary"] = self.allowed["d2t"]  # where the vocabulary is not reduced
         self.passes: list[PassCompared] = []
         self.compared = 0  # passes in all
         self.choices = Choices()
@@ -99,8 +101,14 @@ class HeadWatch:
         self._grows = False  # whether the pass that runs now is over a tree's nodes
         self._right: HeadPass | None = None  # of the pass that ran last
         self._wanted = slice(0, 0)
+        self._slack = 1.0  # by how much more than usual rounding moves this pass, or one that fed it
         self._combined = _Seen()
         self._features = torch.empty(0)
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        """What rounding explains in the pass that runs."""
+        return {name: limit * self._slack for name, limit in self.allowed.items()}
 
     @property
     def wrong(self) -> PassCompared | None:
@@ -157,7 +165,7 @@ class HeadWatch:
         logits = right.taps["d2t"][-len(rows) :]
         name = "d2t" if self.runner.d2t is not None else "vocabulary"
         both = Both(name, level.full(self._wanted), logits, rows, code=code_of(Level.full))
-        if not self.passes[-1].compare([both], self.allowed):
+        if not self.passes[-1].compare([both], self._limits):
             self.choices.see(mine, logits, one_pass=self.reference.head.mask_token is not None)
 
     def _combining(self, combine: Any) -> Any:  # noqa: ANN401
@@ -185,9 +193,10 @@ class HeadWatch:
             with self._seeing() as seen:
                 logits, out = forward(segments, hidden)
             right = self._right = self._reference(part)
+            self._slack = max(_steepness(right), self._slack if self._grows else 1.0)
             self._wanted = part.wanted
             compared = PassCompared(right.rows, [])
-            compared.compare(self._operations(part, right, seen, hidden, logits), self.allowed)
+            compared.compare(self._operations(part, right, seen, hidden, logits), self._limits)
             self.passes.append(compared)
             self.compared += 1
             return logits, out
@@ -282,7 +291,7 @@ class HeadWatch:
             if name in layers:
                 index = layers.index(name)
                 out = Both(name, batch.as_given(seen.calls[index].out)[part.given], due, rows, certain=False)
-                if bool((out.errors > self.allowed[name]).any()):
+                if bool((out.errors > self._limits[name]).any()):
                     yield from self._inside(name, seen.calls[index], part, right)
                 yield out
                 continue
@@ -343,3 +352,10 @@ class HeadWatch:
             keys=right.keys,
             size=self.reference.head.size,
         )
+
+
+def _steepness(right: HeadPass) -> float:
+    """By how much more than usual rounding moves attention's weights: large scores are rounded by more."""
+    scores = [x for name, x in right.taps.items() if name.endswith(".scores")]
+    spread = max((-float(x[x.isfinite()].min()) for x in scores), default=0.0)
+    return max(1.0, spread / STEEP)

@@ -18,6 +18,7 @@ from specscope.model.heads.eagle_head import EagleHead
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level
 from specscope.trace.wire.capture import CaptureWriter
+from tests.faults import settings
 from tests.faults.models import TARGET
 from tests.faults.planted.drafter_kv import (
     first_tokens_only,
@@ -364,7 +365,7 @@ def test_nothing_is_located_in_a_run_of_bfloat16(drafter, tmp_path):
     """The walk is in float32: other trees come out of it than were recorded."""
     setting = Setting(drafter, WARM, requests=2, tokens=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DRAFTERS, drafter, {**DRAFTERS[drafter], "dtype": "bfloat16"})
+        patch.setattr(settings, "Engine", lambda **how: Engine(**how | {"dtype": "bfloat16"}))
         capture = record(setting, tmp_path / "capture.jsonl")
     assert history(capture).run.dtype == "bfloat16"
     assert walked(capture, drafter).located is None
