@@ -93,7 +93,8 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) ->
         lines = [line for line in lines if line is None or line.name != "seed"]
     lines += [_rule(a, b), *params, *_load(a, b)]
     if all(runs):
-        lines += _speculation(runs)
+        lines += _of_other_engines(runs, "speculation", OTHER_ENGINE)
+        lines += _of_other_engines(runs, "settings", "engine setting: ")
         names = dict.fromkeys(chain.from_iterable(run.versions for side in runs for run in side))
         versions = [[run.versions for run in side] for side in runs]
         lines += [_unlike(f"version of {name}", _each(versions[0], name), _each(versions[1], name)) for name in names]
@@ -109,17 +110,17 @@ def _named(line: Difference, runs: Sequence[Sequence[RunInfo]]) -> Difference:
     return Difference(f"{line.name}'s name", line.a, line.b, "the same weights under another name")
 
 
-def _speculation(runs: Sequence[Sequence[RunInfo]]) -> list[Difference | None]:
-    """Differences in another engine's speculative config, where both sides come from such an engine."""
-    configs = [[run.speculation for run in side] for side in runs]
-    if not all(any(side) for side in configs):
+def _of_other_engines(runs: Sequence[Sequence[RunInfo]], what: str, prefix: str) -> list[Difference | None]:
+    """Differences in what another engine was set to, where both sides come from such an engine.
+
+    `what`: the field of the run that holds it; `prefix`: how the name of a setting of it begins.
+    """
+    first, second = ([getattr(run, what) for run in side] for side in runs)
+    if not (any(first) and any(second)):
         return []
-    names = dict.fromkeys(chain.from_iterable(config for side in configs for config in side))
-    first, second = configs
+    names = dict.fromkeys(chain.from_iterable((*first, *second)))
     return [
-        _unlike(
-            f"speculative config: {name}", [config.get(name, "") for config in first], [o.get(name, "") for o in second]
-        )
+        _unlike(f"{prefix}{name}", [own.get(name, "") for own in first], [own.get(name, "") for own in second])
         for name in names
     ]
 

@@ -33,13 +33,14 @@ T, D, S, V, W = Stage.TARGET, Stage.DRAFTER, Stage.SAMPLING, Stage.VERDICT, Stag
 Places = Mapping[Stage, str]  # by stage, the pattern of the operations at which a cause shows first
 
 PLACES: Mapping[Cause, Places] = {
-    Cause.DRAFT_POSITION: {D: SEEN, W: ANY},
-    Cause.DRAFT_PLACEHOLDERS: {W: ANY},
+    Cause.DRAFT_POSITION: {D: f"{SEEN}|^lookup", W: ANY},
+    Cause.DRAFT_PLACEHOLDERS: {D: "^(lookup|chosen tokens|draft)", W: ANY},
     Cause.VOCABULARY_MAP: {D: OUT, W: ANY},
     Cause.Q_TEMPERATURE: {S: ANY, W: ANY},
     Cause.Q_NOT_DRAWN: {W: ANY},
     Cause.Q_UNPROCESSED: {S: ANY, W: ANY},
     Cause.Q_DROPPED: {V: ANY, W: ANY},
+    Cause.DRAW_BESIDE: {W: ANY},
     Cause.SIBLINGS_SORTED: {W: ANY},
     Cause.SIBLINGS_PRUNED: {W: ANY},
     Cause.SIBLINGS_SWAPPED: {W: ANY},

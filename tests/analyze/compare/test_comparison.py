@@ -268,7 +268,7 @@ def test_every_field_of_a_run_is_compared_or_left_out_on_purpose():
     from specscope.analyze.compare import configuration
 
     # Its id, compared apart (the rule: of the steps), or said with the blocks; where models lie; said as the revision
-    left_out = {"run_id", "params", "versions", "speculation", "privacy", "block_size", "rule"}
+    left_out = {"run_id", "params", "versions", "speculation", "settings", "privacy", "block_size", "rule"}
     left_out |= {"target_path", "draft_path", "target_digest"}
     every = {field.name for field in dataclasses.fields(RunInfo)} - left_out
     assert len(configuration._RUN) == len(every)
