@@ -7,12 +7,13 @@ ids, "params": SamplingParams of a capture, "tokens": how many to make, "seeded"
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from specscope.trace.checked import decoded
 from specscope.trace.record.params import SamplingParams
 
 # One process, so that a fault put in at run time is in the one that computes
@@ -22,8 +23,8 @@ SAME = ("temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a job."""
-    with open((sys.argv[1:] if arguments is None else arguments)[0], encoding="utf-8") as file:
-        run(json.load(file))
+    file = Path((sys.argv[1:] if arguments is None else arguments)[0])
+    run(decoded(file.read_bytes(), dict[str, Any]))
 
 
 def run(job: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ class Synthetic:
         assert self.fault in ("", *FAULTS)
         self.rng = np.random.default_rng(self.seed)
         self.shape = parse_tree(self.tree)
-        self.same_coins = self.rng.random(len(self.shape))
+        self.same_coins = np.random.default_rng((self.seed, 1)).random(len(self.shape))  # of a sequence of its own
 
     def run(self, requests: int, steps: int) -> History:
         """Requests one after another: a prefill of the prompt's last token, then decode steps."""

@@ -100,6 +100,15 @@ def step(run, record, part, length):
     }
 
 
+def _drawn(notes, number, sampled):
+    """The coin that drew a node's token, and the lower end of its interval, where that is recorded."""
+    known = sampled and notes is not None and len(notes.coin) and float(notes.coin[number])
+    return {
+        "draft_coin": float(notes.coin[number]) if known else None,
+        "draft_low": (float(notes.low[number]) if len(notes.low) else 0.0) if known else None,
+    }
+
+
 def node(part, number, vocabulary):
     tree, verdict, notes, method, parents = part.tree, part.verdict, part.notes, part.method, part.parents
     has_p = verdict.final_p != 0 or len(tree) in verdict.forced.tolist()
@@ -139,6 +148,7 @@ def node(part, number, vocabulary):
         "p": of_node(verdict.p, has_p),
         **{name: of_node(getattr(verdict, name), tried) for name in ("p_trial", "q_trial", "accept_prob")},
         "coin": coin or None,
+        **_drawn(notes, number, sampled),
         "residual_mass": of_node(verdict.residual_mass, has_p and outcome is Outcome.REJECTED),
         "margin": of_node(verdict.margin, has_margin),
         "draft_p": of_node(notes.prob) if notes and not sampled else None,

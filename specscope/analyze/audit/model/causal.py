@@ -39,8 +39,13 @@ class Causal:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        named = {"dtype": getattr(torch, dtype), "trust_remote_code": False, **source.arguments}
-        read = partial(AutoModelForCausalLM.from_pretrained, source.path, **named)
+        read = partial(
+            AutoModelForCausalLM.from_pretrained,
+            source.path,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            **source.arguments,
+        )
         try:
             try:
                 model: Any = read(attn_implementation="sdpa")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 
 TARGET, DRAFTER = "target", "drafter"
 
@@ -69,13 +69,13 @@ def read_taps(folder: Path) -> Tapped:
     from safetensors.torch import load_file
 
     try:
-        about: dict[str, Any] = json.loads((folder / "about.json").read_text())
-        end: dict[str, Any] = json.loads((folder / "end.json").read_text())
+        about: dict[str, Any] = decoded((folder / "about.json").read_bytes(), dict[str, Any])
+        end: dict[str, Any] = decoded((folder / "end.json").read_bytes(), dict[str, Any])
     except (OSError, ValueError) as error:
         raise UserError(f"vLLM wrote no taps to {folder}: is specscope installed beside it?") from error
     forwards: list[TappedForward] = []
     for path in sorted(folder.glob("taps-*.safetensors")):
-        tensors, lines = load_file(path), json.loads(path.with_suffix(".json").read_text())
+        tensors, lines = load_file(path), decoded(path.with_suffix(".json").read_bytes(), Any)
         by_pass: list[dict[str, Tensor]] = [{} for _ in lines]
         for key, rows in tensors.items():
             number, _, name = key.partition("/")
