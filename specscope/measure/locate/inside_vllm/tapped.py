@@ -75,7 +75,7 @@ def read_taps(folder: Path) -> Tapped:
         raise UserError(f"vLLM wrote no taps to {folder}: is specscope installed beside it?") from error
     forwards: list[TappedForward] = []
     for path in sorted(folder.glob("taps-*.safetensors")):
-        tensors, lines = load_file(path), decoded(path.with_suffix(".json").read_bytes(), Any)
+        tensors, lines = load_file(path), decoded(path.with_suffix(".json").read_bytes(), list[dict[str, Any]])
         by_pass: list[dict[str, Tensor]] = [{} for _ in lines]
         for key, rows in tensors.items():
             number, _, name = key.partition("/")
