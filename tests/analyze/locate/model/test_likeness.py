@@ -44,7 +44,7 @@ def test_what_agrees_looks_like_nothing(seed, shape):
     assert looks(ours, right, rows=fed(count), heads=heads) == ""
 
 
-@given(SEEDS, SHAPES, st.floats(-4, 1))
+@given(SEEDS, SHAPES, st.floats(-2.5, 1))  # all rows lie far above what is allowed: no place is told
 @settings(max_examples=60)
 def test_differences_without_structure_are_noise_or_nothing(seed, shape, power):
     count, heads, size = shape
