@@ -62,7 +62,7 @@ def test_it_leaves_by_no_way(served_engine, tmp_path, level, protocol):
     names_ids = level < Privacy.NO_TOKENS
     for tokens in (info.prompt_tokens.tolist(), output):
         assert tells(of_file(file), tokens) is tells(rows(sent), tokens) is names_ids
-    assert ('"251' in ways["file"].replace("\\", "")) is names_ids  # of the bias, and below of what a debugger shows
+    assert ('"251":' in ways["file"].replace("\\", "")) is names_ids  # of the bias, and below of what a debugger shows
     assert bool(re.search(r"#[0-9]", told)) is names_ids
     assert ("#?" in told) is not names_ids
     assert read_capture(file).history.run.privacy is level
