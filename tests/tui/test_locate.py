@@ -135,6 +135,7 @@ async def test_the_preview_follows_where_there_is_room():
         assert text_of(grid) != before
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("made", [healthy, unplaced])
 @pytest.mark.parametrize("size", [(40, 12), (80, 24)], ids=names)
 async def test_what_has_no_fault_or_no_walk_is_shown_too(made, size):
@@ -146,6 +147,7 @@ async def test_what_has_no_fault_or_no_walk_is_shown_too(made, size):
         assert "Nothing differs" in said or "Not located" in said
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("heads", [1, 2, 16, 64, 200])
 @pytest.mark.parametrize("size", [(40, 12), *SIZES], ids=names)
 async def test_any_number_of_heads_fits(heads, size):

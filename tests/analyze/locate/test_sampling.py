@@ -87,7 +87,7 @@ PLANTED = {  # drafter, parameters, what is planted; the operation, and words of
 }
 
 
-@pytest.mark.every(1)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_rule_that_is_applied_wrongly_is_located(name, tmp_path):
     drafter, params, install, (operation, words) = PLANTED[name]
@@ -120,7 +120,7 @@ def test_what_a_verdict_reads_in_place_of_its_own_is_located(tmp_path, install, 
     assert found.explained >= 0.9 * found.differing
 
 
-@pytest.mark.every(1)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("drafter", ["early tree", "eagle chain"])
 def test_healthy_runs_with_all_rules_have_nothing_located(drafter, tmp_path):
     assert located(tmp_path, drafter, ALL) == []

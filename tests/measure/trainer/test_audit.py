@@ -87,6 +87,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_setting_is_named_by_its_key_and_by_what_shows_it(case, tmp_path):
     trained, serving_config, key, shows = CONFIGS[case]
@@ -166,6 +167,7 @@ CODE = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CODE)
 def test_serving_code_that_errs_is_named_by_its_operation(case, tmp_path, monkeypatch):
     change, config, shows = CODE[case]

@@ -17,6 +17,7 @@ KINDS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_training_exports_is_served_as_it_was_trained(kind, deep, data, target, tmp_path):  # noqa: F811
     training = KINDS[kind][0](target, data, KINDS[kind][1], tmp_path / "head")
