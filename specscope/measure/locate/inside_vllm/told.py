@@ -113,7 +113,7 @@ def _located(
         where=place.fed.where,
         explained=counts[cell.name],
         differing=counts.total(),
-        unit="step of a request",
+        unit="request step",
         certain=LATER.get(cell.name, cell.name) in EXACT
         or any(other.name.startswith(_part(cell.name)) for other in before)
         or not before,
