@@ -53,7 +53,6 @@ class Drive:
     engine: Engine
     history: History
     fed: tuple[RequestStep, ...] = ()  # whose rows are computed by the forward pass that runs now, in their order
-    other_drafts: int = 0  # drafts that came out unlike the recorded ones
     _requests: dict[str, Request] = field(default_factory=dict)
     _record: StepRecord | None = None  # of the step that runs
     _parts: tuple[RequestStep, ...] = ()  # those of it that are run: whose prompts are known
@@ -169,7 +168,6 @@ class Drive:
         same = draft.tree.token.tolist() == part.tree.token.tolist()
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
             return draft
-        self.other_drafts += 1
         from specscope.speculate.drafters.combined import model_of
 
         model = model_of(self.engine.drafter)
