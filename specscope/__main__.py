@@ -15,6 +15,7 @@ import click
 from specscope.cli.main import cli
 from specscope.cli.streams import OutputError, flush_output, give_up_output, open_streams, say
 from specscope.errors import UserError
+from specscope.gone import instead
 from specscope.interrupt import tidy_end
 from specscope.lifetime import watched
 from specscope.trace.checked import without_login
@@ -43,6 +44,8 @@ def _run(command: click.Group, name: str) -> None:
     """Run the command. Not through click's own main, which hides broken pipes."""
     if "_SPECSCOPE_COMPLETE" in os.environ:
         command.main(prog_name=name)
+    for line in filter(None, map(instead, os.environ)):
+        say(f"specscope: {line}")
     with (
         tidy_end(),
         watched() as lifetime,
@@ -61,6 +64,8 @@ def _guarded(work: Callable[[], None]) -> int:
         return error.exit_code
     except (UserError, click.ClickException) as error:
         text = without_login(error.format_message()) if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, click.NoSuchOption):
+            text = instead(error.option_name) or text
         if isinstance(error, click.UsageError) and error.ctx is not None:
             text += f" (see {error.ctx.command_path} --help)"
         say(f"specscope: error: {text}")

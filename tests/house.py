@@ -28,6 +28,7 @@ FRAGMENTS: dict[str, int] = {
     "specscope/cli/judges/verify.py": 1,
     "specscope/envelope.py": 1,
     "specscope/errors.py": 1,
+    "specscope/gone.py": 1,
     "specscope/model/backend.py": 1,
     "specscope/model/device.py": 1,
     "specscope/model/meta.py": 1,

@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from specscope.errors import UserError
+from specscope.gone import refuse_gone
 
 GROUPS = {
     "Look": ("run", "capture", "replay", "report", "why", "export", "extract", "watch", "tui"),
@@ -31,6 +32,12 @@ def examples(command: click.Command) -> list[str]:
 
 class GroupedVerbs(click.Group):
     """Commands whose help lists them by group, what each does and its first example."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but for a verb that there was."""
+        if args[0] not in self.commands:
+            refuse_gone(args[0])
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A section for each group."""

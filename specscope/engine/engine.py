@@ -22,6 +22,7 @@ from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.engine.state import LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
+from specscope.gone import refuse_gone
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.sampling import Memory
 from specscope.speculate.sizing.sizer import Sizer
@@ -54,6 +55,9 @@ class Engine:
         """`changes`: what is forced in it, where it is a fork."""
         if config is not None and settings:
             raise UserError("give Engine a config or settings, not both")
+        for name in settings:
+            if name not in EngineConfig.__dataclass_fields__:
+                refuse_gone(f"--{name.replace('_', '-')}")
         self.config = config or EngineConfig(**settings)
         self.parts = parts = parts or build_parts(self.config, progress)
         self.runner, self.tokenizer = parts.runner, parts.tokenizer

@@ -1,0 +1,35 @@
+"""Whoever asks for what is gone is told so, in one line that says what to use instead."""
+
+import pytest
+
+from specscope.gone import GONE, instead, refuse_gone
+from tests.support.commands import specscope
+
+# Command lines as people have them in scripts and notes; each is refused by the name that is gone.
+ASKED: list[tuple[str, list[str]]] = []
+
+
+def test_a_sentence_says_what_to_use():
+    assert instead("--adaptive") == "--adaptive is gone: `specscope tune` finds the tree to use, and --tree takes it"
+    assert instead("--tree") is None
+    refuse_gone("--tree")
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_each_is_one_line(name):
+    assert "\n" not in GONE[name]
+    assert not GONE[name].endswith(".")
+
+
+@pytest.mark.parametrize(("name", "words"), ASKED, ids=[name for name, _ in ASKED])
+def test_who_asks_is_told(name, words):
+    refused = specscope(*words)
+    assert refused.returncode == 2
+    assert f"specscope: error: {instead(name)}" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_variable_that_is_gone_is_named_and_the_command_runs():
+    told = specscope("help", SPECSCOPE_AGGREGATES="1")
+    assert told.returncode == 0
+    assert told.stderr == f"specscope: {instead('SPECSCOPE_AGGREGATES')}\n"
