@@ -136,7 +136,7 @@ def test_good_spellings_are_taken(tmp_path, monkeypatch):
         "endpoint": ["http://x:4317", "https://x", "localhost:4317"],
         "address": ["127.0.0.1:4317", "[::1]:0"],
         "server": ["http://127.0.0.1:8000/v1"],
-        "drafter": ["ngram", "synthetic:0.9,0.5"],
+        "drafter": ["ngram", "suffix"],
         "layers": ["self:2"],
         "stop texts": [["x"], []],
         "prompts": [b'{"prompt": "fine"}\n'],

@@ -6,7 +6,9 @@ from specscope.gone import GONE, instead, refuse_gone
 from tests.support.commands import specscope
 
 # Command lines as people have them in scripts and notes; each is refused by the name that is gone.
-ASKED: list[tuple[str, list[str]]] = []
+ASKED: list[tuple[str, list[str]]] = [
+    ("synthetic", ["capture", "prompts.txt", "-o", "run.jsonl", "--drafter", "synthetic:0.8,0.5"]),
+]
 
 
 def test_a_sentence_says_what_to_use():

@@ -39,11 +39,10 @@ from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
-from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.sizing.measure import CONTEXT, Bench, fitting, measure
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.costs import Costs, about_run, keep_cached, read_cached, read_costs, write_costs
-from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
+from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
@@ -214,8 +213,6 @@ def make_drafter(
     plan = config.plan
     if plan is None:
         return NoDrafter()
-    if config.synthetic_rates is not None and isinstance(plan, StaticPlan):
-        return Synthetic(plan, config.synthetic_rates, target.vocab_size)
     if not config.model_part:
         return _text_drafter(config, plan)
     if config.text_part and isinstance(plan, DynamicPlan):
@@ -304,7 +301,7 @@ def _run_info(
         run_id=uuid.uuid4().hex,
         target=target.name,
         revision=target.revision,
-        drafter=config.drafter if config.synthetic_rates else drafter.name,
+        drafter=drafter.name,
         draft_model=model.runner.loaded.name if isinstance(model, DraftModel | Eagle) else "",
         tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 import specscope
 from specscope.errors import UserError
+from specscope.gone import refuse_gone
 from specscope.model.places import on_disk
 from specscope.trace.checked import Flag, base_of, checked, required_types, short, whole
 from specscope.trace.head_folder import is_head
@@ -60,7 +61,7 @@ class EngineConfig:
     drafter: Annotated[
         str,
         Flag(
-            "eagle, ngram, suffix, suffix+eagle, ngram+eagle, draft_model, none, or synthetic:0.8,0.6,...  "
+            "eagle, ngram, suffix, suffix+eagle, ngram+eagle, draft_model or none.  "
             "[default: suffix+eagle; eagle with --tree, --no-adaptive or a head of your own; ngram with --target]",
             "DRAFTER",
         ),
@@ -151,10 +152,9 @@ class EngineConfig:
         for name in ("target", "draft_model", "tree", "device", "costs"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
-        if self.drafter not in DRAFTERS and self.synthetic_rates is None:
-            raise UserError(
-                f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)} or synthetic:0.8,0.6,..."
-            )
+        if self.drafter not in DRAFTERS:
+            refuse_gone(self.drafter.partition(":")[0])
+            raise UserError(f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)}")
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
         if self.model_part == "draft_model" and self.draft_model is None:
@@ -165,10 +165,8 @@ class EngineConfig:
             )
         if self.suffix_shared and self.text_part != "suffix":
             raise UserError(f"--suffix-shared is given, but the drafter is {self.drafter}: add --drafter suffix")
-        if (self.drafter in ("ngram", "suffix", "none") or self.synthetic_rates) and self.draft_model is not None:
+        if self.drafter in ("ngram", "suffix", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
-        if self.synthetic_rates and not isinstance(self.plan, StaticPlan):
-            raise UserError("a synthetic drafter takes a static tree: 5, 3x5 or '[(0,), (0, 0)]'")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
         if self.speculation not in ("on", "off", "auto"):
@@ -200,8 +198,6 @@ class EngineConfig:
     def _check_rule(self) -> None:
         if self.rule not in RULES:
             raise UserError(f"unknown rule {short(self.rule)}: use {', '.join(RULES)}")
-        if self.rule != STANDARD and self.synthetic_rates:
-            raise UserError(f"--rule {self.rule} with a synthetic drafter: its verdicts are forced, under no rule")
         if self.rule == BLOCK and self.plan is not None and not self.plan.is_chain:
             raise UserError(
                 f"--rule block takes a chain, such as --tree 5; for the tree {self.plan} use --rule traversal"
@@ -251,29 +247,10 @@ class EngineConfig:
         return count
 
     @property
-    def synthetic_rates(self) -> tuple[float, ...] | None:
-        """The rates of synthetic:0.8,0.6,..., of which none rises; None for a real drafter."""
-        name, _, text = self.drafter.partition(":")
-        if name != "synthetic":
-            return None
-        try:
-            rates = tuple(float(part) for part in text.split(","))
-        except ValueError:
-            rates = ()
-        falling = all(1 >= a >= b >= 0 for a, b in zip((1.0, *rates), rates, strict=False))
-        if not rates or not falling:
-            raise UserError(
-                f"--drafter {self.drafter}: write synthetic:0.8,0.6,0.45, the share of drafts that are accepted down "
-                "to depth 1, 2, 3; each between 0 and the one before it"
-            )
-        return rates
-
-    @property
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
-        rates = self.synthetic_rates
         trees = {**DEFAULT_TREES, **(ADAPTIVE_TREES if self.adapts else {})}
-        text = self.tree or (trees.get(self.drafter) if rates is None else str(len(rates)))
+        text = self.tree or trees.get(self.drafter)
         if text is None:
             return None
         plan = parse_plan(text)

@@ -133,7 +133,7 @@ class Engine:
         self.encoder.check(tokens)
         params = params or SamplingParams()
         self.scheduler.room.check(len(tokens), params.max_tokens, self.max_context)
-        self.forms.check(params, self.drafter.name)
+        self.forms.check(params)
         now, title = time.time_ns(), title_of(prompt)
         request = Request(name or "", text, tokens, params, labels, now, title, traceparent, served)
         return self.intake.add(request, name)

@@ -27,18 +27,13 @@ class Forms:
         self.grammars = Grammars(vocabulary, size, self.eos)
         self.compiling: dict[str, tuple[Request, Future[Any]]] = {}
 
-    def check(self, params: SamplingParams, drafter: str) -> None:
+    def check(self, params: SamplingParams) -> None:
         """Check what can be checked without compiling. Raises UserError."""
         for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             outside = max(tokens, default=0)
             if outside >= self.size:
                 raise UserError(f"{name}: token id {outside} is outside the vocabulary (0 to {self.size - 1})")
         if params.structured_outputs is not None:
-            if drafter == "synthetic":
-                raise UserError(
-                    "structured_outputs: the synthetic drafter forces tokens whatever the form allows: "
-                    "use another drafter"
-                )
             self.grammars.check(params.structured_outputs)
 
     def allowed(self, params: SamplingParams) -> Allowed | None:

@@ -14,7 +14,6 @@ from specscope.live.again import SCRATCH, drafter_again, target_again
 from specscope.model.kv_cache import OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.combined import CombinedDrafter, model_of
-from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.sampling import distributions
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.records import ROUNDING, RequestStep
@@ -81,7 +80,7 @@ def _again(engine: Engine, part: RequestStep, context: Context, step: int) -> St
 def _drafted(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
     """What the drafter drafts now; None where it drafted nothing then, for reasons that may lie outside the step."""
     drafter = engine.drafter
-    if not len(tree) or isinstance(drafter, Synthetic):
+    if not len(tree):
         return None
     if isinstance(drafter, CombinedDrafter) and not tree.is_sampled:  # ranked by what was accepted before
         return None

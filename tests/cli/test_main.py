@@ -179,10 +179,6 @@ BAD = {
     "adaptive without a dynamic tree": (["capture", "P", "-o", "O", "TINY", "--adaptive"], "needs a dynamic tree"),
     "a rule that there is not": (["capture", "P", "-o", "O", "TINY", "--rule", "best"], "standard"),
     "block verification of a tree": (["capture", "P", "-o", "O", "TINY", "--rule", "block"], "takes a chain"),
-    "a rule for verdicts that are drawn": (
-        ["capture", "P", "-o", "O", "TINY", "--rule", "match", "--drafter", "synthetic:0.5"],
-        "synthetic drafter",
-    ),
     "no head given": (["capture", "P", "-o", "O", "TINY", "--drafter", "eagle"], "needs --draft-model: the folder"),
     "no such head": (
         ["capture", "P", "-o", "O", "TINY", "--drafter", "eagle", "--draft-model", "./no"],

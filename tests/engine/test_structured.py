@@ -401,12 +401,6 @@ def test_what_is_wrong_at_first_sight_is_refused_at_once(engines, params, why):
         engines["none"].add("abc", SamplingParams(**params))
 
 
-def test_the_synthetic_drafter_forces_tokens_so_it_is_refused(tiny):
-    engine = Engine(target=str(tiny), drafter="synthetic:0.8", dtype="float32", kv_memory=0.01)
-    with pytest.raises(UserError, match="synthetic"):
-        engine.add("abc", SamplingParams(structured_outputs={"regex": "a"}))
-
-
 # Evidence
 
 

@@ -9,6 +9,7 @@ from specscope.errors import UserError
 from specscope.kernels.flat_trees import Verdicts
 from specscope.model.backend import Backend, pick_backend
 from specscope.speculate.verify import host
+from specscope.trace.changes import Changes
 from tests.kernels import DEVICE
 
 PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
@@ -16,20 +17,25 @@ DRAFTERS = {
     "none": {"drafter": "none"},
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
     "tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
-    "synthetic": {"drafter": "synthetic:0.8,0.5", "tree": "2x2"},
+    "forced": {"drafter": "draft_model", "draft_model": "self:2", "tree": "2x2"},
     "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=3"},
 }
+# Of "forced": at some positions the first child is accepted and the second rejected, at others all are rejected.
+FORCED = Changes(
+    outcomes={(position, node): node == 0 and position % 3 > 0 for position in range(64) for node in (0, 1)}
+)
 
 
-def run(tiny, backend, how, params):
+def run(tiny, backend, name, params):
     engine = Engine(
+        changes=FORCED if name == "forced" else None,
         target=str(tiny),
         dtype="float32",
         kv_memory=0.01,
         backend=backend,
         device=DEVICE.type,
         max_step_tokens=32,
-        **how,
+        **DRAFTERS[name],
     )
     assert engine.run_info.backend.startswith(backend)
     results = engine.generate(PROMPTS, params)
@@ -48,7 +54,7 @@ def run(tiny, backend, how, params):
 )
 def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=3, ignore_eos=True)
-    ours, reference = (run(tiny, backend, DRAFTERS[name], params) for backend in ("triton", "torch"))
+    ours, reference = (run(tiny, backend, name, params) for backend in ("triton", "torch"))
     assert [r.token_ids for r in ours] == [r.token_ids for r in reference]
     for a, b in zip(ours, reference, strict=True):
         for left, right in zip(a.steps, b.steps, strict=True):
@@ -64,14 +70,14 @@ def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("name", ["synthetic", "tree"])
+@pytest.mark.parametrize("name", ["forced", "tree"])
 def test_a_step_is_judged_on_the_device_alone_and_read_once(tiny, monkeypatch, name):
-    """Forced verdicts too: they take the path that they are to time."""
+    """Forced verdicts too."""
     reads = []
     to_host = Verdicts.to_host
     monkeypatch.setattr(Verdicts, "to_host", lambda self: reads.append(1) or to_host(self))
     monkeypatch.setattr(host, "verify", None)
-    results = run(tiny, "triton", DRAFTERS[name], SamplingParams(max_tokens=6, temperature=0.9, ignore_eos=True))
+    results = run(tiny, "triton", name, SamplingParams(max_tokens=6, temperature=0.9, ignore_eos=True))
     steps = {step.index for result in results for step in result.steps if step.verdict is not None}
     assert 0 < len(reads) <= 2 * len(steps)  # requests whose prompts differ may be out of step
     assert len(reads) < sum(step.verdict is not None for result in results for step in result.steps)

@@ -86,7 +86,6 @@ class Draft:
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
     method: MethodNotes | None = None  # what a method that looks into texts tells of it
-    forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
     # Of a drafter that is a model: its logits where it had drafted these tokens, none for the root; None where it did
     # not look.
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None

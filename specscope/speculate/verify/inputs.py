@@ -71,7 +71,7 @@ def step_batch(
     inputs = []
     for context, draft, _ in parts:
         coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
-        tree_input = VerifyInput(draft.tree, draft.q, coin, context.params.greedy, draft.forced)
+        tree_input = VerifyInput(draft.tree, draft.q, coin, context.params.greedy)
         inputs.append(tree_input if changes is None else changed_input(tree_input, changes, context.position))
     return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], backend, memory))
 
@@ -87,9 +87,7 @@ def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> V
         for (fork_position, node), yes in changes.outcomes.items()
         if fork_position == position and node < len(tree_input.tree)
     }
-    return dataclasses.replace(
-        tree_input, coin=coin, forced={**tree_input.forced, **here}, final=changes.tokens.get(position)
-    )
+    return dataclasses.replace(tree_input, coin=coin, forced=here, final=changes.tokens.get(position))
 
 
 def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:

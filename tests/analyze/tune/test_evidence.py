@@ -13,6 +13,7 @@ from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again
 from specscope.speculate.drafters.base import Context
 from specscope.trace.history.history import History
+from specscope.trace.changes import Changes
 from specscope.trace.history.stats import measure
 from specscope.trace.plan import parse_plan
 from tests.faults.models import DRAFT, HEAD, TARGET, story
@@ -185,10 +186,11 @@ def test_what_tells_nothing_is_refused():
     history.run = plain.run_info
     with pytest.raises(UserError, match="has no drafts"):
         evidence([history])
-    synthetic = Engine(target=str(TARGET), dtype="float32", kv_memory=0.02, drafter="synthetic:0.8,0.5")
-    synthetic.add("anna", SamplingParams(max_tokens=8))
-    while synthetic.busy:
-        history.append(synthetic.step())
+    changes = Changes(outcomes={(position, 0): True for position in range(12)})
+    forced = Engine(target=str(TARGET), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, changes=changes)
+    forced.add("anna", SamplingParams(max_tokens=8))
+    while forced.busy:
+        history.append(forced.step())
     with pytest.raises(UserError, match="lossy rule or forced"):
         evidence([history])
 
