@@ -54,7 +54,16 @@ def test_imports_point_down(part):
             if module.split(".")[0] != "specscope":
                 continue
             target = module.split(".")[1] if "." in module else "specscope"
-            fine = ALLOWED[part] | {part, "envelope", "errors", "gone", "interrupt", "lifetime", "terminal", "user_cache"}
+            fine = ALLOWED[part] | {
+                part,
+                "envelope",
+                "errors",
+                "gone",
+                "interrupt",
+                "lifetime",
+                "terminal",
+                "user_cache",
+            }
             assert target in fine, f"{path.relative_to(ROOT)}:{line} imports {module}, which lies above it"
 
 

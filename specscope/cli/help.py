@@ -33,7 +33,9 @@ def examples(command: click.Command) -> list[str]:
 class GroupedVerbs(click.Group):
     """Commands whose help lists them by group, what each does and its first example."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but for a verb that there was."""
         if args[0] not in self.commands:
             refuse_gone(args[0])

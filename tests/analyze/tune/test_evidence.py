@@ -12,8 +12,8 @@ from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again
 from specscope.speculate.drafters.base import Context
-from specscope.trace.history.history import History
 from specscope.trace.changes import Changes
+from specscope.trace.history.history import History
 from specscope.trace.history.stats import measure
 from specscope.trace.plan import parse_plan
 from tests.faults.models import DRAFT, HEAD, TARGET, story
