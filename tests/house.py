@@ -18,7 +18,6 @@ FRAGMENTS: dict[str, int] = {
     "kernels/kv_write.py": 1,
     "kernels/place.py": 1,
     "specscope/analyze/audit/options.py": 1,
-    "specscope/analyze/audit/shelf.py": 1,
     "specscope/analyze/compare/page.py": 1,
     "specscope/analyze/compare/text.py": 1,
     "specscope/analyze/diagnose/rerun/models.py": 1,

@@ -217,7 +217,7 @@ def make_drafter(
         return _text_drafter(config, plan)
     if config.text_part and isinstance(plan, DynamicPlan):
         every = dataclasses.replace(plan, nodes=min(plan.candidates, MAX_NODES))  # they are ranked with the text's
-        alone = dataclasses.replace(config, drafter=config.model_part, tree=str(every), suffix_shared=0, costs=None)
+        alone = dataclasses.replace(config, drafter=config.model_part, tree=str(every), costs=None)
         known = None if other is None else model_of(other)
         model = make_drafter(alone, target, tokenizer, blocks, backend, progress, known)
         assert isinstance(model, ModelDrafter)
@@ -242,7 +242,7 @@ def _text_drafter(config: EngineConfig, plan: TreePlan) -> SuffixDrafter | Ngram
     """The drafter that looks into the text. Beside a model it may go as deep as there are nodes."""
     if config.text_part == "suffix":
         depth = plan.max_nodes if config.model_part else plan.max_depth
-        return SuffixDrafter(plan.max_nodes, depth, config.suffix_shared)
+        return SuffixDrafter(plan.max_nodes, depth)
     if config.model_part:
         depth = min(NGRAM_DEPTH, plan.max_nodes)
         return NgramDrafter(depth, NGRAM_WIDTH, config.ngram_max, config.ngram_min)
@@ -324,6 +324,5 @@ def _run_info(
         draft_tokens=_draft_tokens(drafter),
         evidence=evidence(config, target),
         rule=config.rule,
-        speculation={"suffix_shared": config.suffix_shared} if config.suffix_shared else {},
         **dataclasses.asdict(given),
     )

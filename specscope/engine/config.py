@@ -41,7 +41,6 @@ Count = Annotated[int, Meta(ge=1, le=1024, description="between 1 and 1024")]
 StepTokens = Annotated[int, Meta(ge=16, le=2**20, description=f"at least 16, and at most {2**20}")]
 Context = Annotated[int, Meta(ge=2, le=2**31 - 1, description="at least 2")]
 Gib = Annotated[float, Meta(ge=0.001, le=1e6, description="at least 0.001, and at most what the machine has")]
-Shared = Annotated[int, Meta(ge=0, le=2**26, description=f"between 0 and {2**26}")]
 Threads = Annotated[
     int, Meta(ge=1, le=MOST_THREADS, description=f"between 1 and {MOST_THREADS}, the processors of this machine")
 ]
@@ -76,10 +75,6 @@ class EngineConfig:
         str | None,
         Flag("Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.", "TREE"),
     ] = None
-    suffix_shared: Annotated[
-        Shared,
-        Flag("How many tokens of earlier requests suffix decoding also searches.  [default: 0]", "TOKENS"),
-    ] = 0
     speculation: Annotated[
         str,
         Flag(
@@ -163,8 +158,6 @@ class EngineConfig:
             raise UserError(
                 f"the drafter {self.drafter} needs --draft-model: the folder of a head trained for the target"
             )
-        if self.suffix_shared and self.text_part != "suffix":
-            raise UserError(f"--suffix-shared is given, but the drafter is {self.drafter}: add --drafter suffix")
         if self.drafter in ("ngram", "suffix", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.drafter == "none" and self.tree is not None:
@@ -193,7 +186,7 @@ class EngineConfig:
 
     def without_drafting(self) -> EngineConfig:
         """The same engine that drafts nothing: what others are measured beside."""
-        return replace(self, drafter="none", draft_model=None, tree=None, adaptive=False, suffix_shared=0, costs=None)
+        return replace(self, drafter="none", draft_model=None, tree=None, adaptive=False, costs=None)
 
     def _check_rule(self) -> None:
         if self.rule not in RULES:
@@ -213,7 +206,7 @@ class EngineConfig:
         if self.target is not None or not is_head(DEFAULT_HEAD):
             return "ngram"
         alone = self.tree is not None or self.adaptive is False
-        return "eagle" if alone and not self.suffix_shared else "suffix+eagle"
+        return "eagle" if alone else "suffix+eagle"
 
     @property
     def adapts(self) -> bool:

@@ -21,7 +21,6 @@ from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
-from specscope.speculate.drafters.suffix_index import Text
 from specscope.speculate.sizing.sizer import Learned, Sizer
 from specscope.trace.history.history import KEPT
 from specscope.trace.history.same import same_step
@@ -77,7 +76,6 @@ class Moment:
     ended: tuple[Request, ...]  # cancelled between steps; to be reported by this one
     learned: Learned | None  # the sizer's, where trees are adaptive
     crowded: bool  # whether drafting was off because of the load
-    shelf: dict[str, Text] | None  # where the drafter looks into texts of earlier requests
     record: StepRecord | None = None  # of the step, when it has run
 
 
@@ -128,8 +126,7 @@ class Timeline:
             tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
         )
         learned = None if engine.sizer is None else copy.deepcopy(engine.sizer.learned)
-        shelf = None if engine.drafter.shelf is None else engine.drafter.shelf.texts()
-        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, engine.gate.crowded, shelf))
+        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, engine.gate.crowded))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
@@ -215,8 +212,6 @@ class Timeline:
         engine.gate.crowded = moment.crowded
         if engine.sizer is not None and moment.learned is not None:
             engine.sizer.learned = moment.learned
-        if engine.drafter.shelf is not None and moment.shelf is not None:
-            engine.drafter.shelf.restore(moment.shelf)  # what was released above was put there
         self.undone.extendleft(m.record for m in reversed(self.moments[index:]) if m.record is not None)
         del self.moments[index:]
         self._undo_inputs()

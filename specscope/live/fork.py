@@ -44,8 +44,6 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
         cache.truncate(twin.table, shared)
     if isinstance(engine.drafter, CombinedDrafter) and isinstance(twin_engine.drafter, CombinedDrafter):
         twin_engine.drafter.fork(engine.drafter, request.id, twin.id, before - 1)
-    if engine.drafter.shelf is not None and twin_engine.drafter.shelf is not None:
-        twin_engine.drafter.shelf.restore(engine.drafter.shelf.texts())
     twin_engine.requests[twin.id] = twin
     twin_engine.scheduler.waiting.append(twin)
     try:
@@ -98,7 +96,7 @@ def _settings(old: EngineConfig, changes: Changes) -> dict[str, Any]:
     if "drafter" not in wanted:
         return wanted
     # What the old drafter had is not the new one's.
-    return {"draft_model": None, "tree": None, "adaptive": False, "suffix_shared": 0, **wanted}
+    return {"draft_model": None, "tree": None, "adaptive": False, **wanted}
 
 
 def beside(engine: Engine, changes: Changes) -> Engine:

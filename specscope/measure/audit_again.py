@@ -17,7 +17,7 @@ from specscope.measure.judges import audit_options, draft_named, target_named
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.limits import untold_limits
-from specscope.trace.record.method import model_part, text_part
+from specscope.trace.record.method import model_part
 from specscope.trace.record.records import ROUNDING, RunInfo
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, 
         tree=run.tree or None,
         dtype=run.dtype,
         max_context=run.max_context,
-        suffix_shared=int(run.speculation.get("suffix_shared", 0)) if text_part(run.drafter) == "suffix" else 0,
         **{"rule": run.rule, **more},
     )
 

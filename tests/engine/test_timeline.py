@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.errors import UserError
 from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh
 
@@ -117,21 +117,3 @@ def test_what_is_not_known_is_refused(engines):
     engine.timeline = None
     with pytest.raises(UserError, match="no timeline"):
         engine.rewind(0)
-
-
-def test_texts_of_earlier_requests_go_back_too(deep):
-    """Suffix decoding over shared texts: what a request ended with after a step is not seen before it."""
-    how = {"drafter": "suffix", "tree": "dynamic:6,depth=4", "suffix_shared": 600}
-    engine = Engine(target=str(deep), dtype="float32", kv_memory=0.01, max_batch=2, max_step_tokens=24, **how)
-    engine.keep_timeline()
-    for seed, prompt in enumerate([*PROMPTS, *PROMPTS]):
-        engine.add(prompt, SamplingParams(max_tokens=6 + seed, temperature=0.9 * (seed % 2), seed=seed))
-    records = []
-    while engine.busy:
-        records.append(engine.step())
-    told = [p.method.match_source for r in records for p in r.requests if p.method is not None]
-    assert any("other requests" in source for source in told)
-    for step in (len(records) - 1, len(records) // 2, 4, 0):
-        engine.rewind(step)
-        for wanted in records[step:]:
-            same(engine.step(), wanted)

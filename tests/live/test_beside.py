@@ -64,7 +64,7 @@ def test_it_gives_what_a_fork_in_the_same_engine_gives(stopped, tiny, tmp_path, 
     ],
 )
 def test_an_engine_beside_one_that_drafts_from_text_and_model(tiny, words, drafter):
-    how = {"draft_model": "self:1", "tree": "dynamic:6", "suffix_shared": 1000, "dtype": "float32", "kv_memory": 0.01}
+    how = {"draft_model": "self:1", "tree": "dynamic:6", "dtype": "float32", "kv_memory": 0.01}
     engine = Engine(target=str(tiny), drafter="suffix+draft_model", **how)
     other = beside_engine(engine, Changes(engine=words))
     assert (other.drafter.name, other.config.drafter) == (drafter, drafter)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.ngram import judge_ngram
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.shelf import EndedTexts
 from specscope.analyze.audit.suffix import judge_text
 from specscope.analyze.audit.tally import Finding, Tally, skipped
 from specscope.analyze.findings import Check, CheckResult, Exit
@@ -271,7 +270,11 @@ class _Judging:
         findings = _findings(self.history, self.drafter)
         if self.embedding is not None:
             findings.append(self.embedding)
-        if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
+        if run.speculation.get("suffix_shared"):
+            why = "its lookups went through the texts of other requests too"
+            self._say(f"The drafter was not judged: {why}.")
+            findings.append(skipped(*TREE, why))
+        elif plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
             findings.append(_text(self.history, run, plan, self.plans))
         elif run.drafter != "none" and not model_part(run.drafter):
             why = f"no judge knows the drafter {run.drafter}"
@@ -373,9 +376,8 @@ def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contex
     left_out = sum(len(contexts.steps) for contexts in plans) - sum(len(contexts.steps) for contexts in whole)
     plans = whole
     if isinstance(plan, DynamicPlan):
-        shared = int(run.speculation.get("suffix_shared", 0))
-        shelf = EndedTexts.of(history, shared) if shared else None
-        remark = judge_text(plans, run.drafter, plan, run.max_context, tally, shelf)
+        remark = "own text"
+        judge_text(plans, run.drafter, plan, run.max_context, tally)
     else:
         remark = judge_ngram(plans, plan, run.max_context, tally, run.speculation)
     tally.about = f"{TREE[1]} with {remark}"

@@ -13,7 +13,6 @@ import numpy as np
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.ngram import Rule, lookup
-from specscope.analyze.audit.shelf import EndedTexts
 from specscope.analyze.audit.tally import Tally
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.method import TEXT, text_part
@@ -36,17 +35,18 @@ class SuffixDraft:
     count: int = 0  # occurrences
 
 
-def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, depth: int) -> SuffixDraft:
-    """The tree that follows `tokens`. `others`: texts that were shared, the oldest first.
+def redraw(tokens: Sequence[int], nodes: int, depth: int) -> SuffixDraft:
+    """The tree that follows `tokens`.
 
     Each length of suffix gives a tree of at most twice as many nodes, the likeliest path first. Of these trees the one
     with the largest sum of shares is taken; of equals, that of the longest suffix.
     """
-    ends = list(_ends(tokens, others))[:OCCURRENCES]
+    tokens = list(tokens)
+    ends = list(_ends(tokens))[:OCCURRENCES]
     best, best_sum, before = SuffixDraft(), 0.0, 0
     for size in range(min(LONGEST, len(tokens)), 1, -1):
-        suffix = list(tokens[-size:])
-        follows = [text[end : end + depth] for text, end in ends if end >= size and text[end - size : end] == suffix]
+        suffix = tokens[-size:]
+        follows = [tokens[end : end + depth] for end in ends if end >= size and tokens[end - size : end] == suffix]
         if len(follows) == before:
             continue  # the longer suffix occurred as often
         before = len(follows)
@@ -57,14 +57,11 @@ def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, d
     return best
 
 
-def _ends(tokens: Sequence[int], others: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
-    """Where the last two tokens occurred before and were followed by more: own text first, latest places first."""
-    if len(tokens) < 2:
-        return
-    for text in (list(tokens), *map(list, reversed(others))):
-        for end in range(len(text) - 1, 1, -1):
-            if text[end - 2] == tokens[-2] and text[end - 1] == tokens[-1]:
-                yield text, end
+def _ends(tokens: Sequence[int]) -> Iterator[int]:
+    """Where the last two tokens occurred before and were followed by more, latest places first."""
+    for end in range(len(tokens) - 1, 1, -1):
+        if tokens[end - 2] == tokens[-2] and tokens[end - 1] == tokens[-1]:
+            yield end
 
 
 def _likeliest(follows: Sequence[Sequence[int]], nodes: int, depth: int) -> tuple[list[Path], list[int]]:
@@ -90,58 +87,40 @@ def _likeliest(follows: Sequence[Sequence[int]], nodes: int, depth: int) -> tupl
     return taken, [went(path) for path in taken]
 
 
-def judge_text(
-    contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, limit: int, tally: Tally, shelf: EndedTexts | None
-) -> str:
-    """Compare what the text gives with the tree of every step; returns a remark. `limit`: the longest context.
+def judge_text(contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, limit: int, tally: Tally) -> None:
+    """Compare what the text gives with the tree of every step. `limit`: the longest context.
 
     Beside a model the tree is a choice from both: the nodes recorded as the text's must be exactly those of the text's
-    tree, and all of that tree must be among the recorded candidates. `shelf`: what was shared, if anything was.
+    tree, and all of that tree must be among the recorded candidates.
     """
     nodes = plan.max_nodes
     depth = min(plan.max_depth, nodes) if drafter == "suffix" else nodes
-    draws = _suffix(nodes, depth, shelf) if text_part(drafter) == "suffix" else _ngram(nodes)
-    reach = max(plan.max_depth, depth if text_part(drafter) == "suffix" else min(BESIDE[0], nodes))
-    unknown = 0
+    is_suffix = text_part(drafter) == "suffix"
+    reach = max(plan.max_depth, depth if is_suffix else min(BESIDE[0], nodes))
     for request in contexts:
         for step in request.steps:
             if step.part.position + 1 + reach >= limit:
                 continue  # no room for a draft
             if step.part.tree.is_sampled:
                 continue  # the model's draws alone: no nodes of the text are beside them
-            drawn = draws(request, step)
-            if drawn is None:
-                unknown += 1
-                continue
             if "+" in drafter and not len(step.part.tree):
                 drawn = SuffixDraft()  # no node was worth a row, and then nothing is recorded
+            elif is_suffix:
+                drawn = redraw(request.text[: step.part.position + 1], nodes, depth)
+            else:
+                drawn = _ngram(request, step, nodes)
             fault = _differs(step, drawn, tally.show)
             recorded = float(len(step.part.tree))
             tally.add(step.at(None), differs=bool(fault), recorded=recorded, judged=float(len(drawn.paths)), text=fault)
-    where = "own text" if shelf is None else f"own text and up to {shelf.limit:,} tokens of requests before"
-    return where + (f"; {unknown:,} steps after a preemption, cancellation or rewind left out" if unknown else "")
 
 
-def _suffix(nodes: int, depth: int, shelf: EndedTexts | None) -> Callable[[Contexts, AuditedStep], SuffixDraft | None]:
-    def draw(contexts: Contexts, step: AuditedStep) -> SuffixDraft | None:
-        others = [] if shelf is None else shelf.before(step.where.step, contexts.request)
-        tokens = contexts.text[: step.part.position + 1]
-        return None if others is None else redraw(tokens, others, nodes, depth)
-
-    return draw
-
-
-def _ngram(nodes: int) -> Callable[[Contexts, AuditedStep], SuffixDraft]:
-    depth, width = min(BESIDE[0], nodes), BESIDE[1]
-
-    def draw(contexts: Contexts, step: AuditedStep) -> SuffixDraft:
-        method, tokens = step.part.method, contexts.text[: step.part.position + 1]
-        if method is None or not method.match_length:  # what was not found is not drafted
-            return SuffixDraft()
-        size = method.match_length
-        return SuffixDraft(tuple(lookup(tokens, depth, width, Rule(size, size))), match=size)
-
-    return draw
+def _ngram(contexts: Contexts, step: AuditedStep, nodes: int) -> SuffixDraft:
+    """What prompt lookup drafts beside a model."""
+    method, tokens = step.part.method, contexts.text[: step.part.position + 1]
+    if method is None or not method.match_length:  # what was not found is not drafted
+        return SuffixDraft()
+    size = method.match_length
+    return SuffixDraft(tuple(lookup(tokens, min(BESIDE[0], nodes), BESIDE[1], Rule(size, size))), match=size)
 
 
 def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) -> str:

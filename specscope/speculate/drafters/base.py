@@ -13,7 +13,6 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.counts import TokenCounts
-from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.sampling import LogitRows
 from specscope.speculate.sizing.budget import Budget
 from specscope.speculate.tokens import Tokens
@@ -125,7 +124,6 @@ class Drafter(Protocol):
     max_nodes: int  # the largest tree it may propose
     max_depth: int
     aux_layers: tuple[AuxLayer, ...]  # the target's features that it wants to observe; () for none
-    shelf: Shelf | None  # texts of earlier requests that it looks into; None where it does not
     passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
 
     def most_nodes(self, context: Context) -> int:
@@ -158,7 +156,6 @@ class NoDrafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
-    shelf: Shelf | None = None
 
     def most_nodes(self, context: Context) -> int:
         """Always 0."""

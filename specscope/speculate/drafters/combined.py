@@ -62,7 +62,6 @@ class CombinedDrafter:
         self.max_nodes = plan.nodes
         self.max_depth = max(text.max_depth, model.max_depth)
         self.aux_layers = model.aux_layers
-        self.shelf = text.shelf
         self.passes: tuple[Phase, ...] = ()
         self._requests: dict[str, _Request] = {}
 

@@ -15,7 +15,6 @@ from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
 from specscope.speculate.drafters.level import Level
-from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.drafters.tree_builder import TreeBuilder, grow_trees, share_rows, start_tree
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.record.records import Phase, Verdict
@@ -62,7 +61,6 @@ class ModelDrafter(ABC):
 
     name: str
     aux_layers: tuple[AuxLayer, ...] = ()
-    shelf: Shelf | None = None
     ahead = 0  # tokens behind a slot that its KV depends on
 
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:

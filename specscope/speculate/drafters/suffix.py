@@ -3,8 +3,8 @@
 Oliaro et al. 2024 (arXiv 2411.04975), section 3: for each length of suffix that occurred, the tree of its continuations
 is grown by the likeliest path first, where a path is as likely as the share of occurrences that went on so; a suffix of
 p tokens may bring FACTOR * p nodes, since a long match is followed the longest. Of these trees the one is taken that is
-expected to have the most tokens accepted. Occurrences are looked for in the request's own prompt and output and, where
-that was chosen, in the outputs of requests before it. Deterministic: q is a point mass.
+expected to have the most tokens accepted. Occurrences are looked for in the request's own prompt and output.
+Deterministic: q is a point mass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.suffix_index import Place, Shelf, Text, occurrences
+from specscope.speculate.drafters.suffix_index import Text, occurrences
 from specscope.speculate.drafters.text_drafter import TextDrafter
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.tree import ROOT, DraftTree
@@ -51,50 +51,40 @@ class SuffixDrafter(TextDrafter[Text]):
 
     name = "suffix"
 
-    def __init__(self, nodes: int = 16, depth: int = 16, shared: int = 0) -> None:
-        """`shared`: tokens of earlier requests' outputs that are kept for later ones; 0 for none."""
+    def __init__(self, nodes: int = 16, depth: int = 16) -> None:
         super().__init__(nodes, min(depth, nodes))
-        self.shelf = Shelf(shared) if shared else None
 
     def _new_index(self) -> Text:
         return Text()
 
     def _continue(self, context: Context, index: Text) -> Draft:
-        texts = [*(() if self.shelf is None else self.shelf.others(context.request)), index]
-        best, of = Grown(1), (0, list[Place]())
-        for size, places in occurrences(index.tokens[-LONGEST:], texts).items():  # the longest first
+        best, of = Grown(1), (0, list[int]())
+        for size, places in occurrences(index, LONGEST).items():  # the longest first
             nodes = min(self.max_nodes, int(FACTOR * size))
             if min(nodes, self.max_depth) <= best.score:  # shares of a level add up to 1: no shorter match has more
                 break
-            grown = grow(places, nodes, self.max_depth)
+            grown = grow(index, places, nodes, self.max_depth)
             if grown.score > best.score:  # of equals the longer match
                 best, of = grown, (size, places)
         if not best.tokens:
             return NO_DRAFT
         size, places = of
-        source = _source(places, index, context.prompt_len)
+        source = _source(places, context.prompt_len)
         method = MethodNotes(
             confidence=np.array(best.share, np.float32), match_length=size, match_count=len(places), match_source=source
         )
         return Draft(DraftTree.build(best.tokens, best.parents), method=method)
 
-    def release(self, request: str) -> None:
-        """Forget a request; its text stays for others where that was chosen."""
-        seen = self._seen.get(request)
-        if seen is not None and self.shelf is not None and len(seen.index):
-            self.shelf.put(request, seen.index.tokens)
-        super().release(request)
 
-
-def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:
+def grow(text: Text, places: Sequence[int], nodes: int, depth: int) -> Grown:
     """The likeliest continuations of these occurrences: `nodes` at most, `depth` deep at most."""
     grown, total = Grown(len(places)), len(places)
-    heap: list[tuple[int, int, int, int, list[Place]]] = []  # count (negative), age, token, parent, places
+    heap: list[tuple[int, int, int, int, list[int]]] = []  # count (negative), age, token, parent, places
 
-    def add(here: Sequence[Place], parent: int) -> None:
-        follows: dict[int, list[Place]] = {}
-        for text, end in here:
-            follows.setdefault(text.tokens[end], []).append((text, end + 1))
+    def add(here: Sequence[int], parent: int) -> None:
+        follows: dict[int, list[int]] = {}
+        for end in here:
+            follows.setdefault(text.tokens[end], []).append(end + 1)
         for token, on in follows.items():  # in the order in which they were met: latest first
             if len(on) >= LEAST * total:
                 heapq.heappush(heap, (-len(on), len(heap) + len(grown.tokens), token, parent, on))
@@ -107,17 +97,13 @@ def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:
         grown.parents.append(parent)
         grown.counts.append(-count)
         deep.append(1 if parent == ROOT else deep[parent] + 1)
-        further = [(text, end) for text, end in on if end < len(text)]
+        further = [end for end in on if end < len(text)]
         if further and deep[-1] < depth:
             add(further, len(grown.tokens) - 1)
     return grown
 
 
-def _source(places: Sequence[Place], own_text: Text, prompt_len: int) -> str:
+def _source(places: Sequence[int], prompt_len: int) -> str:
     """Where the occurrences were found, in words."""
-    sources = {
-        "other requests": any(text is not own_text for text, _ in places),
-        "the prompt": any(text is own_text and end <= prompt_len for text, end in places),
-        "the output": any(text is own_text and end > prompt_len for text, end in places),
-    }
+    sources = {"the prompt": min(places) <= prompt_len, "the output": max(places) > prompt_len}
     return ", ".join(name for name, yes in sources.items() if yes)

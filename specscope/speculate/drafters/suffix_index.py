@@ -1,4 +1,4 @@
-"""Where the last tokens of a text occurred before: the occurrences of its longest suffixes, in one text or in several.
+"""Where the last tokens of a text occurred before: the occurrences of its longest suffixes.
 
 A suffix tree answers the same question, but takes a node or more a token and cannot be taken back. This keeps the
 places of each pair of tokens, and compares backwards from the latest MOST of them. So memory is bounded by the length
@@ -8,11 +8,10 @@ of the text, a look by MOST, and undoing a token costs what taking it in did.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 SHORTEST = 2  # tokens of a suffix
 MOST = 128  # occurrences of a pair that are looked at, the latest
-Place = tuple["Text", int]  # an occurrence: the index past its last token, in a text
 
 
 def _pair(first: int, second: int) -> int:
@@ -77,53 +76,17 @@ class Text:
         return low
 
 
-class Shelf:
-    """Texts of earlier requests, `limit` tokens at most: the oldest is dropped first."""
+def occurrences(text: Text, longest: int) -> dict[int, list[int]]:
+    """Where its last 2, 3, ... `longest` tokens occurred with something behind them: by how many, the most first.
 
-    def __init__(self, limit: int) -> None:
-        self.most = limit
-        self.size = 0  # tokens
-        self._texts: dict[str, Text] = {}
-
-    def put(self, name: str, tokens: Sequence[int]) -> None:
-        """A request's text, as much of its end as there is room for, in place of an earlier one of that name."""
-        self.take(name)
-        self._texts[name] = text = Text()
-        text.grow(tokens[-self.most :])
-        self.size += len(text)
-        while self.size > self.most:
-            self.take(next(iter(self._texts)))
-
-    def take(self, name: str) -> None:
-        """Drop a request's text."""
-        self.size -= len(self._texts.pop(name, ()))
-
-    def texts(self) -> dict[str, Text]:
-        """What is there now; a text that was put there never changes."""
-        return dict(self._texts)
-
-    def restore(self, texts: Mapping[str, Text]) -> None:
-        """Hold what `texts` once gave."""
-        self._texts = dict(texts)
-        self.size = sum(map(len, self._texts.values()))
-
-    def others(self, name: str) -> list[Text]:
-        """The texts of all other requests, oldest first."""
-        return [text for other, text in self._texts.items() if other != name]
-
-
-def occurrences(suffix: array[int], texts: Sequence[Text]) -> dict[int, list[Place]]:
-    """Where the last 2, 3, ... tokens of `suffix` occurred with something behind them: by how many, the most first.
-
-    Of a length that occurred as often as the next longer one only the longer is given. Later texts, and later places in
-    each, come first; MOST places are looked at.
+    A place is the index past the last of them. Of a length that occurred as often as the next longer one only the
+    longer is given. Later places come first; MOST are looked at.
     """
+    suffix = text.tokens[-longest:]
     if len(suffix) < SHORTEST:
         return {}
-    places: list[Place] = []
-    for text in reversed(texts):
-        places += [(text, end) for end in text.ends(suffix[-2], suffix[-1], MOST - len(places))]
-    sizes = [text.shared(end, suffix) for text, end in places]
+    places = text.ends(suffix[-2], suffix[-1], MOST)
+    sizes = [text.shared(end, suffix) for end in places]
     return {
         least: [place for place, size in zip(places, sizes, strict=True) if size >= least]
         for least in sorted(set(sizes), reverse=True)

@@ -12,7 +12,6 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import allows
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.trace.record.records import Phase, Verdict
 from specscope.trace.record.tree import ROOT, DraftTree
 
@@ -64,7 +63,6 @@ class TextDrafter(ABC, Generic[Index]):
 
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
-    shelf: Shelf | None = None
 
     def __init__(self, nodes: int, depth: int) -> None:
         self.max_nodes, self.max_depth = nodes, depth

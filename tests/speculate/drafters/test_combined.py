@@ -199,7 +199,6 @@ def test_trees_do_not_depend_on_who_else_runs_or_ran(deep, head):
         ({"drafter": "ngram+eagle", "tree": "top:3x3"}, "takes a tree like dynamic"),
         ({"drafter": "eagle+suffix"}, "unknown drafter"),
         ({"drafter": "suffix+eagle", "target": "x"}, "suffix.eagle needs --draft-model"),
-        ({"drafter": "ngram+eagle", "suffix_shared": 9}, "suffix-shared"),
         ({"drafter": "ngram+draft_model"}, "ngram.draft_model needs --draft-model"),
     ],
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.speculate.drafters.base import NO_DRAFT, Context
-from specscope.speculate.drafters.suffix import FACTOR, LEAST, SuffixDrafter, grow
-from specscope.speculate.drafters.suffix_index import Shelf, Text, occurrences
+from specscope.speculate.drafters.suffix import FACTOR, LEAST, LONGEST, SuffixDrafter, grow
+from specscope.speculate.drafters.suffix_index import Text, occurrences
 from tests.counting import lines_run
 
 texts = st.lists(st.integers(0, 3), max_size=40)
@@ -32,11 +32,11 @@ def context(tokens, prompt_len=None, name="r"):
 @given(texts)
 def test_occurrences_are_those_of_a_plain_search(tokens):
     text = text_of(tokens)
-    found = occurrences(text.tokens, [text])
+    found = occurrences(text, LONGEST)
     for size, places in found.items():
         suffix = tokens[-size:]
         wanted = [end for end in range(size, len(tokens)) if tokens[end - size : end] == suffix]
-        assert [end for _, end in places] == wanted[::-1]
+        assert places == wanted[::-1]
     longest = max((n for n in range(2, len(tokens)) if _occurs(tokens, n)), default=0)
     assert max(found, default=0) == longest
 
@@ -61,15 +61,15 @@ def test_a_text_that_was_cut_is_as_if_it_had_never_been_longer(tokens, others, l
 @given(texts, st.integers(1, 8), st.integers(1, 6))
 def test_a_tree_holds_the_commonest_continuations(tokens, nodes, depth):
     text = text_of(tokens)
-    for places in occurrences(text.tokens, [text]).values():
-        grown = grow(places, nodes, depth)
+    for places in occurrences(text, LONGEST).values():
+        grown = grow(text, places, nodes, depth)
         assert len(grown.tokens) <= nodes
         paths = {}
         for node, (token, parent) in enumerate(zip(grown.tokens, grown.parents, strict=True)):
             paths[node] = (*(paths[parent] if parent >= 0 else ()), token)
             assert len(paths[node]) <= depth
         lengths = range(1, depth + 1)
-        went = Counter(tuple(tokens[end : end + n]) for _, end in places for n in lengths if end + n <= len(tokens))
+        went = Counter(tuple(tokens[end : end + n]) for end in places for n in lengths if end + n <= len(tokens))
         for node, path in paths.items():
             assert grown.share[node] == pytest.approx(went[path] / len(places))
         left = [count for path, count in went.items() if path not in paths.values() and count >= LEAST * len(places)]
@@ -95,27 +95,6 @@ def test_branches_stand_in_the_order_of_how_often_they_came():
     np.testing.assert_allclose(draft.method.confidence, [2 / 3, 1 / 3], rtol=1e-6)
 
 
-def test_earlier_requests_help_where_that_was_chosen():
-    alone, shared = SuffixDrafter(), SuffixDrafter(shared=100)
-    for drafter in (alone, shared):
-        drafter.propose([context([1, 2, 3, 4, 5], name="first")])
-        drafter.release("first")
-    (nothing,), (found,) = (drafter.propose([context([7, 2, 3], name="second")]) for drafter in (alone, shared))
-    assert len(nothing.tree) == 0
-    assert found.tree.token.tolist() == [4, 5]
-    assert found.method.match_source == "other requests"
-
-
-def test_what_is_kept_of_earlier_requests_is_bounded():
-    shelf = Shelf(10)
-    for name, length in (("a", 6), ("b", 3), ("c", 4), ("d", 50)):
-        shelf.put(name, range(length))
-        assert shelf.size == sum(map(len, shelf.others(""))) <= 10
-    assert [len(text) for text in shelf.others("")] == [10]
-    shelf.put("d", [1, 2])
-    assert shelf.size == 2
-
-
 def test_output_is_that_of_plain_decoding_and_drafts_are_accepted(deep):
     prompt = [1, 2, 3, 4] * 4
     params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -134,7 +113,6 @@ def test_output_is_that_of_plain_decoding_and_drafts_are_accepted(deep):
     [
         ({"tree": "3x5"}, "takes the largest tree"),
         ({"draft_model": "x"}, "the drafter is suffix"),
-        ({"suffix_shared": -1}, "suffix_shared"),
     ],
 )
 def test_what_does_not_fit_is_refused(how, said):
@@ -142,8 +120,6 @@ def test_what_does_not_fit_is_refused(how, said):
 
     with pytest.raises(UserError, match=said):
         EngineConfig(drafter="suffix", **how)
-    with pytest.raises(UserError, match="suffix-shared"):
-        EngineConfig(drafter="ngram", suffix_shared=5)
 
 
 def _worst_texts(length):
@@ -191,26 +167,17 @@ def test_memory_is_bounded_by_the_tokens():
     tracemalloc.start()
     text = text_of(list(range(20_000)))
     taken, _ = tracemalloc.get_traced_memory()
-    shelf = Shelf(30_000)
-    for i in range(8):
-        shelf.put(str(i), list(range(i, i + 10_000)))
-    more, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 200 * len(text)
-    assert more - taken < 200 * shelf.most
 
 
-@given(st.lists(texts, max_size=3), texts)
-def test_pruned_lengths_could_not_have_been_better(others, tokens):
+@given(texts)
+def test_pruned_lengths_could_not_have_been_better(tokens):
     """The tree is the one of the most expected tokens over all lengths, as a search of every length finds it."""
     from specscope.analyze.audit.suffix import redraw
 
-    drafter = SuffixDrafter(6, 4, shared=1000)
-    for i, other in enumerate(others):
-        drafter.propose([context(other, name=str(i))]) if other else None
-        drafter.release(str(i))
-    (draft,) = drafter.propose([context(tokens)]) if tokens else [NO_DRAFT]
-    drawn = redraw(tokens, [other for other in others if other], 6, 4)
+    (draft,) = SuffixDrafter(6, 4).propose([context(tokens)]) if tokens else [NO_DRAFT]
+    drawn = redraw(tokens, 6, 4)
     assert [tuple(draft.tree.token[draft.tree.path_to(node)].tolist()) for node in range(len(draft.tree))] == list(
         drawn.paths
     )
