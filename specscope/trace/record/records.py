@@ -537,7 +537,7 @@ class RunInfo:
     draft_tokens: Annotated[str, IDS, Wire("specscope.run.draft_tokens", Text)] = ""
     # one of EVIDENCE; "" in captures of before
     evidence: Annotated[str, Wire("specscope.run.evidence", Short, told=Told.ALWAYS)] = ""
-    # another engine's own configuration of speculation: method, num_speculative_tokens, ...; of older captures of ours, suffix_shared
+    # another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours once suffix_shared
     speculation: Annotated[Mapping[str, Any], Wire("specscope.run.speculation", dict[str, Any], form=WireForm.JSON)] = (
         field(default_factory=dict)
     )
