@@ -1,15 +1,58 @@
-"""The measures of tests/test_house.py, and what breaks them today."""
+"""The measures of tests/test_house.py, and what breaks them today. `python -m tests.house` prints both.
+
+A folder's bound is its budget, or its lines where it is still above that. It may only fall, except by lines that an
+issue grants by number. Lines are of Python, __init__.py included.
+"""
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-MOST_LINES, FEWEST_LINES = 700, 60
-MOST_FILES = 20  # of a folder
+MOST_LINES, FEWEST_LINES = 600, 60
+MOST_FILES = 15  # of a folder
+# The parts of "Delete first" land side by side: until its last commit a bound may stand above what is left.
+LOOSE, SLACK = True, 50
+BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
+    "trace": (13951, 9300),
+    "remote": (2403, 1700),
+    "watch": (2302, 1850),
+    "analyze": (27348, 15700),
+    "measure": (7165, 3300),
+    "engine": (3280, 2350),
+    "plans": (850, 850),
+    "speculate": (5033, 2700),
+    "model": (4054, 2800),
+    "kernels": (2909, 2200),
+    "inside": (1850, 1850),
+    "vllm, transformers, sglang": (7025, 4050),
+    "debug, live": (4327, 3200),
+    "tui": (7698, 5500),
+    "cli": (4662, 3100),
+    "serve": (2143, 1600),
+    "page": (700, 700),
+    "bench, train": (2759, 0),
+    "top level": (684, 600),
+    "all": (98347, 64500),
+    "benchmarks": (3300, 3300),
+}
+TESTS_BUDGET = 40_500
 CROWDED: dict[str, int] = {
+    "benchmarks": 20,
     "specscope/analyze/compare": 22,
+    "specscope/analyze/diagnose": 19,
+    "specscope/analyze/locate/model": 17,
+    "specscope/cli": 20,
+    "specscope/engine": 18,
+    "specscope/model": 19,
+    "specscope/trace": 19,
+    "specscope/trace/history": 20,
+    "specscope/trace/record": 20,
+    "specscope/trace/wire": 17,
+    "specscope/tui/screens": 17,
+    "specscope/tui/widgets": 18,
+    "specscope/vllm": 18,
 }
 NAMES: dict[str, int] = {}
 FRAGMENTS: dict[str, int] = {
@@ -79,12 +122,39 @@ SLEEPS: dict[str, int] = {
 
 def sources():
     """Every source file but __init__.py, by its name from the root."""
-    files = (path for top in ("specscope", "kernels", "benchmarks") for path in (ROOT / top).rglob("*.py"))
-    return {path.relative_to(ROOT).as_posix(): path for path in files if path.name != "__init__.py"}
+    return {name: path for name, path in modules().items() if path.name != "__init__.py"}
+
+
+def modules(*tops):
+    """Every Python file, by its name from the root. specscope/kernels is a link, which is not followed."""
+    files = (path for top in tops or ("specscope", "kernels", "benchmarks") for path in (ROOT / top).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): path for path in files}
 
 
 def lines(path):
     return len(path.read_text().splitlines())
+
+
+def row_of(name):
+    """The row of BOUNDS that counts a file. A folder without one states its budget first."""
+    top, *inner = Path(name).parent.parts
+    if top != "specscope":
+        return top
+    if not inner:
+        return "top level"
+    folder = "inside" if inner[:2] == ["trace", "inside"] else inner[0]
+    return next((row for row in BOUNDS if folder in row.split(", ")), f"no row of BOUNDS: {folder}")
+
+
+def folders():
+    """The files of each row; `all` is the program, without what measures it."""
+    rows = defaultdict(list)
+    for name, path in modules().items():
+        row = row_of(name)
+        rows[row].append(path)
+        if row != "benchmarks":
+            rows["all"].append(path)
+    return {row: rows[row] for row in (*BOUNDS, *rows)}
 
 
 def too_long():
@@ -119,10 +189,6 @@ def sleeps():
 
 
 if __name__ == "__main__":
-    for name, found in (
-        ("CROWDED", crowded()),
-        ("NAMES", names_of_several()),
-        ("FRAGMENTS", fragments()),
-        ("SLEEPS", sleeps()),
-    ):
-        print(f"{name}: dict[str, int] = {dict(sorted(found.items()))}")
+    from tests.house_table import main
+
+    main()
