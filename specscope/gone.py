@@ -8,6 +8,7 @@ _TUNE = "`specscope tune` finds the tree to use, and --tree takes it"
 _ALONE = "use one drafter, such as --drafter eagle"
 _COLLECTOR = "docs/telemetry.md shows how an OpenTelemetry Collector keeps chosen requests"
 _BENCH = "docs/serve.md shows `vllm bench serve` and `guidellm` against `specscope serve`"
+_COUNTS = "`specscope watch` reads counts from the server's metrics page"
 _RULES = "an alerting rule of Prometheus does it, over the metrics page"
 
 # Each name as people write it (a flag, a verb, a drafter, a variable, a setting), and the end of the sentence.
@@ -23,15 +24,17 @@ GONE = {
     "ngram+eagle": _ALONE,
     "suffix+draft_model": _ALONE,
     "ngram+draft_model": _ALONE,
-    "synthetic": "verdicts are forced at a breakpoint, by `force`",
+    "synthetic": "`fork accept=NODE` of the debugger forces verdicts",
     "--keep": _COLLECTOR,
     "--keep-buffer": _COLLECTOR,
     "--sample-capture": "`specscope extract` takes requests out of a capture",
     "SPECSCOPE_KEEP": _COLLECTOR,
     "SPECSCOPE_KEEP_BUFFER": _COLLECTOR,
     "SPECSCOPE_SAMPLE_CAPTURE": "`specscope extract` takes requests out of a capture",
-    "SPECSCOPE_EVIDENCE=counts": "use lean, or `specscope watch`, which reads counts from the server's metrics page",
-    "SPECSCOPE_AGGREGATES": "`specscope watch` reads counts from the server's metrics page",
+    "--evidence counts": _COUNTS,
+    "SPECSCOPE_EVIDENCE=counts": _COUNTS,
+    "SPECSCOPE_AGGREGATES": _COUNTS,
+    "force": "`fork accept=NODE` shows what would follow, over a live engine of ours: specscope debug PROMPT",
     "bench": _BENCH,
     "--again": "`specscope locate` runs the engine again and finds where it breaks",
     "--against": "`specscope compare` shows what differs between two runs",

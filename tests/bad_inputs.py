@@ -74,7 +74,7 @@ COMMANDS = [
     "reverse-next x", "reverse-next 0", "fork", "fork x", "check", "check kw", "check kv now", "check kv", "fork 'x",
     'fork "', "finish r99", "until", "until =", "until nosuch", "help nosuch", "re", "c" * 9000, "\x1b[2J", "‮", "!ls",
     "`ls`", "help \udcff", "info " + "x" * 5000, "request " + "r" * 5000, "fork " + "x" * 5000, "break " + "x" * 5000,
-    "s" * 3, "reverse", "pause", "force", "force accept=0", "force token=x", "forc", "x" * 20_000,
+    "s" * 3, "reverse", "pause", "force accept=0", "forc", "x" * 20_000,
 ]
 SETTINGS = [
     "theme", "theme =", "theme = 1", "theme = 'pink'", "theme = ''", "theme = ['dark']", "colour = 1", "fps = 0",

@@ -99,7 +99,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/trace/wire/unfinite.py": 1,
     "specscope/train/attend.py": 1,
     "specscope/vllm/launch.py": 1,
-    "specscope/vllm/stat_logger.py": 1,
 }
 
 SLEEPS: dict[str, int] = {

@@ -9,6 +9,7 @@ from tests.support.commands import specscope
 ASKED: list[tuple[str, list[str]]] = [
     ("synthetic", ["capture", "prompts.txt", "-o", "run.jsonl", "--drafter", "synthetic:0.8,0.5"]),
     ("--suffix-shared", ["serve", "--drafter", "suffix", "--suffix-shared", "1000"]),
+    ("--evidence counts", ["vllm", "--capture", "x.jsonl", "--evidence", "counts", "--", "serve", "m"]),
 ]
 
 

@@ -6,22 +6,17 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
 from specscope.cli.captures import need_steps, reading_bar
 from specscope.cli.streams import say, show, warn
-from specscope.debug.commands import Commands, WhatIf
-from specscope.debug.forked import Forked
+from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
 from specscope.trace.files import read_lines
 from specscope.trace.history.wording import plural
-
-if TYPE_CHECKING:
-    from specscope.engine.config import EngineConfig
 
 PROMPT = "(specscope) "
 LARGEST_SCRIPT = 2**20  # bytes
@@ -128,34 +123,16 @@ def _readline(commands: Commands) -> None:
     readline.parse_and_bind("tab: complete")
 
 
-def debug_vllm(path: str, config: EngineConfig, script: Script | None = None) -> None:
-    """The debugger over a vLLM that listens on a socket; when it ends, vLLM runs on. Raises UserError.
-
-    `config`: of the engine that runs forks, which is loaded with the first fork.
-    """
+def debug_vllm(path: str, script: Script | None = None) -> None:
+    """The debugger over a vLLM that listens on a socket; when it ends, vLLM runs on. Raises UserError."""
     from specscope.remote.debug_client import AttachedCommands
 
-    commands = AttachedCommands(path, _Beside(config))
+    commands = AttachedCommands(path)
     try:
         show(commands.greeting)
         converse(commands, script)
     finally:
         commands.close()
-
-
-class _Beside(WhatIf):
-    """Runs forks in an engine of ours beside vLLM; imports torch with the first one."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._config, self._engine = config, WhatIf()
-
-    def fork(self, session: Session, words: Sequence[str]) -> Forked:
-        """Fork in an engine of ours."""
-        if type(self._engine) is WhatIf:
-            from specscope.live.beside import BesideEngine
-
-            self._engine = BesideEngine(self._config, lambda stage: show(f"{stage} ...", error=True))
-        return self._engine.fork(session, words)
 
 
 def over_capture(reference: str) -> Commands:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,6 @@ from specscope.cli.streams import need_terminal, say, warn
 from specscope.cli.train import train
 from specscope.cli.tune import tune
 from specscope.cli.watch import watch
-from specscope.engine.config import EngineConfig
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
@@ -240,14 +238,13 @@ def debug(
     if over is not None:
         refuse_others("--over", "debugs a recording as it is", DEBUG_FLAGS)
     if attach is not None:
-        engine = {field.name for field in fields(EngineConfig)} - {"adaptive", "costs"}  # of the one that forks
-        refuse_others("--attach", "debugs what runs there", DEBUG_FLAGS | engine)
+        refuse_others("--attach", "debugs what runs there", DEBUG_FLAGS)
     lines = None if script is None else Script.read(script, stop_on_error=stop_on_error)
     if over is not None:
         converse(over_capture(over), lines)
         return
     if attach is not None:
-        debug_vllm(attach, config, lines)
+        debug_vllm(attach, lines)
         return
     from specscope.engine.prompts import prompt_specs
     from specscope.live.start import check_places

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specscope.debug.events import EventKind
 from specscope.errors import UserError
+from specscope.gone import refuse_gone
 from specscope.trace.checked import short
 
 
@@ -50,11 +51,6 @@ FORK_TAKES = (
     ("drop=N", "drop the last N tokens of the context"),
     ("tail=TEXT", "append TEXT to the context, after drop=N if both are given; write tail='a text' if it has spaces"),
     ("tokens=N", "compare N output tokens (default: 64)"),
-)
-FORCE_TAKES = (
-    ("accept=NODE", "accept node NODE; the nodes behind it are judged by their own coins"),
-    ("reject=NODE", "reject node NODE, and end with the token that vLLM drew for that case"),
-    ("token=ID", "end this step with the token ID"),
 )
 INFO_TAKES = (
     ("breakpoints", "the breakpoints, and how often each was hit"),
@@ -138,12 +134,6 @@ COMMANDS = (
         "what if: run the request again from this step with changes, and compare the two runs",
         takes=FORK_TAKES,
     ),
-    ConsoleCommand(
-        "force",
-        "NAME=VALUE ...",
-        "in vLLM: change the decision at which it stands; the evidence marks it as forced",
-        takes=FORCE_TAKES,
-    ),
     ConsoleCommand("help", "[COMMAND]", "list all commands, or explain one", ("h", "?"), passive=True),
     ConsoleCommand("quit", "", "leave the debugger", ("q", "exit")),
 )
@@ -157,6 +147,7 @@ def find(name: str) -> ConsoleCommand:
         return matches[0]
     if matches:
         raise UserError(f"{short(name)} is ambiguous: {', '.join(c.name for c in matches)}")
+    refuse_gone(name)
     raise UserError(f"unknown command {short(name)}: help lists all commands")
 
 

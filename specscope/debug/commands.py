@@ -41,10 +41,6 @@ class WhatIf:
         """As `view`, for any step on the engine's path. Raises UserError."""
         return self.view(session, node)
 
-    def force(self, session: Session, words: Sequence[str]) -> None:
-        """Change the decision at which the engine stands. Raises UserError."""
-        raise UserError("force changes a decision of vLLM where it stands (--attach SOCKET): here use fork accept=NODE")
-
     def check_kv(self, session: Session) -> KVCheck:
         """The current request's cached KV beside KV computed afresh. Raises UserError."""
         raise UserError(
@@ -378,14 +374,6 @@ class Commands(PointCommands):
         self._need_tokens()
         self.forked = self.what_if.fork(self.session, words)
         return self.forked.describe(self.session.history.vocabulary)
-
-    def do_force(self, text: str) -> str:
-        """Change the decision at which the engine stands."""
-        if not text:
-            raise UserError("write force accept=NODE, reject=NODE or token=ID: help force")
-        self._need_tokens()
-        self.what_if.force(self.session, text.split())
-        return show.where(self.session)
 
     def _need_tokens(self) -> None:
         """Refuse a command whose answer names tokens, where token ids are left out."""

@@ -6,14 +6,11 @@ import json
 import os
 import select
 import socket
-import tempfile
 
-from specscope.debug.command_table import find
-from specscope.debug.commands import Commands, WhatIf
+from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.wire.reading import read_capture
 
 LOOK_SECONDS = 0.1  # between two looks whether Ctrl-C was pressed
 GREETING_SECONDS = 10.0
@@ -24,9 +21,9 @@ GONE = "vLLM has ended, or its debugger did"
 class AttachedCommands(Commands):
     """Sends each line to vLLM and returns its answer. Raises UserError for what vLLM refuses."""
 
-    def __init__(self, path: str, beside: WhatIf | None = None) -> None:
-        """Connect to the socket at `path`. `beside`: an engine of ours that forks. Raises UserError."""
-        super().__init__(Session(), beside)
+    def __init__(self, path: str) -> None:
+        """Connect to the socket at `path`. Raises UserError."""
+        super().__init__(Session())
         self._reading, self._buffer = False, b""
         self._socket = _connect(path)
         self._socket.settimeout(GREETING_SECONDS)
@@ -35,7 +32,6 @@ class AttachedCommands(Commands):
             raise UserError(str(greeting["text"]))
         self._socket.settimeout(None)
         self.greeting = str(greeting["text"])
-        self._forks_there = bool(greeting.get("forks"))  # our own server's engine forks; vLLM's cannot
 
     @property
     def reading(self) -> bool:
@@ -44,26 +40,9 @@ class AttachedCommands(Commands):
 
     def run(self, line: str) -> str:
         """What vLLM's debugger prints. It waits as long as the command does; Ctrl-C ends the wait."""
-        words = line.split()
-        if words and not self._reading and not self._forks_there and find(words[0]).name == "fork":
-            return self._fork(" ".join(line.split()[1:]))
         answer = self._ask({"line": " ".join(line.splitlines())})
         self._reading, self.quitting = bool(answer.get("reading")), bool(answer.get("quitting"))
         return str(answer["text"])
-
-    def _fork(self, text: str) -> str:
-        """Fork in an engine of ours; vLLM stays where it stands meanwhile."""
-        answer = self._ask({"context": True})
-        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-            file.write(str(answer["text"]))
-            file.flush()
-            history = read_capture(file.name).history
-        console = self.session
-        self.session = Session(history, position=len(history.steps) - 1, request=str(answer["request"]))
-        try:
-            return self.do_fork(text)
-        finally:
-            self.session = console
 
     def _ask(self, message: object) -> dict[str, object]:
         """Send a message and wait for the answer, however long that takes. Raises UserError for a refusal."""

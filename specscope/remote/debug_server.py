@@ -3,8 +3,7 @@
 Our server listens on one, and so does the plugin inside another engine.
 
 A client sends {"line": TEXT} for each command and {"interrupt": true} to end the wait of one. It gets a greeting and an
-answer to each line: {"text", "refused", "reading", "quitting"}. {"context": true} asks for a capture of the current
-request up to where the engine stands; the answer has it as "text", and "request".
+answer to each line: {"text", "refused", "reading", "quitting"}.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -24,12 +22,9 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from specscope.debug.commands import Commands
-from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.codec import plain_error
-from specscope.trace.wire.spans import Encoder, Span, resource_attributes
 
 log = logging.getLogger("specscope.debug")
 LONGEST = 2**16  # bytes of a line
@@ -42,7 +37,6 @@ class DebugMessage(Struct):
 
     line: str = ""
     interrupt: bool = False
-    context: bool = False
 
 
 class DebugGate(Protocol):
@@ -77,18 +71,11 @@ class DebugServer:
     """Listens from when it is made until it is closed. Its threads die with the process."""
 
     def __init__(
-        self,
-        path: Path,
-        debugger: Debugged,
-        greeting: Callable[[], str],
-        *,
-        commands: Callable[[], Commands],
-        forks: bool = False,
+        self, path: Path, debugger: Debugged, greeting: Callable[[], str], *, commands: Callable[[], Commands]
     ) -> None:
-        """`commands`: makes a client's; `forks`: whether they fork here. Raises OSError."""
+        """`commands`: makes a client's. Raises OSError."""
         self._path, self._debugger, self._greeting = path, debugger, greeting
         self._commands = commands
-        self._forks = forks
         self._free = threading.Lock()  # held while a client is there
         self._socket = _listen(path)
         threading.Thread(target=self._accept, name="specscope-debug", daemon=True).start()
@@ -121,7 +108,7 @@ class DebugServer:
             with gate.lock:
                 self._debugger.catch_up()
                 commands = self._commands()
-            _send(client, text=self._greeting(), refused=False, forks=self._forks)
+            _send(client, text=self._greeting(), refused=False)
             while not commands.quitting and (message := lines.get()) is not None:
                 with gate.lock:
                     answer = _run(commands, message)
@@ -170,29 +157,12 @@ def _run(commands: Commands, message: DebugMessage | UserError) -> dict[str, Any
     try:
         if isinstance(message, UserError):
             raise message
-        if message.context:
-            return {"text": context(commands.session), "request": commands.session.request, "refused": False}
         return {"text": commands.run(message.line), "refused": False}
     except UserError as error:
         return {"text": str(error), "refused": True}
     except Exception as error:
         log.warning("specscope: the debugger failed at %r", message, exc_info=True)
         return {"text": f"the debugger failed: {type(error).__name__}: {error}", "refused": True}
-
-
-def context(session: Session) -> str:
-    """A capture of the current request alone, up to where the engine stands. Raises UserError."""
-    run, request = session.history.run, session.current_request
-    if run is None or request is None or session.part is None:
-        raise UserError("nothing has run yet")
-    session.request = request.id
-    encoder, spans = Encoder(run, session.history.vocabulary), list[Span]()
-    for record in session.history.steps:
-        admitted = tuple(info for info in record.admitted if info.id == request.id)
-        parts = tuple(part for part in record.requests if part.request == request.id)
-        if admitted or parts:
-            spans += encoder.encode(replace(record, admitted=admitted, requests=parts, preempted=(), finished=()))
-    return line_json(resource_attributes(run), spans).decode()
 
 
 def _send(client: socket.socket, **message: object) -> None:

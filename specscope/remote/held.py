@@ -35,9 +35,6 @@ class HeldEngine(Protocol):
     def view(self, part: RequestStep, node: int) -> NodeView:
         """The distributions where a node was judged. Raises UserError."""
 
-    def force(self, part: RequestStep, words: Sequence[str]) -> None:
-        """Give a request another outcome than the engine's. Raises UserError."""
-
 
 class HeldLimit(Protocol):
     """How long an engine may stand."""
@@ -126,7 +123,7 @@ class HeldSession(Session):
 
 
 class _HeldWhatIf(WhatIf):
-    """What the engine can show and change where it stands."""
+    """What the engine can show where it stands."""
 
     def __init__(self, debugger: HeldEngine) -> None:
         self.debugger = debugger
@@ -134,9 +131,7 @@ class _HeldWhatIf(WhatIf):
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """Refused: the engine has one KV cache for each request, and one place in it."""
         name = self.debugger.gate.engine
-        raise UserError(
-            f"{name} cannot run a request twice: specscope debug --attach SOCKET forks it in an engine of its own"
-        )
+        raise UserError(f"{name} cannot run a request twice: specscope debug PROMPT forks in an engine of ours")
 
     def check_kv(self, session: Session) -> KVCheck:
         """Refused: the engine's cache is not ours to read."""
@@ -151,14 +146,6 @@ class _HeldWhatIf(WhatIf):
         if part is None or node is None:
             raise UserError("give a drafted node, such as node 0")
         return self.debugger.view(part, node)
-
-    def force(self, session: Session, words: Sequence[str]) -> None:
-        """Force another outcome; the session stays at its node."""
-        part, node = session.part, session.node
-        if part is None:
-            raise UserError("nothing has run yet")
-        self.debugger.force(part, words)
-        session.node = node
 
 
 class HeldCommands(Commands):

@@ -191,5 +191,5 @@ def listen(path: str, thread: EngineThread, privacy: Privacy) -> tuple[ServedDeb
             return line
         return f"{line}; what was launched ahead is finished, and steps now run one at a time"
 
-    server = DebugServer(Path(path), debugger, greeting, commands=debugger.commands, forks=True)
+    server = DebugServer(Path(path), debugger, greeting, commands=debugger.commands)
     return debugger, server

@@ -11,7 +11,7 @@ from typing import Any
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.inside.on_import import at_exit
-from specscope.trace.inside.settings import AGGREGATES, DEBUG, PluginSettings
+from specscope.trace.inside.settings import DEBUG, PluginSettings
 from specscope.trace.inside.sinks import Losses, sinks, start_line, warn
 from specscope.trace.wire.bus import Bus
 
@@ -35,8 +35,6 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         return  # the frontend, or the detokenizer: nothing is verified here
     try:
         settings.check()
-        if settings.aggregates:
-            raise UserError(f"{AGGREGATES} is for vLLM. Of SGLang, `specscope watch` reads the counters")
     except UserError as error:
         guard.step_aside(str(error))
         return

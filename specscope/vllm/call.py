@@ -6,7 +6,7 @@ that no copy of all of them need exist at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,20 +17,6 @@ from torch import Tensor
 from specscope.trace.record.tree import Floats
 
 Range = Callable[[int, int], Tensor]  # rows from..to of a tensor [., V]
-
-
-@dataclass(frozen=True)
-class Forced:
-    """What is forced. `own`: the final token that vLLM would have given after these outcomes."""
-
-    nodes: Mapping[int, bool] = field(default_factory=dict)  # accepted or rejected
-    token: int | None = None  # the final one
-    own: int = -1
-
-    def marks(self, tried: int, drafted: int) -> np.ndarray:
-        """As Verdict.forced has it: the nodes, and the number of nodes where the final token was forced."""
-        nodes = [node for node in sorted(self.nodes) if node < tried]
-        return np.array(nodes if self.token is None else [*nodes, drafted], np.int32)
 
 
 @dataclass
@@ -52,11 +38,6 @@ class SamplerCall:
     target_probs: Tensor | None = None  # float32 [T, V] the same, normalised; None where all are greedy
     coins: Tensor | None = None  # [T]; None where all are greedy
     output: Tensor | None = None  # [B, longest + 1] accepted tokens and the final one, then -1
-    recovered: Tensor | None = None  # [T] the final token where a draft is rejected; None where all are greedy
-    bonus_tokens: Tensor | None = None  # [B, 1] and where none is
-    # What a debugger forced, by place in the batch, and vLLM's own row of `output` then
-    forced: dict[int, Forced] = field(default_factory=dict)
-    own: dict[int, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling: Any, cut: Any) -> SamplerCall:

@@ -6,16 +6,15 @@ On a device they are gathered by gather.py and come a step or two later; V1's on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.inside.chain import NO_INTS, Judged, Numbers, assembled
+from specscope.trace.inside.chain import Judged, Numbers, assembled
 from specscope.trace.record.records import ParentNotes
 from specscope.trace.record.tree import Floats
-from specscope.vllm.call import Forced
 from specscope.vllm.v2.rule import of_step, thresholds, uniform
 
 Table = dict[str, NDArray[Any]]  # columns by name
@@ -70,7 +69,6 @@ class GatheredTables:
     by_step: bool = False  # chains were verified as one block
     step_seeds: bool = False  # and coins follow from the draft's place in its chain too
     confident: bool = False  # whether the drafter said what it thinks of its drafts
-    forced: Mapping[int, Forced] = field(default_factory=dict)  # what a debugger forced, by request
 
 
 @dataclass
@@ -98,7 +96,6 @@ class Judgements:
     def __init__(self, calls: Sequence[Gathered]) -> None:
         self._calls = calls
         self._judged: list[Judged] | None = None
-        self._again: dict[int, Judged] = {}
         self.bytes = sum(call.bytes for call in calls)  # that are copied
 
     def ready(self) -> bool:
@@ -112,15 +109,9 @@ class Judgements:
 
     def of(self, row: int) -> Judged:
         """The judgement of the request in that row of the sampler's batch. All are read with the first."""
-        if row in self._again:
-            return self._again[row]
         if self._judged is None:
             self._judged = [judged for call in self._calls for judged in read(call.tables())]
         return self._judged[row]
-
-    def put(self, row: int, judged: Judged) -> None:
-        """Replace a judgement, where a debugger forced another outcome."""
-        self._again[row] = judged
 
 
 def read(tables: GatheredTables) -> list[Judged]:
@@ -141,7 +132,6 @@ class _OneRequest:
         self.tried = min(self.accepted + 1, self.n)
         self.greedy = bool(self.end["greedy"])
         self.scored = min(tables.scored[request], self.n) if len(tables.scored) else 0
-        self.forced = tables.forced.get(request)
 
     def numbers(self) -> Numbers:
         sampled = self.tables.sampled and not self.greedy
@@ -160,7 +150,6 @@ class _OneRequest:
             invalid=self.invalid,
             accept=self._accept(),
             confidence=self.rows["confidence"][: self.n].astype(np.float32) if self.tables.confident else None,
-            forced=NO_INTS if self.forced is None else self.forced.marks(self.tried, self.n),
         )
 
     def _greedy_mass(self) -> float:
@@ -169,8 +158,6 @@ class _OneRequest:
 
     def _greedy_final_p(self) -> float:
         """1 where the final token is the target's choice; behind all drafts that is not looked up again."""
-        if self.forced is not None:
-            return float(self.end["final"] == self.forced.own)
         return 1.0 if self.accepted == self.n else float(self.end["final"] == self.rows["choice"][self.accepted])
 
     def _coins(self) -> NDArray[np.float64]:

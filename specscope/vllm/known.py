@@ -138,7 +138,7 @@ _V1_READ: Mapping[str, Mapping[str, str]] = {
         "SpecDecodeMetadata": "num_draft_tokens draft_token_ids target_logits_indices bonus_logits_indices"
     },
     "vllm.v1.sample.metadata": {"SamplingMetadata": "all_greedy temperature top_p top_k"},
-    "vllm.v1.outputs": {"SamplerOutput": "sampled_token_ids logprobs_tensors"},
+    "vllm.v1.outputs": {"SamplerOutput": "sampled_token_ids"},
 }
 _V2_READ: Mapping[str, Mapping[str, str]] = {
     V2_RUNNER: {"GPUModelRunner": "vllm_config model_config adaptive_verification"},

@@ -34,7 +34,6 @@ def register() -> None:
 
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.vllm import known
-    from specscope.vllm.aggregates import offer
     from specscope.vllm.run_info import vllm_version
     from specscope.vllm.v1.runner import RunnerHooks
     from specscope.vllm.v1.sampler import SamplerHooks
@@ -47,12 +46,11 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         guard.step_aside(str(error))
         return
     version = vllm_version()
-    fit = known.Fit((), (), ()) if settings.aggregates else known.here()
-    if settings.aggregates or fit.lacking:
-        if settings.capture or settings.endpoint:
-            offer()
-        why = f"vLLM {version} is not as it is known: {fit.lacking}" if fit.lacking else "aggregates were asked for"
-        guard.step_aside(f"{why}. Of a server there are aggregates, and no evidence")
+    fit = known.here()
+    if fit.lacking:
+        guard.step_aside(
+            f"vLLM {version} is not as it is known: {fit.lacking}. `specscope watch` reads a server's counters"
+        )
         return
     on_import(ENDS, partial(guard.safely, give_grace))
     v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
@@ -66,10 +64,10 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     debugger: Debugger | None = None
     debugging: tuple[Any, ...] = ()
     if settings.debug is not None:
-        from specscope.vllm.v1.debugger import Debugger, share
+        from specscope.vllm.v1.debugger import Debugger
 
         debugger = Debugger()
-        debugging = (debugger, partial(_listen, settings, guard, debugger), share)
+        debugging = (debugger, partial(_listen, settings, guard, debugger))
 
     def make(runner: Any) -> Any:
         return witness(runner, settings, guard, scheduler, debugger)

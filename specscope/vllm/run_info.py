@@ -15,7 +15,7 @@ import torch
 from specscope.trace.model_digest import digest_of_loaded
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import COUNTS, RunInfo
+from specscope.trace.record.records import RunInfo
 
 # vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
 FAMILIES = {"eagle3": "eagle", "ngram_gpu": "ngram"}
@@ -124,12 +124,10 @@ def _eos(model: Any) -> tuple[int, ...]:
 def left_out(run: RunInfo) -> list[str]:
     """What a run lacks because it was asked to, or has no speculation."""
     lacking = []
-    if not run.speculation and run.evidence != COUNTS:
+    if not run.speculation:
         lacking.append("drafts (vLLM runs without a speculative config)")
     if run.evidence == "lean":
         lacking.append("likeliest tokens, ranks and entropies (lean evidence)")
-    if run.evidence == COUNTS:
-        lacking.append("steps and requests (it has sums over all)")
     if run.privacy is Privacy.NO_TEXT:
         lacking.append(f"texts ({run.privacy.remark})")
     if run.privacy is Privacy.NO_TOKENS:

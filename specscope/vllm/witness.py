@@ -159,13 +159,6 @@ class Witness:
                 step.judgements.wait()
         self._tell()
 
-    def judge_again(self, row: int, judged: Judged) -> None:
-        """A decision of the step that runs was forced: the request in that row has another verdict."""
-        step = self._running
-        assert step is not None
-        assert step.judgements is not None
-        step.judgements.put(row, judged)
-
     def standing(self) -> StepRecord | None:
         """The step that runs, as far as it has come, without what privacy leaves out."""
         step = self._running

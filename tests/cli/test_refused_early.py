@@ -96,13 +96,13 @@ def test_a_tree_that_cannot_be_read_names_every_form(ended, name):
 
 
 def test_a_flag_without_effect_is_refused():
-    """`debug --over` takes nothing of an engine, `--attach` nothing of requests."""
+    """`debug` of a recording, or of what runs elsewhere, takes nothing of an engine and of requests."""
     for words, flag in (
         (["--over", PLANTED, "--tree", "3"], "--over debugs a recording as it is: leave out --tree"),
         (["--over", PLANTED, "--temperature", "0"], "leave out --temperature"),
         (["--over", PLANTED, "--raw"], "leave out --raw"),
         (["--attach", "none", "--stop", "x"], "--attach debugs what runs there: leave out --stop"),
-        (["--attach", "none", "--adaptive"], "--attach debugs what runs there: leave out --adaptive"),
+        (["--attach", "none", "--target", "x"], "--attach debugs what runs there: leave out --target"),
     ):
         code, _, err = run_here(["debug", *words])
         assert (code, err) == (2, f"specscope: error: {err.split('error: ')[1]}")

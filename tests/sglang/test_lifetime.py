@@ -202,7 +202,7 @@ def test_sglang_without_speculation_is_left_alone(recorded, caplog):
     ("environment", "expected"),
     [
         ({"SPECSCOPE_KEEP": "tua < 1"}, "switched off: SPECSCOPE_KEEP: there is no field tua here"),
-        ({"SPECSCOPE_AGGREGATES": "1"}, "switched off: SPECSCOPE_AGGREGATES is for vLLM"),
+        ({"SPECSCOPE_AGGREGATES": "1"}, "switched off: SPECSCOPE_AGGREGATES is gone: `specscope watch`"),
         ({"SPECSCOPE_DEBUG_SOCKET": "a.sock"}, "SPECSCOPE_DEBUG_SOCKET is for vLLM"),
     ],
 )

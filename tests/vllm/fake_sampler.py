@@ -38,7 +38,7 @@ class RejectionSampler:
             bonus,
             sampling,
         )
-        return type("SamplerOutput", (), {"sampled_token_ids": output, "logprobs_tensors": sampling.logprobs})()
+        return type("SamplerOutput", (), {"sampled_token_ids": output})()
 
 
 def generate_uniform_probs(count, num_draft_tokens, generators, device):

@@ -112,9 +112,7 @@ def make_runner_class(sampler_module):
 class FakeVllm:
     """Runs requests on a thread of its own, which is the worker's; `debugger` is in it as the plugin puts it there."""
 
-    def __init__(
-        self, *, temperature=0.8, requests=2, tokens=60, sampled_drafts=False, limit=None, share=lambda _: None, seed=1
-    ):
+    def __init__(self, *, temperature=0.8, requests=2, tokens=60, sampled_drafts=False, limit=None, seed=1):
         generator = torch.Generator().manual_seed(seed)
         target = torch.randn(V, V, generator=generator) * 2
         tables = target, target + torch.randn(V, V, generator=generator)
@@ -126,14 +124,13 @@ class FakeVllm:
         sampler.install(module)
         sampler.install_plain(module)
         runner = make_runner_class(module)
-        hooks = RunnerHooks(self.guard, sampler, self._witness, self.debugger, share=share)
+        hooks = RunnerHooks(self.guard, sampler, self._witness, self.debugger)
         hooks.install(SimpleNamespace(GPUModelRunner=runner))
         self.runner = runner(tables, 3, sampled_drafts)
         self.contexts = {f"r{n}": [5 + n] for n in range(requests)}
         self.drafts = {name: [] for name in self.contexts}
         self.draft_probs = {name: torch.zeros(0, V) for name in self.contexts}
         self.ended = []
-        self.logprobs = None
         self.steps = 0
         self.pause = 0.0  # seconds between two steps
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -179,7 +176,6 @@ class FakeVllm:
             top_p=None,
             top_k=None,
             generators=[self.generator],
-            logprobs=self.logprobs,
         )
         scheduled = {name: 1 + len(self.drafts[name]) for name in running}
         return SimpleNamespace(

@@ -192,7 +192,7 @@ def test_what_a_method_sets_is_an_attribute(tmp_path):
     [
         (PARTS, ["vLLM 0.32.1 is none of 0.32.0, 0.33.0"]),
         (["shared", "v2"], ["vLLM 0.32.1 is none of 0.32.0, 0.33.0", "the V1 runner of vLLM 0.32.1 is not as it is"]),
-        (["v1", "v2"], ["vLLM 0.32.1 is not as it is known", "Of a server there are aggregates, and no evidence"]),
+        (["v1", "v2"], ["vLLM 0.32.1 is not as it is known", "`specscope watch` reads a server's counters"]),
     ],
 )
 def test_what_the_plugin_says_of_another_version(tmp_path, parts, said):

@@ -1,12 +1,49 @@
 """A node's distributions inside vLLM, against plain torch on the same tensors."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import RequestStep
 from specscope.vllm.node_view import view_node
+from specscope.vllm.v1.sampler import SamplerHooks
+from tests.vllm.fakes import fresh_sampler
 from tests.vllm.judging import judge
-from tests.vllm.test_forced import COUNTS, V, sampled
+
+V, COUNTS = 12, [3, 0, 2, 4]
+
+
+def sampled(seed, *, greedy=False, drawn=False):
+    """The sampler's call with its output, by the hooks."""
+    module, hooks = fresh_sampler(), SamplerHooks(ErrorGuard())
+    hooks.install(module)
+    hooks.install_plain(module)
+    hooks.listening = True
+    generator = torch.Generator().manual_seed(seed)
+    total, rows = sum(COUNTS), sum(COUNTS) + len(COUNTS)
+    logits = torch.randn(rows, V, generator=generator) * 2
+    ends = list(itertools.accumulate(count + 1 for count in COUNTS))
+    judged = torch.tensor([row for row in range(rows) if row + 1 not in ends])
+    q = (logits[judged] + torch.randn(total, V, generator=generator)).softmax(-1)  # a drafter that is close
+    tokens = torch.multinomial(q, 1, generator=generator)[:, 0].int()
+    metadata = SimpleNamespace(
+        num_draft_tokens=COUNTS,
+        draft_token_ids=tokens,
+        target_logits_indices=judged,
+        bonus_logits_indices=torch.tensor(ends) - 1,
+    )
+    sampling = SimpleNamespace(
+        all_greedy=greedy,
+        temperature=None if greedy else torch.full((len(COUNTS),), 0.7),
+        top_k=None,
+        top_p=None,
+        generators=[generator],
+    )
+    module.RejectionSampler().forward(metadata, q if drawn else None, logits, sampling)
+    return hooks.call
 
 
 def seen(call, request, node, drafter=None):

@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-from specscope.errors import UserError
-from specscope.remote.debug_server import context
 from specscope.remote.held import HeldCommands
 from specscope.remote.receiver import Receiver
 from specscope.trace.inside.hooking import ErrorGuard
@@ -60,17 +58,17 @@ def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch,
         debugger = recorded(monkeypatch, variables)
     sent = [one.read() for one in taken]
     commands = HeldCommands(debugger)
-    told = [commands.run(line) for line in ("info requests", "tree", "why")] + [context(commands.session)]
+    told = [commands.run(line) for line in ("info requests", "tree", "why", "node 0")]
     ways = {"file": file.read_text(), "network": repr(sent), "debug socket": "\n".join(told)}
-    for word in ("quokka", STOP):
-        assert {name for name, written in ways.items() if word in written} == (set() if level else set(ways))
-    found = {"file": of_file(file), "network": rows(sent), "debug socket": rows(told)}
+    for word, where in (("quokka", set(ways)), (STOP, {"file", "network"})):
+        assert {name for name, written in ways.items() if word in written} == (set() if level else where)
+    numbers = [int(number) for number in re.findall(r"(?:quokka|#)(\d+)", ways["debug socket"])]
+    found = {"file": of_file(file), "network": rows(sent), "debug socket": [numbers]}
     names_ids = level < Privacy.NO_TOKENS
     assert {name for name, numbers in found.items() if tells(numbers, PROMPT)} == (set(ways) if names_ids else set())
-    assert bool(re.search(r"#[0-9]", ways["debug socket"])) is (level is Privacy.NO_TEXT)
+    assert bool(re.search(r"#[0-9]", told[1])) is (level is Privacy.NO_TEXT)
     if not names_ids:
-        with pytest.raises(UserError, match="tokens, which are left out here"):
-            commands.run("force token=3")
+        assert "this shows tokens, which are left out here" in told[-1]
     assert ("text to anyone with the tokenizer" in caplog.text) is (level is Privacy.NO_TEXT)
     assert read_capture(file).history.run.privacy is level
     assert {one.resource["specscope.run.text"] for one in taken} == {level is Privacy.EVERYTHING}

@@ -14,9 +14,7 @@ import pytest
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
-from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
-from specscope.live.beside import BesideEngine
 from specscope.remote.debug_client import AttachedCommands
 from specscope.trace.wire.reading import read_capture
 from tests.vllm.test_real import HERE, PYTHON, model, speculation
@@ -52,11 +50,11 @@ class Vllm:
         command = [PYTHON, "-P", str(HERE / "serving.py"), str(folder / "job.json"), str(folder / "out.json")]
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
 
-    def attach(self, beside=None):
+    def attach(self):
         end = time.monotonic() + LOAD_SECONDS
         while True:
             try:
-                return AttachedCommands(str(self.socket), beside)
+                return AttachedCommands(str(self.socket))
             except UserError:  # it has not come so far
                 assert self.process.poll() is None, (self.folder / "vllm.log").read_text()[-2000:]
                 assert time.monotonic() < end
@@ -95,7 +93,7 @@ def step_of(client):
 
 
 @pytest.mark.parametrize("processes", [False, True], ids=["one process", "a worker process"])
-def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
+def test_stop_at_an_unlikely_rejection_look_and_go_on(vllm, processes):
     one = vllm(processes=processes)
     client = one.attach()
     client.run("break reject if p < 0.1")
@@ -112,12 +110,9 @@ def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
         client.run("reverse-next")
     time.sleep(0.5)
     assert step_of(client) == at
-    assert "accepted: by force" in client.run(f"force accept={node}")
     client.run("delete")
     client.run("next")
     assert step_of(client) == at + 1
-    client.run("force token=42")
-    assert client.run("print forced") == "True"
     with pytest.raises(UserError, match="another debugger is attached"):
         AttachedCommands(str(one.socket))
     client.run("quit")
@@ -125,17 +120,13 @@ def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
     reader = read_capture(one.capture)
     requests = list(reader.history.requests.values())
     assert [[token for token, _ in request.output()] for request in requests] == outputs
-    marked = {p.index: p.verdict.forced.tolist() for p in requests[0].steps if p.verdict and len(p.verdict.forced)}
-    assert list(marked.values()) == [[node], [3]]
-    assert 42 in outputs[0]
     trial = judge(reader.history, source="run")
     assert [c.name for group in trial.groups for c in group.checks if c.result is CheckResult.FAILED] == []
 
 
-def test_at_temperature_0_it_shows_choices_and_forks_without_measuring(vllm):
-    """The fork's engine is like vLLM without being told how, and so gives what vLLM gives."""
-    one, stages = vllm(processes=False, tokens=24, greedy=True), []
-    client = one.attach(BesideEngine(EngineConfig(), stages.append))
+def test_at_temperature_0_it_shows_choices(vllm):
+    one = vllm(processes=False, tokens=24, greedy=True)
+    client = one.attach()
     client.run("break reject")
     one.start()
     while "recovered" not in (stop := client.run("continue")):
@@ -144,13 +135,8 @@ def test_at_temperature_0_it_shows_choices_and_forks_without_measuring(vllm):
     assert f"rejected: the target's choice is ‘{token}’, and no coin decides" in stop
     assert [client.run(f"print {name}") for name in ("u", "final_coin")] == ["None", "None"]
     assert client.run("clear reject") == "deleted breakpoint 1: break reject"
-    assert "the same tokens" in client.run("fork tokens=12")
-    assert not [stage for stage in stages if "measuring" in stage]
     client.run("quit")
-    output, (both, _), steps = one.outputs()[0], client.forked.outputs, (client.forked.original, client.forked.fork)
-    assert len(both) == 12
-    assert both in [output[place : place + 12] for place in range(len(output))]
-    assert steps[0][0].tree.token.tolist() == steps[1][0].tree.token.tolist()
+    assert [len(output) for output in one.outputs()] == [24, 24]
 
 
 @pytest.mark.parametrize("processes", [False, True], ids=["one process", "a worker process"])

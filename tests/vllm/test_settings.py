@@ -1,8 +1,12 @@
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from specscope.errors import UserError
+from specscope.gone import instead
 from specscope.trace.inside.settings import ALL, PluginSettings
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.trace_sampling import TraceSampling
@@ -57,13 +61,38 @@ def test_the_trace_level_has_its_variable():
         PluginSettings.read({"SPECSCOPE_TRACE_LEVEL": "all"}).level()
 
 
-def test_evidence_that_is_none_is_refused_and_counts_are_aggregates():
+def test_evidence_that_is_none_is_refused():
     """As the flag --evidence: a word that is not known must not record more than was asked for."""
-    assert PluginSettings.read({"SPECSCOPE_EVIDENCE": "counts"}).aggregates
     assert not PluginSettings.read({"SPECSCOPE_EVIDENCE": "lean"}).full
     assert PluginSettings.read({"SPECSCOPE_EVIDENCE": ""}).full
-    with pytest.raises(UserError, match="SPECSCOPE_EVIDENCE is 'Lean': use full, lean, counts"):
+    with pytest.raises(UserError, match="SPECSCOPE_EVIDENCE is 'Lean': use full, lean"):
         PluginSettings.read({"SPECSCOPE_EVIDENCE": "Lean"}).check()
+
+
+@pytest.mark.parametrize(("name", "value"), [("SPECSCOPE_AGGREGATES", "1"), ("SPECSCOPE_EVIDENCE", "counts")])
+def test_a_variable_that_is_gone_switches_the_plugin_off_in_one_line(name, value, monkeypatch, caplog):
+    """It asked for less than would be recorded without it."""
+    monkeypatch.setenv("SPECSCOPE_CAPTURE", "a.jsonl")
+    monkeypatch.setenv(name, value)
+    plugin.register()
+    line = instead(name) or instead(f"{name}={value}")
+    assert caplog.messages == [f"specscope: switched off: {line}"]
+    assert not PluginSettings.read({"SPECSCOPE_AGGREGATES": "0"}).gone
+
+
+def test_what_every_process_of_a_vllm_finds_is_said_once(tmp_path):
+    code = (
+        "import multiprocessing\n"
+        "from specscope.vllm.plugin import register\n"
+        "register()\n"
+        "worker = multiprocessing.get_context('fork').Process(target=register)\n"
+        "worker.start(); worker.join(); print(worker.exitcode)"
+    )
+    variables = os.environ | {"SPECSCOPE_CAPTURE": "a.jsonl"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=variables
+    )
+    assert (done.stdout.strip(), done.stderr.count("specscope: ")) == ("0", 1)
 
 
 def test_a_condition_that_cannot_be_used_switches_the_plugin_off_in_one_line(monkeypatch, caplog):

@@ -16,19 +16,24 @@ from specscope.cli.options import (
     trace_sampling_options,
 )
 from specscope.errors import UserError
+from specscope.gone import GONE, refuse_gone
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
 
 F = TypeVar("F", bound=Callable[..., Any])
-EVIDENCE = {
-    "full": "",
-    "lean": "lean: no likeliest tokens, ranks or entropies.",
-    "counts": "counts: only a server's own counters, once per second.",
-}
 
 
-def recorded_options(program: str, *, capture: str, evidence: Sequence[str]) -> Callable[[F], F]:
+class EvidenceChoice(click.Choice[str]):
+    """What is recorded of each step."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Raises UserError for what there was and is no more."""
+        refuse_gone(f"--evidence {value}")
+        return super().convert(value, param, ctx)
+
+
+def recorded_options(program: str, *, capture: str) -> Callable[[F], F]:
     """Flags that say what is recorded and where it goes. `capture`: more on its flag, as help."""
     options = [
         click.option(
@@ -48,9 +53,9 @@ def recorded_options(program: str, *, capture: str, evidence: Sequence[str]) -> 
         click.option("--python", metavar="PATH", help=f"The Python to run {program} with.  [default: this one]"),
         click.option(
             "--evidence",
-            type=click.Choice(evidence),
+            type=EvidenceChoice(settings.EVIDENCES),
             default="full",
-            help=" ".join(filter(None, map(EVIDENCE.__getitem__, evidence))),
+            help="lean: no likeliest tokens, ranks or entropies.",
         ),
         privacy_options,
         trace_sampling_options,
@@ -96,5 +101,6 @@ def privacy_variables(privacy: Privacy) -> dict[str, str | None]:
 
 def with_variables(given: Mapping[str, str | None]) -> dict[str, str]:
     """This process's environment with the variables given; of ours no others: flags alone decide."""
-    variables = {name: value for name, value in os.environ.items() if name not in settings.ALL}
+    ours = {*settings.ALL, *GONE}
+    variables = {name: value for name, value in os.environ.items() if name not in ours}
     return variables | {name: value for name, value in given.items() if value is not None}

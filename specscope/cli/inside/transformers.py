@@ -38,7 +38,7 @@ MISSING = (
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@recorded_options("the script", capture=f"{DEFAULT} where no flag says where records go. ", evidence=["full", "lean"])
+@recorded_options("the script", capture=f"{DEFAULT} where no flag says where records go. ")
 @click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_obj
 def transformers(

@@ -50,13 +50,13 @@ class VllmRun:
     endpoint: str | None
     debug: str | None
     screen: bool
-    evidence: str  # full, lean or counts
+    evidence: str  # full or lean
     privacy: Privacy
     sampling: Mapping[str, str | None] = field(default_factory=dict)  # variables of trace sampling, and others
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@recorded_options("vLLM", capture="Each data-parallel rank gets its own. ", evidence=["full", "lean", "counts"])
+@recorded_options("vLLM", capture="Each data-parallel rank gets its own. ")
 @click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
 def vllm(
@@ -112,7 +112,6 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
         settings.ENDPOINT: endpoint or run.endpoint,
         settings.DEBUG: None if run.debug is None else str(Path(run.debug).resolve()),
         settings.EVIDENCE: run.evidence,
-        settings.AGGREGATES: "1" if run.evidence == "counts" else None,
         **privacy_variables(run.privacy),
         **run.sampling,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,7 +49,6 @@ class Numbers:
     invalid: int  # further drafts that could not be judged
     accept: Doubles | None = None  # [n] what each draft is accepted by, where that is not p / q
     confidence: Floats | None = None  # [n] what the drafter thinks of its drafts
-    forced: Ints = field(default_factory=lambda: NO_INTS)  # nodes whose outcome was forced, and n: the final token
 
     @property
     def kind(self) -> FinalKind:
@@ -83,7 +82,6 @@ def assembled(numbers: Numbers) -> Judged:
         kind=numbers.kind,
         final_p=numbers.final_p,
         final_coin=0.0,  # drawn with noise over all tokens, and not with one coin
-        forced=numbers.forced,
     )
     drawn = _SAMPLED[:n] if numbers.sampled else _DETERMINISTIC[:n]
     tree = DraftTree(numbers.tokens, _CHAIN[:n], numbers.q, drawn)

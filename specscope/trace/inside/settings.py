@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specscope.errors import UserError
+from specscope.gone import GONE, refuse_gone
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.request_words import read_sampling
@@ -15,9 +16,9 @@ from specscope.trace.wire.spans import SpanLevel
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"
-EVIDENCES = ("full", "lean", "counts")
+EVIDENCES = ("full", "lean")
 NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
-AGGREGATES, LEVEL = "SPECSCOPE_AGGREGATES", "SPECSCOPE_TRACE_LEVEL"
+LEVEL = "SPECSCOPE_TRACE_LEVEL"
 SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
 SAMPLE_CAPTURE = "SPECSCOPE_SAMPLE_CAPTURE"
 TAPS, TAPS_INSIDE, TAPS_MIB = TAPPING = ("SPECSCOPE_TAPS", "SPECSCOPE_TAPS_INSIDE", "SPECSCOPE_TAPS_MIB")
@@ -30,7 +31,6 @@ ALL = (
     NO_TEXT,
     NO_TOKENS,
     DEBUG,
-    AGGREGATES,
     LEVEL,
     *SAMPLING,
     *TAPPING,
@@ -76,15 +76,15 @@ class PluginSettings:
     endpoint: str | None  # SPECSCOPE_OTLP_ENDPOINT: a URL
     debug: str | None  # SPECSCOPE_DEBUG_SOCKET: the path of a Unix socket
     protocol: str | None = None  # SPECSCOPE_OTLP_PROTOCOL: grpc or http/protobuf
-    evidence: str = "full"  # SPECSCOPE_EVIDENCE: lean leaves out the notes on parents; counts, for vLLM: aggregates
+    evidence: str = "full"  # SPECSCOPE_EVIDENCE: lean leaves out the notes on parents
     privacy: Privacy = Privacy.EVERYTHING  # SPECSCOPE_NO_TEXT=1 leaves out text, SPECSCOPE_NO_TOKENS=1 token ids too
-    aggregates: bool = False  # SPECSCOPE_AGGREGATES=1: sums over all requests, and no evidence
     trace_level: str | None = None  # SPECSCOPE_TRACE_LEVEL: what is sent, as --trace-level
     sample: str | None = None  # SPECSCOPE_SAMPLE: the share of requests whose spans are sent
     keep: str | None = None  # SPECSCOPE_KEEP: a condition; the spans of requests for which it holds are sent
     keep_buffer: str | None = None  # SPECSCOPE_KEEP_BUFFER: MiB for steps of requests that have not ended
     sample_capture: bool = False  # SPECSCOPE_SAMPLE_CAPTURE=1: the capture holds no other requests either
     taps: TapSettings | None = None  # SPECSCOPE_TAPS
+    gone: tuple[str, ...] = ()  # variables that are set, and that there are no more
 
     @property
     def is_on(self) -> bool:
@@ -97,7 +97,9 @@ class PluginSettings:
         return self.evidence == "full"
 
     def check(self) -> None:
-        """Raises UserError that names the variable whose value cannot be used."""
+        """Raises UserError that names the variable whose value cannot be used, or that there is no more."""
+        for name in (*self.gone, f"{EVIDENCE}={self.evidence}"):
+            refuse_gone(name)
         self.sampling()
         self.level()
         if self.taps is not None:
@@ -115,13 +117,13 @@ class PluginSettings:
             protocol=environment.get(PROTOCOL) or None,
             evidence=environment.get(EVIDENCE) or "full",
             privacy=Privacy.of(no_text=_is_set(environment, NO_TEXT), no_tokens=_is_set(environment, NO_TOKENS)),
-            aggregates=_is_set(environment, AGGREGATES) or environment.get(EVIDENCE) == "counts",
             trace_level=environment.get(LEVEL) or None,
             sample=environment.get(SAMPLE) or None,
             keep=environment.get(KEEP) or None,
             keep_buffer=environment.get(KEEP_BUFFER) or None,
             sample_capture=_is_set(environment, SAMPLE_CAPTURE),
             taps=_taps(environment),
+            gone=tuple(name for name in GONE if name not in ALL and _is_set(environment, name)),
         )
 
     def level(self) -> SpanLevel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,8 @@ from specscope.remote.gate import Gate
 from specscope.trace.history.history import History, RecentSteps
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep, StepRecord
-from specscope.vllm.call import Forced, SamplerCall, on_host
-from specscope.vllm.gathered import read
+from specscope.vllm.call import SamplerCall, on_host
 from specscope.vllm.node_view import view_node
-from specscope.vllm.v1.forced import force, parse
-from specscope.vllm.v1.here import gather_here
 from specscope.vllm.v1.scores import NONE, Passes
 from specscope.vllm.witness import Witness
 
@@ -70,24 +67,13 @@ def limit_of(runner: Any) -> Limit:
     return Limit(float(getattr(envs, MP_LIMIT)), MP_LIMIT, ranks)
 
 
-def share(output: Any) -> None:
-    """Let all ranks of a tensor-parallel group go on with the first one's tokens: they may have been forced."""
-    from vllm.distributed.parallel_state import get_tp_group
-
-    group = get_tp_group()
-    if group.world_size > 1:
-        group.broadcast(output.sampled_token_ids, src=0)
-
-
 @dataclass
 class HeldDecision:
     """What stands while the worker waits in its sampler."""
 
-    witness: Witness
     call: SamplerCall
     rows: Mapping[str, int]  # in the batch, by request
     passes: Mapping[int, Passes]  # the drafter's logits, by row
-    has_logprobs: bool  # whether vLLM has computed log probabilities of its own tokens
 
     @cached_property
     def here(self) -> SamplerCall:
@@ -116,10 +102,8 @@ class Debugger:
         call: SamplerCall,
         rows: Mapping[str, int],
         passes: Mapping[int, Passes],
-        *,
-        has_logprobs: bool,
     ) -> None:
-        """The sampler has judged; vLLM goes on with what the call's output holds when this returns."""
+        """The sampler has judged; vLLM goes on when this returns."""
         with self.gate.lock:
             if not self.gate.controlled:
                 return
@@ -128,7 +112,7 @@ class Debugger:
             if record is None:
                 return
             self.history.append(record)
-            self._decision = HeldDecision(witness, call, rows, passes, has_logprobs)
+            self._decision = HeldDecision(call, rows, passes)
             began = time.time_ns()
             try:
                 self.gate.stand(record, self.limit.hold)
@@ -166,31 +150,6 @@ class Debugger:
         drafter = decision.drafter(row)
         logits = drafter[node] if node < len(drafter) else None
         return view_node(decision.here, row, self.history.last_step, part, node, logits)
-
-    def force(self, part: RequestStep, words: Sequence[str]) -> None:
-        """Give a request another outcome than vLLM's. Raises UserError."""
-        self.gate.ask(lambda: self._force(part, words))
-
-    def _force(self, part: RequestStep, words: Sequence[str]) -> None:
-        decision, row = self._at(part)
-        info = self.history.request(part.request).info
-        if part.verdict is None:
-            raise UserError(f"{part.request} draws no token in this step: there is nothing to force")
-        if decision.has_logprobs:
-            raise UserError("a request of this batch asks for logprobs, which vLLM has computed for its own tokens")
-        if info is not None and "structured_outputs" in info.labels:
-            raise UserError(f"{part.request} has structured output: its grammar would not follow a forced token")
-        if part.rule != "standard":
-            raise UserError(f"vLLM judges by the rule {part.rule}: only standard verification can be forced")
-        call, witness = decision.here, decision.witness
-        force(call, row, parse(words, call.forced.get(row, Forced())))
-        if decision.call.output is not call.output:
-            decision.call.output.copy_(call.output)  # type: ignore[union-attr, arg-type]
-        passes = {row: ([logits[None] for logits in decision.drafter(row)], 0)}
-        witness.judge_again(row, read(gather_here(call, passes, full=witness.full).tables())[row])
-        record = witness.standing()
-        assert record is not None
-        self.history.replace_last(record)
 
     def _at(self, part: RequestStep) -> tuple[HeldDecision, int]:
         """The decision that is held, and the request's row in it."""

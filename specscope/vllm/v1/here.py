@@ -66,7 +66,6 @@ def gather_here(
         scored=scored if full else (),
         sampled=call.draft_probs is not None,
         full=full,
-        forced=dict(call.forced),
     )
     first = list(accumulate(call.drafted, initial=0))
     rows["token"][:] = call.draft_tokens.numpy()

@@ -34,14 +34,10 @@ class RunnerHooks:
         make_witness: Callable[[Any], Witness | None],
         debugger: Debugger | None = None,
         listen: Callable[[Any], None] = lambda _: None,
-        share: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`listen` opens the debugger's socket, when a runner has been made and before any request.
-
-        `share` gives the sampler's output to the other ranks. All of them call it in each step, whatever went wrong.
-        """
+        """`listen` opens the debugger's socket, when a runner has been made and before any request."""
         self._guard, self._sampler, self._make = guard, sampler, make_witness
-        self._debugger, self._listen, self._share = debugger, listen, share
+        self._debugger, self._listen = debugger, listen
         self._witness: Witness | None = None
         self._scores: DrafterScores | None = None
         self._vocabulary = DraftVocabulary()
@@ -101,20 +97,12 @@ class RunnerHooks:
             if witness is not None:
                 witness.phase("verify", began, time.time_ns())
                 call, self._sampler.call = self._sampler.call, None
-                self._guard.safely(self._judge, witness, runner, call, output)
-            if self._debugger is not None:
-                self._shared(output)
+                self._guard.safely(self._judge, witness, runner, call)
             return output
 
         return _sample
 
-    def _shared(self, output: Any) -> None:
-        try:
-            self._share(output)
-        except Exception as error:
-            self._guard.caught("share", error)
-
-    def _judge(self, witness: Witness, runner: Any, call: SamplerCall | None, output: Any) -> None:
+    def _judge(self, witness: Witness, runner: Any, call: SamplerCall | None) -> None:
         """The sampler has run, and the runner's batch still is as it was judged."""
         if call is None or self._scores is None or self._scheduled is None:
             return
@@ -126,7 +114,7 @@ class RunnerHooks:
         witness.judged(there, read(call, passes, full=witness.full, vocabulary=self._vocabulary))
         if self._debugger is not None:
             rows = {place.name: place.row for place in there}
-            self._debugger.judged(witness, call, rows, passes, has_logprobs=output.logprobs_tensors is not None)
+            self._debugger.judged(witness, call, rows, passes)
 
     def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:

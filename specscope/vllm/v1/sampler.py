@@ -59,9 +59,7 @@ class SamplerHooks:
 
         def rejection_sample(*args: Any, **kwargs: Any) -> Any:
             if self.call is not None:
-                given = arguments(args, kwargs)
-                self.call.target_logits = given.get("target_logits")
-                self.call.bonus_tokens = given.get("bonus_token_ids")
+                self.call.target_logits = arguments(args, kwargs).get("target_logits")
             return original(*args, **kwargs)
 
         return rejection_sample
@@ -86,7 +84,6 @@ class SamplerHooks:
             tokens = original(*args, **kwargs)
             if self.call is not None:
                 self.call.target_probs = arguments(args, kwargs).get("target_probs")
-                self.call.recovered = tokens
             return tokens
 
         return sample_recovered_tokens

@@ -14,15 +14,14 @@ from tests.waiting import HANG_SECONDS
 LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
 
-@pytest.mark.parametrize(
-    ("evidence", "full", "aggregates"), [("full", True, False), ("lean", False, False), ("counts", False, True)]
-)
-def test_the_evidence_that_was_asked_for(evidence, full, aggregates, monkeypatch):
+@pytest.mark.parametrize(("evidence", "full"), [("full", True), ("lean", False)])
+def test_the_evidence_that_was_asked_for(evidence, full, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # flags alone decide
     told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, evidence, Privacy.EVERYTHING))
     settings = PluginSettings.read(told)
-    assert (settings.full, settings.aggregates, settings.is_on) == (full, aggregates, True)
-    assert ("SPECSCOPE_AGGREGATES" in told["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",")) is aggregates
+    settings.check()
+    assert (settings.full, settings.is_on) == (full, True)
+    assert "SPECSCOPE_EVIDENCE" in told["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",")
 
 
 def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypatch):
