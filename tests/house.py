@@ -52,7 +52,7 @@ CROWDED: dict[str, int] = {
     "specscope/trace/wire": 17,
     "specscope/tui/screens": 17,
     "specscope/tui/widgets": 18,
-    "specscope/vllm": 18,
+    "specscope/vllm": 16,
 }
 NAMES: dict[str, int] = {}
 FRAGMENTS: dict[str, int] = {
