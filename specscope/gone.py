@@ -31,9 +31,7 @@ GONE = {
     "SPECSCOPE_KEEP": _COLLECTOR,
     "SPECSCOPE_KEEP_BUFFER": _COLLECTOR,
     "SPECSCOPE_SAMPLE_CAPTURE": "`specscope extract` takes requests out of a capture",
-    "--evidence counts": _COUNTS,
-    "SPECSCOPE_EVIDENCE=counts": _COUNTS,
-    "SPECSCOPE_AGGREGATES": _COUNTS,
+    **dict.fromkeys(("--evidence counts", "SPECSCOPE_EVIDENCE=counts", "SPECSCOPE_AGGREGATES"), _COUNTS),
     "force": "`fork accept=NODE` shows what would follow, over a live engine of ours: specscope debug PROMPT",
     "bench": _BENCH,
     "--again": "`specscope locate` runs the engine again and finds where it breaks",
@@ -43,8 +41,7 @@ GONE = {
     "--web-port": "`ssh -t HOST specscope ...` shows the screen from another machine",
     "info spans": "Jaeger shows the spans of other services",
     "[keys]": "keys cannot be changed, so leave it out",
-    "--alert": _RULES,
-    "--exec": _RULES,
+    **dict.fromkeys(("--alert", "--exec"), _RULES),
 }
 
 
