@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -266,6 +268,34 @@ def bench_replay(sample: str, rounds: int, steps: int) -> None:
     from benchmarks.replay import run_replay
 
     run_replay(sample, rounds, steps)
+
+
+@bench.command("faults")
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--only", "names", metavar="NAME", multiple=True, help="Only this fault or healthy run. Repeatable.")
+@click.option(
+    "--against",
+    metavar="OLD",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Rows of an earlier run, .jsonl or .jsonl.gz, to be compared with.",
+)
+@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: plant its faults into that.")
+def bench_faults(folder: Path, names: tuple[str, ...], against: Path | None, vllm: str | None) -> None:
+    """Plant every known fault, and write down what `diagnose` and `locate` find.
+
+    \b
+      python -m benchmarks faults out --only "one more" --only "KV not moved"
+      python -m benchmarks faults out --against benchmarks/notes/house/5301d291/faults.jsonl.gz
+
+    Each fault is planted always and in a few steps alone; healthy runs follow. The rows stand in DIR/faults.jsonl, and
+    those that are there are not run again: two hours of a processor in all. Needs a clone: the faults are in tests/.
+
+    Exit code: 1 where a row is worse than in OLD: its name is not right any more, its place is lost or another one, or
+    it takes 1.2 times the processor time.
+    """
+    from benchmarks.faults.run import run_faults
+
+    sys.exit(run_faults(folder, names, against, vllm) > 0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -58,3 +59,24 @@ class Switched:
                 return step()
 
         self.patch.setattr(engine, "step", switched)
+
+
+@contextmanager
+def in_every_engine(install: Install) -> Iterator[None]:
+    """Every engine that is built meanwhile has the fault, from when it is built until it is closed."""
+    build, close = Engine.__init__, Engine.close
+
+    with pytest.MonkeyPatch.context() as outer, pytest.MonkeyPatch.context() as patch:
+
+        def faulty(self: Engine, *given: object, **named: object) -> None:
+            patch.undo()
+            build(self, *given, **named)  # type: ignore[arg-type]
+            install(patch, self)
+
+        def closed(self: Engine) -> None:
+            close(self)
+            patch.undo()
+
+        outer.setattr(Engine, "__init__", faulty)
+        outer.setattr(Engine, "close", closed)
+        yield

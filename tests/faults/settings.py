@@ -118,17 +118,23 @@ def prompts(setting: Setting, seed: int = 0) -> list[str]:
     return [begin + story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
 
 
+def plant(patch: pytest.MonkeyPatch, engine: Engine, fault: Fault, *, rarely: bool = False) -> None:
+    """Put a fault into an engine. `rarely`: into some of its steps alone, where it can be."""
+    if not rarely or not fault.rare:
+        fault.install(patch, engine)
+        return
+    switched = Switched(patch)
+    fault.install(switched, engine)  # type: ignore[arg-type]
+    every = EVERY if fault.rare <= FEW else 2
+    switched.drive(engine, lambda step: step % every == 0 and every <= step <= every * fault.rare)
+
+
 def record(setting: Setting, path: Path, fault: Fault | None = None, seed: int = 0, *, rarely: bool = False) -> Path:
     """Run it, with a fault or without, and write the capture. `rarely`: with it in some of the steps alone."""
     engine = setting.engine()
     with pytest.MonkeyPatch.context() as patch:
-        if fault is not None and rarely and fault.rare:
-            switched = Switched(patch)
-            fault.install(switched, engine)  # type: ignore[arg-type]
-            every = EVERY if fault.rare <= FEW else 2
-            switched.drive(engine, lambda step: step % every == 0 and every <= step <= every * fault.rare)
-        elif fault is not None:
-            fault.install(patch, engine)
+        if fault is not None:
+            plant(patch, engine, fault, rarely=rarely)
         writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
         engine.subscribe(writer, lossless=True)
         params = [

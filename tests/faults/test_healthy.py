@@ -11,9 +11,9 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.speculate.drafters import parallel
 from tests.faults.healthy import HEALTHY
+from tests.faults.judged import diagnosed
 from tests.faults.models import HEAD
 from tests.faults.settings import DRAFTERS, TREE, Setting, history, record
-from tests.faults.table import diagnosed
 from tests.heads import write_parallel_head
 
 SOME = [

@@ -21,6 +21,7 @@ from specscope.analyze.locate.located import Stage
 from specscope.errors import UserError
 from specscope.measure.locate.inside_vllm.again import Again
 from specscope.measure.locate.vllm import VllmCase, locate_vllm
+from specscope.trace.history.history import History
 from specscope.trace.inside.settings import CAPTURE
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.wire.reading import read_capture
@@ -145,19 +146,26 @@ def again(faults: list[str], *, mend: bool = True) -> Again:
 @pytest.fixture(scope="session")
 def captures(tmp_path_factory):
     """Gives an engine's capture."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(TARGET))
     made: dict[str, Any] = {}
 
     def of(name: str):
         if name not in made:
-            folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
-            job = ENGINES[name].job(lambda text: tokenizer(text)["input_ids"])
-            made[name] = read_capture(again([]).run(job, folder, inside="", mib=1)).history
+            made[name] = recorded(name, tmp_path_factory.mktemp("captures") / "run")
         return made[name]
 
     return of
+
+
+def recorded(name: str, folder: Path) -> History:
+    """The capture of an engine, which is made in a folder where it is not there yet."""
+    from transformers import AutoTokenizer
+
+    capture = folder / "run.jsonl"
+    if not capture.exists():
+        folder.mkdir(parents=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(TARGET))
+        again([]).run(ENGINES[name].job(lambda text: tokenizer(text)["input_ids"]), folder, inside="", mib=1)
+    return read_capture(capture).history
 
 
 def located(captures, name: str, faults: list[str]):

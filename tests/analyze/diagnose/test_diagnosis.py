@@ -19,9 +19,9 @@ from specscope.model.batch import Segment
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.history.history import History
 from tests.faults.fault import Fault
+from tests.faults.judged import diagnosed
 from tests.faults.planted import FAULTS
 from tests.faults.settings import SETTINGS, history, record
-from tests.faults.table import diagnosed
 
 
 def test_the_best_comes_first_and_explanations_without_a_fault_last():

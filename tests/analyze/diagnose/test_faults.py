@@ -11,9 +11,9 @@ from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from tests.analyze.histories import RUN
+from tests.faults.judged import planted
 from tests.faults.planted import FAULTS
 from tests.faults.settings import SETTINGS, history, record
-from tests.faults.table import planted
 
 FAST = [  # one of each kind of evidence: the capture alone, audit, models run again
     "coins by row",

@@ -12,10 +12,10 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.measure.judges import audit_options
 from specscope.trace.wire.reading import read_capture
+from tests.faults.judged import diagnosed
 from tests.faults.models import DRAFT, HEAD, TARGET
 from tests.faults.planted import FAULTS
 from tests.faults.settings import DRAFTERS, SETTINGS, record
-from tests.faults.table import diagnosed
 
 
 def with_embedding(folder, embedding):

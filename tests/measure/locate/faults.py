@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
+import pytest
 import torch
 
 from specscope.engine.engine import Engine
@@ -18,6 +18,7 @@ from specscope.model import attention, kv_cache
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.prefix import Content
+from tests.faults.fault import in_every_engine
 from tests.model.test_architectures import build
 from tests.tiny import write_tiny_model
 
@@ -38,27 +39,21 @@ class TargetFault:
 @contextlib.contextmanager
 def planted(install: Install) -> Iterator[None]:
     """Every engine that is built meanwhile has the fault."""
-    right = Engine.__init__
 
-    def faulty(self: Engine, *given: object, **named: object) -> None:
-        right(self, *given, **named)  # type: ignore[arg-type]
-        install(self)
+    def put(patch: pytest.MonkeyPatch, engine: Engine) -> None:
+        PATCHES[:] = [patch]
+        install(engine)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(Engine, "__init__", faulty))
-        STACKS.append(stack)
-        try:
-            yield
-        finally:
-            STACKS.pop()
+    with in_every_engine(put):
+        yield
 
 
-STACKS: list[contextlib.ExitStack] = []  # where an installed fault puts what must be taken back
+PATCHES: list[pytest.MonkeyPatch] = []  # what takes back what an installed fault replaced
 
 
 def replaced(where: object, name: str, value: object) -> None:
     """Put something in the place of a name, as long as the fault is planted."""
-    STACKS[-1].enter_context(patch.object(where, name, value))
+    PATCHES[0].setattr(where, name, value)
 
 
 def layers_of(engine: Engine) -> list:
