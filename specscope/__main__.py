@@ -27,7 +27,6 @@ EXTRAS = {
     **dict.fromkeys(("jinja2", "matplotlib"), "html"),
     "httpx2": "bench",
     "pyarrow": "export",
-    "textual_serve": "web",
 }
 
 

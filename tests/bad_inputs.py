@@ -185,7 +185,7 @@ BOUNDS = {
         "--learning-rate": ["0", "-1e-3", "11"],
     },
     "train p-eagle": {"--depths": ["0", "17"], "--keep-ratio": ["0", "1.1"]},
-    "tui": {"--web-port": ["0"], "--http-port": ["-1"]},
+    "tui": {"--http-port": ["-1"]},
     "watch": {"--for": ["0", "-1", "1e9"], "--interval": ["0", "-1", "1e9"]},
     "verify": {"--branch": ["-1"], "--alpha": ["0", "1", "-1"]},
     "diagnose": {"--branch": ["-1"], "--sample": ["0", "-1"]},

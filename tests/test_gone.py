@@ -10,6 +10,8 @@ ASKED: list[tuple[str, list[str]]] = [
     ("synthetic", ["capture", "prompts.txt", "-o", "run.jsonl", "--drafter", "synthetic:0.8,0.5"]),
     ("--suffix-shared", ["serve", "--drafter", "suffix", "--suffix-shared", "1000"]),
     ("--evidence counts", ["vllm", "--capture", "x.jsonl", "--evidence", "counts", "--", "serve", "m"]),
+    ("--web", ["tui", "--web", "--", "replay", "run.jsonl"]),
+    ("--web-port", ["tui", "--web-port", "8000"]),
 ]
 
 

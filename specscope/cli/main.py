@@ -138,47 +138,19 @@ def run(
 @cli.command()
 @click.option(
     "--listen",
+    required=True,
     metavar="HOST:PORT",
     help="Show the engines that send spans to this address: gRPC here, HTTP at the next port. Whoever reaches the "
     "address may send, so with 0.0.0.0 any machine may.",
 )
 @click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Another port for HTTP.")
-@click.option("--web", is_flag=True, help="Serve the screen of a specscope COMMAND to a browser.  [default: run]")
-@click.option(
-    "--web-host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="HOST",
-    help="Address to serve on. 0.0.0.0 lets other machines in, with the token in the URL that is printed.",
-)
-@click.option(
-    "--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT", help="Port to serve on."
-)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.pass_obj
-def tui(
-    lifetime: Lifetime,
-    listen: str | None,
-    http_port: int | None,
-    web: bool,
-    web_host: str,
-    web_port: int,
-    words: tuple[str, ...],
-) -> None:
-    """Show engines that run elsewhere, or serve a screen to a browser.
+def tui(lifetime: Lifetime, listen: str, http_port: int | None) -> None:
+    """Show engines that run elsewhere.
 
     \b
       specscope tui --listen 127.0.0.1:4317
-      specscope tui --web -- replay run.jsonl
     """
-    if web:
-        from specscope.cli.web import serve as serve_screen
-
-        heard = ["tui", "--listen", listen] if listen is not None else []
-        serve_screen(list(words) or heard or ["run"], web_host, web_port)
-        return
-    if listen is None or words:
-        raise UserError("nothing to show: give --listen HOST:PORT, or --web -- replay run.jsonl")
     from specscope.cli.run import run_attached
 
     run_attached(listen, http_port, lifetime)

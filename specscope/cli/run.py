@@ -80,7 +80,7 @@ def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> Non
     host, port = checked_address(address, "--listen")
     if http_port is None and port == 65535:
         raise UserError(f"--listen {address}: there is no next port for HTTP: give --http-port too")
-    need_terminal(f"specscope tui --web --listen {address}")
+    need_terminal("an OpenTelemetry Collector, which writes captures (docs/telemetry.md)")
     with ends_at_once():
         from specscope.tui.app import run_app
 

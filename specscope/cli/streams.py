@@ -71,9 +71,9 @@ def _replace(number: int, mode: int) -> None:
 def need_terminal(instead: str) -> None:
     """Refuse to draw a screen where there is no terminal. Raises UserError. `instead`: what works without one.
 
-    Textual draws on standard error, so that standard output may be a pipe. Behind textual-serve it draws for a browser.
+    Textual draws on standard error, so that standard output may be a pipe.
     """
-    if not os.environ.get("TEXTUAL_DRIVER") and not os.isatty(1 if os.name == "nt" else 2):
+    if not os.isatty(1 if os.name == "nt" else 2):
         raise UserError(f"the screen needs a terminal; without one use {instead}")
 
 

@@ -126,10 +126,7 @@ class Shell(App[None]):
         return keep_spaces(super().export_screenshot(title=title, simplify=simplify))
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
-        """Save the screen as an SVG file; in a browser it is downloaded."""
-        if self.is_web:
-            self.deliver_screenshot(filename)
-            return
+        """Save the screen as an SVG file."""
         try:
             self.say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
         except UserError as error:

@@ -240,7 +240,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(prompts, model, tiny, deep, tmp
     [
         (["run", "a prompt"], "specscope capture PROMPTS -o FILE"),
         (["replay", "traces/planted.jsonl"], "specscope report traces/planted.jsonl"),
-        (["tui", "--listen", "127.0.0.1:0"], "specscope tui --web --listen 127.0.0.1:0"),
+        (["tui", "--listen", "127.0.0.1:0"], "an OpenTelemetry Collector, which writes captures (docs/telemetry.md)"),
     ],
 )
 def test_a_screen_without_a_terminal_is_refused_and_names_what_works(words, instead):
