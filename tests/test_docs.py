@@ -42,7 +42,6 @@ def test_every_flag_that_the_pages_name_exists():
     known |= {
         "--otlp-traces-endpoint",
         "--max-num-batched-tokens",
-        "--enable-trace",
         "--save-result",
         "--tail",
     }  # vLLM's, SGLang's and docker's

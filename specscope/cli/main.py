@@ -297,7 +297,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
         from specscope.tui.app import run_app
 
         file, start = split_reference(file)
-        reader = CaptureReader(file, others_alone=True)
+        reader = CaptureReader(file)
         need_terminal(f"specscope report {shell_word(file)}")
         reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)

@@ -59,7 +59,6 @@ INFO_TAKES = (
     ("step", "this step's phases and batch"),
     ("kv", "the KV blocks in use, and what this step wrote and moved"),
     ("drafter", "the drafter, the layers that feed it, its cache and its passes in this step"),
-    ("spans", "the current request's spans over time, with those of other services in its trace"),
     ("names", "the fields that EXPR can use"),
 )
 EVENTS = " ".join(kind.value for kind in EventKind)
@@ -104,7 +103,7 @@ COMMANDS = (
     ),
     ConsoleCommand(
         "info",
-        "breakpoints|requests|branches|step|kv|drafter|spans|names",
+        "breakpoints|requests|branches|step|kv|drafter|names",
         "show one of these",
         ("i",),
         passive=True,

@@ -16,9 +16,10 @@ from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.point_commands import PointCommands
 from specscope.debug.session import Session
-from specscope.debug.show import place_text, spans, why_text
+from specscope.debug.show import place_text, why_text
 from specscope.debug.views import NodeView, view_text
 from specscope.errors import UserError
+from specscope.gone import refuse_gone
 from specscope.trace.checked import short, whole
 from specscope.trace.history.expressions import Expression
 from specscope.trace.record.records import Outcome, RequestStep
@@ -253,11 +254,11 @@ class Commands(PointCommands):
             "step": show.step,
             "kv": show.kv,
             "drafter": show.drafter,
-            "spans": spans,
             "names": show.names,
         }
         matches = [name for name in kinds if text and name.startswith(text)]
         if len(matches) != 1:
+            refuse_gone(f"info {text}")
             raise UserError(f"give one of: info {', '.join(kinds)}")
         return kinds[matches[0]](self.session)
 

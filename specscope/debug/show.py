@@ -1,4 +1,4 @@
-"""What the debugger says about a step, about spans, and about why a run stopped, as plain text."""
+"""What the debugger says about a step, and about why a run stopped, as plain text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import numpy as np
 
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
-from specscope.trace.history import timeline
 from specscope.trace.history.at_parent import AtParent, above
 from specscope.trace.history.decided import decision_text, ended_by
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
-from specscope.trace.history.timeline import SpanTimeline
 from specscope.trace.history.why import Asker, why_step
 from specscope.trace.history.why import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
@@ -26,8 +24,6 @@ from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeli
 
 TAIL = 12  # tokens of the context that are shown
 FED = 12  # rows fed to a head that are shown
-MOST = 200  # rows of spans
-NAME = 40  # characters of a span's name
 NOTHING_LEFT = "nothing is left to run"
 AT_THE_END = f"{NOTHING_LEFT} after the last step: run starts again from the first, goto start goes there"
 
@@ -293,35 +289,6 @@ def names(session: Session) -> str:
     """The fields that conditions can use."""
     width = max(map(len, NODE))
     return "\n".join(f"{name:<{width}}  {field.about}" for name, field in NODE.items())
-
-
-def spans(session: Session) -> str:
-    """The current request's spans with those of other services in its trace; without a request, each trace."""
-    history, request = session.history, session.current_request
-    if request is not None:
-        shown = [timeline.of_request(history, request)]
-    else:
-        shown = [timeline.of_trace(history, trace) for trace in timeline.other_traces(history)]
-    lines = [line for span_timeline in shown for line in _table(span_timeline)]
-    more = len(lines) - MOST
-    lines = [*lines[:MOST], *([f"… and {more:,} more lines: the screen shows all (w)"] if more > 0 else [])]
-    return "\n".join(lines) or f"{timeline.NOTHING} {timeline.NO_OTHERS}"
-
-
-def _table(shown: SpanTimeline) -> list[str]:
-    """Notes, and a line a row: name, service, start and time taken in milliseconds."""
-    names = ["  " * min(row.depth, 8) + row.name for row in shown.rows]
-    wide = min(max(map(len, names), default=0), NAME)
-    service = max((len(row.service) for row in shown.rows), default=0)
-    lines = [shown.title, *shown.notes]
-    if shown.rows:
-        lines.append(f"  {'name':<{wide}}  {'service':<{service}}  {'start ms':>10}  {'took ms':>10}")
-    for row, name in zip(shown.rows, names, strict=True):
-        start, took = (row.start_ns - shown.start_ns) / 1e6, row.took_ns / 1e6
-        name = name if len(name) <= wide else name[: wide - 1] + "…"
-        early = f"  begins {row.early_ns / 1e6:,.1f} ms before its parent" if row.early_ns else ""
-        lines.append(f"  {name:<{wide}}  {row.service:<{service}}  {start:>10,.2f}  {took:>10,.2f}{early}")
-    return lines
 
 
 def why_text(stop: Stop) -> str:

@@ -16,7 +16,6 @@ from specscope.remote.listener import ENGINES, Listening, OtherUpdate, RunUpdate
 from specscope.trace.checked import is_loopback, short, whole
 from specscope.trace.history.history import KEPT, History, weight
 from specscope.trace.history.wording import plural
-from specscope.trace.wire.engine_spans import OtherSpans
 
 WAITING = 20_000  # messages that may wait for the screen before records are lost
 MOST = KEPT  # steps of a run; a quarter of them goes when there are more
@@ -65,13 +64,12 @@ class Attached(Passive):
         super().__init__()
         self.viewer: Viewer | None = None
         self.runs: dict[str, _KeptRun] = {}
-        self.others = OtherSpans()  # of other services; every run's history has them
+        self.others = 0  # spans of other services, which are skipped
         self._shown = ""
-        self._heard: deque[RunUpdate | OtherUpdate | Unreadable] = deque()
+        self._heard: deque[RunUpdate | Unreadable] = deque()
         self._bytes = 0  # of the records in them, roughly
         self._lock = threading.Lock()  # guards it
         self._lost: Counter[str] = Counter()  # records of each run that were lost here
-        self._lost_others = 0  # spans of other services, likewise
         self._closing = False
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -100,7 +98,10 @@ class Attached(Passive):
         try:
             while True:
                 message = self._pipe.recv()
-                if isinstance(message, RunUpdate | OtherUpdate):
+                if isinstance(message, OtherUpdate):
+                    self.others += message.count
+                    continue
+                if isinstance(message, RunUpdate):
                     if len(self._heard) >= WAITING or self._bytes + message.weight > WAITING_BYTES:
                         message = self._emptied(message)
                     with self._lock:
@@ -110,18 +111,13 @@ class Attached(Passive):
             if not self._closing:
                 self.error = "the listener's process ended"
 
-    def _emptied(self, message: RunUpdate | OtherUpdate) -> RunUpdate | OtherUpdate:
+    def _emptied(self, message: RunUpdate) -> RunUpdate:
         """A message stripped down because there is no room for it; what is dropped is counted."""
-        if isinstance(message, OtherUpdate):
-            with self._lock:
-                self._lost_others += len(message.spans)
-            return dataclasses.replace(message, spans=(), weight=0)
         self._lost[message.run] += len(message.records)
         return dataclasses.replace(message, records=(), weight=0)  # its tokens come only once
 
     def poll(self, history: History) -> bool:
         """Take in what has come; True where there was anything."""
-        history.others = self.others
         changed = False
         while self._heard:
             message = self._heard.popleft()
@@ -131,10 +127,7 @@ class Attached(Passive):
                 continue
             with self._lock:
                 self._bytes -= message.weight
-            if isinstance(message, OtherUpdate):
-                self._take_others(message)
-            else:
-                self._take(message, history)
+            self._take(message, history)
         if changed:
             self._trim()
         return changed
@@ -150,20 +143,6 @@ class Attached(Passive):
             if crowded and not gone and name == largest and name != self._shown:
                 del self.runs[name]  # it has no steps left to drop
 
-    def _take_others(self, heard: OtherUpdate) -> None:
-        """Keep spans of other services; the first are news."""
-        first = not len(self.others)
-        for span in heard.spans:
-            self.others.add(span)
-        for why in heard.unreadable:
-            self.others.faults.add("a span of another service", why)
-        self.news += [Notice(text) for text in self.others.faults.news()]
-        with self._lock:
-            lost, self._lost_others = self._lost_others, 0
-        self.others.lose(lost)
-        if first and heard.spans:
-            self.news.append(Notice(f"spans of another service: {heard.spans[0].service} (w shows them)"))
-
     def _take(self, heard: RunUpdate, history: History) -> None:
         if heard.run not in self.runs:
             if heard.info is None:
@@ -171,7 +150,7 @@ class Attached(Passive):
             first = not self.runs
             if len(self.runs) >= ENGINES:
                 del self.runs[next(iter(self.runs))]
-            self.runs[heard.run] = _KeptRun(history if first else History(others=self.others))
+            self.runs[heard.run] = _KeptRun(history if first else History())
             if first:
                 self._shown = heard.run
             else:
@@ -206,7 +185,7 @@ class Attached(Passive):
     @property
     def progress(self) -> tuple[str, float | None, float | None]:
         """Where it listens, and what has arrived while no engine was among it."""
-        others = f"; {plural(len(self.others), 'span')} of other services: press w" if len(self.others) else ""
+        others = f"; {plural(self.others, 'span')} of other services skipped" if self.others else ""
         return f"listening on {self.where}{self._open_to}{others}", None, None
 
 

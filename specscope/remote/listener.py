@@ -21,8 +21,7 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import weight
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.wire.codec import DamagedError
-from specscope.trace.wire.engine_spans import EngineSpan, is_ours
+from specscope.trace.wire.schema import is_ours
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 
 WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
@@ -56,11 +55,9 @@ class RunUpdate:
 
 @dataclass(frozen=True)
 class OtherUpdate:
-    """Spans of other services."""
+    """Spans of other services: they are skipped."""
 
-    spans: tuple[EngineSpan, ...]
-    unreadable: tuple[str, ...] = ()  # why others could not be read
-    weight: int = 0  # bytes of them, roughly
+    count: int
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ class _Listener:
             for name, its in by_run.items():
                 try:
                     if name is None:
-                        self._tell_others(its)
+                        self._pipe.send(OtherUpdate(len(its)))
                     else:
                         self._tell(name, its)
                 except (EOFError, OSError):
@@ -193,17 +190,6 @@ class _Listener:
             self._pipe.send(Unreadable(text))
         while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
             del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]
-
-    def _tell_others(self, spans: Sequence[Received]) -> None:
-        """Spans of other services go to the screen as they are: what belongs together is worked out there."""
-        readable: list[EngineSpan] = []
-        bad: list[str] = []
-        for span in spans:
-            try:
-                readable.append(span.other())
-            except DamagedError as error:
-                bad.append(str(error))
-        self._pipe.send(OtherUpdate(tuple(readable), tuple(bad), sum(span.weight for span in readable)))
 
     def _wonder(self, what: str, why: str) -> None:
         """Report spans that belong to no run."""

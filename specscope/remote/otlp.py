@@ -13,12 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope as ScopeMessage
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from specscope.trace.wire import otlp_json, otlp_proto
-from specscope.trace.wire.engine_spans import EngineSpan, engine_span
 from specscope.trace.wire.otlp_proto import MAX_RESOURCE, MAX_SPAN, RawRequest, RawResourceSpans, RawScopeSpans
 
 PROTOBUF = "application/x-protobuf"
@@ -37,7 +35,6 @@ class Received:
     resource: Mapping[str, Any]  # its attributes; one for all spans of a resource
     raw: bytes | msgspec.Raw
     is_json: bool
-    scope: str = ""  # the name of its instrumentation scope
     besides: int = 0  # bytes of the resource, roughly: told by its first span
 
     @property
@@ -54,15 +51,6 @@ class Received:
         span = self.message()
         attributes = otlp_json.plain(span.attributes) if self.is_json else otlp_proto.plain(span.attributes)
         return span.name, span.start_time_unix_nano, span.end_time_unix_nano, attributes
-
-    def other(self) -> EngineSpan:
-        """The span as one of another service. Raises DamagedError."""
-        span = self.message()
-        trace_id, span_id, above = (
-            _bytes(identifier).hex() for identifier in (span.trace_id, span.span_id, span.parent_span_id)
-        )
-        name, start, end, attributes = self.read()
-        return engine_span((trace_id, span_id, above), name, self.resource, self.scope, (start, end), attributes)
 
 
 def parse(body: bytes | bytearray, kind: str = PROTOBUF) -> list[Received]:
@@ -85,10 +73,8 @@ def _proto_spans(body: bytes | bytearray) -> Iterator[Received]:
         resource = otlp_proto.plain(ResourceMessage.FromString(by_resource.resource).attributes)
         for raw_scope in bounds.of(by_resource.scope_spans):
             by_scope = RawScopeSpans.FromString(raw_scope)
-            besides += bounds.besides(by_scope.scope)
-            scope = ScopeMessage.FromString(by_scope.scope).name
             for raw in bounds.of(by_scope.spans):
-                yield bounds.check(Received(resource, raw, is_json=False, scope=scope, besides=besides))
+                yield bounds.check(Received(resource, raw, is_json=False, besides=besides))
                 besides = 0
 
 
@@ -100,10 +86,8 @@ def _json_spans(body: bytes | bytearray) -> Iterator[Received]:
         resource = otlp_json.attributes_of(by_resource.resource)
         for raw_scope in bounds.of(by_resource.scope_spans):
             by_scope = otlp_json.read_scope(raw_scope)
-            besides += bounds.besides(by_scope.scope)
-            scope = otlp_json.name_of(by_scope.scope)
             for raw in bounds.of(by_scope.spans):  # copied: it is a view of the body, and would keep all of that
-                yield bounds.check(Received(resource, raw.copy(), is_json=True, scope=scope, besides=besides))
+                yield bounds.check(Received(resource, raw.copy(), is_json=True, besides=besides))
                 besides = 0
 
 
@@ -122,10 +106,10 @@ class _Bounds:
         return parts
 
     def besides(self, raw: bytes | msgspec.Raw) -> int:
-        """Bytes that a resource or scope takes, roughly: once decoded it is many times larger."""
+        """Bytes that a resource takes, roughly: once decoded it is many times larger."""
         size = memoryview(raw).nbytes
         if size > MAX_RESOURCE:
-            raise ValueError(f"a resource or a scope is larger than {MAX_RESOURCE} bytes")
+            raise ValueError(f"a resource is larger than {MAX_RESOURCE} bytes")
         return DECODED * size
 
     def check(self, received: Received) -> Received:

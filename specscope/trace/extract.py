@@ -84,7 +84,7 @@ def _left_out(
         plural(others, "other request") if others else "",
         plural(rest, f"other step of {whose}", f"other steps of {whose}") if rest else "",
         "the engine steps' own spans",
-        "spans of other services" if len(history.others) else "",
+        "spans of other services" if history.others else "",
         ("", "text", "text and token ids")[privacy],
     )
     return tuple(filter(None, words))

@@ -191,7 +191,6 @@ class ScopeApp(Shell):
                 history.rewinds,
                 history.lost,
                 len(history.requests),
-                history.others.changes,
             ),
             *(
                 engine,

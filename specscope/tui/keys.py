@@ -88,14 +88,6 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("engine", "v", "v", "engine", "The engine over time", "the engine: phases, batch, queue, KV over time"),
     Key(
-        "spans",
-        "w",
-        "w",
-        "spans",
-        "The request's spans over time",
-        "the request's and other services' spans",
-    ),
-    Key(
         "analysis", "a", "a", "analysis", "Analysis over many steps", "over many steps: what is rejected, when, and why"
     ),
     Key(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.trace.history.history import History
-from specscope.trace.wire.reading import CaptureReader, read_capture
 
 HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
 
@@ -597,24 +595,6 @@ def test_what_was_accepted_is_said_of_nodes_and_depth(either):
     assert f"accepted {part.verdict.accepted} of 4 nodes, depth {part.verdict.accepted} of 2" in either.run("where")
 
 
-DATA = Path(__file__).parents[1] / "data" / "vllm"
-
-
-def test_spans_of_other_services_are_a_table():
-    history = read_capture(DATA / "spans.jsonl").history
-    commands = Commands(Session(history=history))
-    first, second = history.requests
-    said = commands.run("info spans").splitlines()
-    assert said[0] == f"Request {first}"
-    assert said[1].split() == ["name", "service", "start", "ms", "took", "ms"]
-    assert said[2].split() == ["llm_request", "unknown_service:python", "0.00", "1,148.24"]
-    assert said[3].startswith("  request chatcmpl-")
-    commands.run(f"request {second}")
-    assert "The client sent no traceparent" in commands.run("info spans")
-    assert "No spans of other services" in Commands(Session()).run("info spans")
-    reader = CaptureReader(DATA / "sglang_spans.jsonl", others_alone=True)
-    while reader.read():
-        pass
-    alone = Commands(Session(history=reader.history)).run("info spans")
-    assert "Scheduler [TP 0] [PP 0]" in alone
-    assert "No specscope records belong to this trace" in alone
+def test_whoever_asks_for_spans_is_told_where_they_are(either):
+    with pytest.raises(UserError, match="info spans is gone: Jaeger shows"):
+        either.run("info spans")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import json
 from pathlib import Path
 
 import grpc
+import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -15,14 +17,17 @@ from opentelemetry.trace import SpanContext
 from specscope.remote.attached import Attached
 from specscope.remote.otlp import JSON, PROTOBUF, parse
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from tests.remote.sdk import sdk_spans
 from tests.trace.damage import SAMPLES, damaged, small
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
+from tests.trace.wrappings import export
 from tests.waiting import HANG_SECONDS, until
 
+BESIDE = Path(__file__).parents[1] / "data" / "vllm" / "spans.jsonl"  # vLLM's own spans, and the plugin's
 GROWTH = 600  # MB of either process, at most
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -135,19 +140,30 @@ def test_exports_that_are_refused_are_counted(attached):
     assert all(notice.text.startswith("left out 1×: an export: the ") for notice in attached.viewer.news)
 
 
-def test_spans_of_other_programs_are_noticed_once(attached):
-    """What vLLM sends, and what anybody could."""
+def test_spans_of_other_programs_are_counted_and_skipped(attached):
+    """What vLLM sends, and what anybody could; before any engine of ours is heard, the screen says how many came."""
     context = SpanContext(1, 2, False)
     for n in range(30):
         resource = Resource({"service.name": f"vllm-{n}" if n else "vllm\x1b[2J"})
         attributes = {"gen_ai.request.id": f"cmpl-{n}", "gen_ai.usage.completion_tokens": 7}
         one = ReadableSpan("llm_request", context, resource=resource, attributes=attributes, start_time=1, end_time=2)
         assert post(attached, encode_spans([one]).SerializeToString(), PROTOBUF) == 200
+    settle(attached, lambda: attached.others == 30)
+    assert attached.status == "loading"
+    assert attached.progress[0].endswith("; 30 spans of other services skipped")
     assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
-    (notice,) = attached.viewer.news
-    assert notice.text == "spans of another service: vllm\\x1b[2J (w shows them)"
-    assert len(attached.others) == 1  # the same span thirty times
+    assert not attached.viewer.news
+
+
+@pytest.mark.parametrize("how", [PROTOBUF, JSON])
+def test_what_vllm_sends_beside_ours_changes_nothing(attached, how):
+    """What is sent is what a file of it holds."""
+    sent = read_capture(BESIDE).history
+    for line in BESIDE.read_bytes().splitlines():
+        assert post(attached, line if how == JSON else export(json.loads(line)), how) == 200
+    settle(attached, lambda: attached.others == sent.others == 17 and len(attached.viewer.history.steps) == 20)
+    assert attached.viewer.history.steps == sent.steps
 
 
 def test_runs_without_end_are_bounded(attached, monkeypatch):

@@ -21,7 +21,6 @@ from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.engine_spans import OtherSpans
 
 KEPT = 20_000  # most steps kept of a running engine, on its timeline and in each history of it; a capture keeps all
 KEPT_BYTES = 512 * 2**20  # most bytes of those steps, roughly
@@ -262,7 +261,7 @@ class History:
     limit: int | None = None  # most steps kept; beyond that the oldest quarter is dropped
     limit_bytes: int = KEPT_BYTES  # with a limit, and of them, roughly
     gone: int = 0  # steps that were dropped so
-    others: OtherSpans = field(default_factory=OtherSpans, compare=False, repr=False)  # of vLLM itself, of SGLang, ...
+    others: int = field(default=0, compare=False)  # spans of other services, of which nothing is kept
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
     _bytes: int = field(default=0, repr=False, compare=False)  # of the records since the last that went, roughly

@@ -6,18 +6,15 @@ declared, its spans are decoded one by one, and those that fail are named.
 
 from __future__ import annotations
 
-from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from specscope.trace.wire.codec import DamagedError, plain_error
-from specscope.trace.wire.engine_spans import EngineSpan, engine_span, is_ours
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again
-BASE64 = (12, 24)  # characters of a span's id, and a trace's
 KINDS = ("string_value", "bool_value", "int_value", "double_value", "array_value", "kvlist_value", "bytes_value")
 
 
@@ -113,21 +110,12 @@ class ResourceMessage(Struct, rename="camel"):
     attributes: list[KeyValue] = field(default_factory=list)
 
 
-class ScopeMessage(Struct, rename="camel"):
-    """InstrumentationScope."""
-
-    name: str = ""
-    version: str = ""
-    attributes: list[KeyValue] = field(default_factory=list)
-
-
 NONE = Raw(b"null")
 
 
 class RawScopeSpans(Struct, rename="camel"):
-    """ScopeSpans, neither its scope nor its spans decoded."""
+    """ScopeSpans, its spans not decoded."""
 
-    scope: Raw = NONE
     spans: list[Raw] = field(default_factory=list)
     schema_url: str = ""
 
@@ -144,18 +132,6 @@ class RawRequest(Struct, rename="camel"):
     """ExportTraceServiceRequest, its resources not decoded."""
 
     resource_spans: list[Raw] = field(default_factory=list)
-
-
-class OtherSpan(Struct, rename="camel"):
-    """Span, as much of it as is kept of another service's."""
-
-    trace_id: str = ""
-    span_id: str = ""
-    parent_span_id: str = ""
-    name: str = ""
-    start_time_unix_nano: int = 0
-    end_time_unix_nano: int = 0
-    attributes: list[KeyValue] = field(default_factory=list)
 
 
 class _Dated(Struct, rename="camel"):
@@ -210,14 +186,12 @@ _line = msgspec.json.Decoder(_Line, strict=False)
 _raw_line = msgspec.json.Decoder(_RawLine, strict=False)
 _raw_span = msgspec.json.Decoder(_RawSpan, strict=False)
 _value = msgspec.json.Decoder(Value, strict=False)
-_other_span = msgspec.json.Decoder(OtherSpan, strict=False)
 
 # Of an export: each raises what msgspec raises, or RecursionError. They stand for protobuf's messages.
 read_request: Callable[[bytes | bytearray], Any] = msgspec.json.Decoder(RawRequest, strict=False).decode
 read_resource: Callable[[Any], Any] = msgspec.json.Decoder(RawResourceSpans, strict=False).decode
 read_scope: Callable[[Any], Any] = msgspec.json.Decoder(RawScopeSpans, strict=False).decode
 _resource = msgspec.json.Decoder(ResourceMessage | None, strict=False)
-_scope = msgspec.json.Decoder(ScopeMessage | None, strict=False)
 read_span: Callable[[Any], Any] = msgspec.json.Decoder(WholeSpan, strict=False).decode
 _BAD = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
@@ -259,51 +233,10 @@ def _one(raw: Raw) -> SpanMessage | DamagedError:
     return SpanMessage(span.name, span.start_ns, span.end_ns, pairs)
 
 
-def read_others(line: bytes) -> Iterator[EngineSpan | DamagedError]:
-    """The spans of a line that are not ours; one that cannot be read is a DamagedError."""
-    for raw_resource in read_request(line).resource_spans:
-        by_resource = read_resource(raw_resource)
-        resource = attributes_of(by_resource.resource)
-        if is_ours(resource):
-            continue
-        for raw_scope in by_resource.scope_spans:
-            by_scope = read_scope(raw_scope)
-            for raw in by_scope.spans:
-                yield _other(raw, resource, name_of(by_scope.scope))
-
-
-def _other(raw: Raw, resource: dict[str, Any], scope: str) -> EngineSpan | DamagedError:
-    try:
-        span = _other_span.decode(raw)
-        trace_id, span_id, above = map(_hex, (span.trace_id, span.span_id, span.parent_span_id))
-        times = (span.start_time_unix_nano, span.end_time_unix_nano)
-        return engine_span((trace_id, span_id, above), span.name, resource, scope, times, plain(span.attributes))
-    except DamagedError as error:
-        return error
-    except _BAD as error:
-        return DamagedError(plain_error(error))
-
-
-def _hex(text: str) -> str:
-    """An id as OTLP JSON has it; protobuf's own JSON, such as Tempo's, has base64."""
-    if len(text) not in BASE64:
-        return text
-    try:
-        return b64decode(text, validate=True).hex()
-    except ValueError:
-        return text
-
-
 def attributes_of(resource: Raw) -> dict[str, Any]:
     """The attributes of a resource that was not decoded yet."""
     message = _resource.decode(resource)
     return plain(message.attributes) if message else {}
-
-
-def name_of(scope: Raw) -> str:
-    """The name of a scope that was not decoded yet."""
-    message = _scope.decode(scope)
-    return message.name if message else ""
 
 
 def plain(pairs: Sequence[KeyValue]) -> dict[str, Any]:

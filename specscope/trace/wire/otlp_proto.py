@@ -16,7 +16,7 @@ from specscope.trace.wire.otlp_json import DRAWING
 
 # Two bytes can encode a whole message: so what is decoded at once is bounded
 MAX_SPAN = 4 * 2**20  # bytes of one
-MAX_RESOURCE = 2**16  # bytes of a resource or a scope: ours has 1.5 kB
+MAX_RESOURCE = 2**16  # bytes of a resource: ours has 1.5 kB
 SCALARS = {0x0A: "string_value", 0x10: "bool_value", 0x18: "int_value", 0x21: "double_value"}  # by first byte
 
 _BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES

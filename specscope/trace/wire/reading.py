@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from specscope.errors import UserError
 from specscope.trace.bench_result import read_bench
 from specscope.trace.checked import decoded
@@ -29,15 +27,15 @@ from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import FetchedCapture, file_of
 from specscope.trace.wire.bus import PROMPT_SECONDS
-from specscope.trace.wire.codec import DamagedError, plain_error
-from specscope.trace.wire.engine_spans import OtherSpans, is_ours
-from specscope.trace.wire.otlp_json import Spans, plain, read_line, read_others
-from specscope.trace.wire.schema import newer
+from specscope.trace.wire.codec import DamagedError
+from specscope.trace.wire.otlp_json import Spans, plain, read_line
+from specscope.trace.wire.schema import is_ours, newer
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 from specscope.trace.wire.wrapped.unwrap import unwrapped
 
 Parts = Sequence[tuple[Mapping[str, Any], Spans]]  # the attributes of a resource, and its spans
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
+NAMED = 3  # other services, at most
 LAST = 32  # steps by which it is told how many a process that was killed had not written
 
 
@@ -48,18 +46,14 @@ class CaptureReader:
     `warnings` says what was, and how much is missing.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], history: History | None = None, *, others_alone: bool = False
-    ) -> None:
-        """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records.
-
-        `others_alone`: also read a file with spans of other services and no run of ours.
-        """
+    def __init__(self, path: str | os.PathLike[str], history: History | None = None) -> None:
+        """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records."""
         self.path = file_of(path)
         self.name = printable(path if isinstance(path, FetchedCapture) else str(self.path))
         self._fetched = isinstance(path, FetchedCapture)
         self._remarks = list(path.notes) if isinstance(path, FetchedCapture) else []  # on who wrote it, and how it came
         self._other_runs: set[str] = set()  # of a trace in a store, those that are left out
+        self._services: set[str] = set()  # that sent spans of other kinds: some of them
         self.warnings = [*self._remarks]
         self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
         self.history = History() if history is None else history
@@ -86,7 +80,6 @@ class CaptureReader:
                     f"--over, opens it at {printable(step)})"
                 ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
-        self._others_alone = others_alone
         self._lines = self._bench() if kind is BENCH else self._records()
         for records in self._lines:  # up to the run's resource: refuses what is no capture
             self._append(records)
@@ -163,7 +156,7 @@ class CaptureReader:
         self.warnings = [*self._remarks]
         self._passes += 1
         self._decoder.faults = Faults()
-        self.history.others = OtherSpans()
+        self.history.others = 0
         return self._documents()
 
     def _documents(self) -> Iterator[tuple[int, bytes]]:
@@ -184,8 +177,11 @@ class CaptureReader:
         except DamagedError as error:
             self._leave_out(number, str(error))
             return ()
-        if not all(is_ours(resource) for resource, _ in parts):
-            self._keep_others(line)
+        for resource, spans in parts:
+            if not is_ours(resource):  # vLLM's own, SGLang's, a client's
+                self.history.others += len(spans)
+                if len(self._services) < NAMED:
+                    self._services.add(printable(str(resource.get("service.name") or "unnamed service"))[:200])
         return [(resource, spans) for resource, spans in parts if is_ours(resource)]
 
     def _decoded(self, number: int, line: bytes) -> list[StepRecord]:
@@ -209,21 +205,9 @@ class CaptureReader:
 
     def _leave_out(self, number: int, why: str) -> None:
         """Skip a line that cannot be read. Raises UserError where no line before it could be read either."""
-        if self.history.run is None and not len(self.history.others):
+        if self.history.run is None and not self.history.others:
             raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
         self._decoder.faults.add(f"line {number}", why)
-
-    def _keep_others(self, line: bytes) -> None:
-        """The spans of other services in a line: vLLM's own, SGLang's, a client's."""
-        others = self.history.others
-        try:
-            for span in read_others(line):
-                if isinstance(span, DamagedError):
-                    others.faults.add("a span of another service", str(span))
-                else:
-                    others.add(span)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            others.faults.add("spans of another service", plain_error(error))
 
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
@@ -261,18 +245,11 @@ class CaptureReader:
         self._file.close()
         decoder, history = self._decoder, self.history
         history.lost = decoder.lost
-        others = history.others
-        if history.run is None and (len(others) or others.faults.total) and not self._others_alone:
-            services = ", ".join(others.services[:3]) or "none of them can be read"
-            raise UserError(
-                f"{self.name} holds only spans of other services ({services}) and no specscope run: "
-                "specscope replay shows them on a timeline (key w)"
-            )
-        if history.run is None and not len(others):
+        if history.run is None and history.others:
+            services = ", ".join(sorted(self._services))
+            raise UserError(f"{self.name} holds only spans of other services ({services}) and no specscope run")
+        if history.run is None:
             raise UserError(f"{self.name} is not a capture: it is empty")
-        if others.dropped:
-            self.warnings.append(f"{plural(others.dropped, 'span')} of other services left out, the oldest: too many")
-        self.warnings += others.faults.lines()
         if decoder.summaries and not decoder.judged and not decoder.has_figures:
             raise UserError(
                 f"{self.name} holds spans of level `steps`, and no request's own span: replay and report need that, "
@@ -281,9 +258,9 @@ class CaptureReader:
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
             self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
-        if history.run is not None and not history.run.tells_tokens:
+        if not history.run.tells_tokens:
             self.warnings.append(history.run.privacy.lack)
-        if history.run is not None and history.run.sampling:
+        if history.run.sampling:
             asked = printable(history.run.sampling)
             self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
         if self._other_runs:

@@ -50,7 +50,6 @@ from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.codec import DamagedError, checks
-from specscope.trace.wire.engine_spans import is_ours
 from specscope.trace.wire.wire_field import wired
 
 Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
@@ -78,6 +77,15 @@ IN_ROOT = (
 )
 ENGINE = "specscope.engine"  # engine_notes.py
 FINALS = dict.fromkeys(("specscope.final.token", "specscope.final.p", "specscope.final.coin"), UNSET)
+
+
+OURS = "specscope."  # how the attributes of our own resources begin
+
+
+def is_ours(resource: Mapping[str, Any]) -> bool:
+    """Whether spans of this resource are of a specscope run, whole or damaged."""
+    by_name = resource.get("service.name") in ("specscope", "specscope engine")
+    return by_name or any(key.startswith(OURS) for key in resource)
 
 
 class Declared(Struct, frozen=True, kw_only=True):

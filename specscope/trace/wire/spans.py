@@ -40,8 +40,7 @@ from specscope.trace.record.vocabulary import Vocabulary, escape
 from specscope.trace.wire import aggregate_span
 from specscope.trace.wire.codec import first, written
 from specscope.trace.wire.engine_notes import engine_text
-from specscope.trace.wire.engine_spans import OURS
-from specscope.trace.wire.schema import ENGINE, FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, SUMMARY
+from specscope.trace.wire.schema import ENGINE, FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, OURS, SUMMARY
 from specscope.trace.wire.wire_field import wired
 
 SCOPE = "specscope"

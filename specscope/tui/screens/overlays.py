@@ -19,7 +19,6 @@ from specscope.tui.screens.over import Over
 from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen
 from specscope.tui.screens.step_view import StepScreen
-from specscope.tui.screens.timeline_view import SpansScreen
 from specscope.tui.standing import Standing
 from specscope.tui.widgets.prompt import DebugPrompt
 
@@ -47,10 +46,6 @@ class Overlays:
     def action_engine(self) -> None:
         """Phases, batch, queue and KV over time."""
         self._lay_over(EngineScreen)
-
-    def action_spans(self) -> None:
-        """The current request's trace: its spans, and those of other services."""
-        self._lay_over(SpansScreen)
 
     def action_analysis(self) -> None:
         """Questions over many steps."""

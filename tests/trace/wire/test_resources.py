@@ -14,8 +14,8 @@ from specscope.errors import UserError
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest, lacks_draft_tokens, pack
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.engine_spans import is_ours
 from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.schema import is_ours
 from specscope.trace.wire.sending.export import SpanSink
 from specscope.trace.wire.spans import SpanLevel, brief, engine_resource, resource_attributes
 from specscope.trace.wire.unspan import run_info
@@ -107,6 +107,13 @@ def test_the_environment_is_read_as_the_sdk_reads_it(monkeypatch):
     assert run_info(told) == run_info(engine_resource(told)) == RUN
     assert is_ours(told)
     assert is_ours({"service.name": "specscope engine"})
+
+
+def test_ours_is_known_by_its_resource():
+    assert is_ours({"specscope.run.id": "x"})
+    assert is_ours({"service.name": "specscope"})  # damaged, and not another service's
+    assert not is_ours({"service.name": "vllm"})
+    assert not is_ours({})
 
 
 def test_the_resource_of_a_run_with_a_head_has_at_most_1500_bytes():

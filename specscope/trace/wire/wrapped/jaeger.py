@@ -27,9 +27,8 @@ TYPES: Mapping[str, str] = {
 # What a value is by its own JSON, where it is none of its tag's type
 PLAIN: Mapping[type, str] = {str: "stringValue", bool: "boolValue", int: "intValue", float: "doubleValue"}
 # What was no attribute before it came to Jaeger: of the scope, the kind and the status. Older versions said library.
-SCOPE = ("otel.scope.name", "otel.library.name")
 NO_ATTRIBUTES = {
-    *SCOPE,
+    *("otel.scope.name", "otel.library.name"),
     *("otel.scope.version", "otel.library.version", "otel.status_code", "otel.status_description", "span.kind"),
     *("w3c.tracestate", "internal.span.format"),
 }
@@ -50,18 +49,13 @@ def line(document: bytes) -> bytes:
     spans, processes = (trace.get(key) if isinstance(trace, dict) else None for key in ("spans", "processes"))
     if not isinstance(spans, list) or not isinstance(processes, dict):
         raise DamagedError("a trace without `spans` and `processes`")
-    groups: dict[tuple[str, str], list[Any]] = {}
+    groups: dict[str, list[Any]] = {}
     for span in spans:
         values = span if isinstance(span, dict) else {}
-        tags = _tags(values.get("tags"))
-        scope = next((str(tag.get("value")) for tag in tags if tag.get("key") in SCOPE), "")
-        groups.setdefault((str(values.get("processID")), scope), []).append(_span(span) if values else span)
+        groups.setdefault(str(values.get("processID")), []).append(_span(span) if values else span)
     parts = [
-        {
-            "resource": {"attributes": _resource(processes.get(process))},
-            "scopeSpans": [{"scope": {"name": scope}, "spans": of_group}],
-        }
-        for (process, scope), of_group in groups.items()
+        {"resource": {"attributes": _resource(processes.get(process))}, "scopeSpans": [{"spans": of_process}]}
+        for process, of_process in groups.items()
     ]
     try:
         return orjson.dumps({"resourceSpans": parts}) + b"\n"
@@ -81,9 +75,6 @@ def _span(span: Mapping[str, Any]) -> dict[str, Any]:
     start, duration = (_number(span.get(key)) for key in ("startTime", "duration"))
     has_times = type(start) is int and type(duration) is int
     return {
-        "traceId": _id(span.get("traceID"), 32),
-        "spanId": _id(span.get("spanID"), 16),
-        "parentSpanId": _id(next(_parents(span), ""), 16),
         "name": span.get("operationName"),
         "startTimeUnixNano": str(1000 * start) if type(start) is int else start,
         "endTimeUnixNano": str(1000 * (start + duration)) if has_times else duration,
@@ -94,20 +85,6 @@ def _span(span: Mapping[str, Any]) -> dict[str, Any]:
 def _number(value: Any) -> Any:  # noqa: ANN401
     """A number that may be written as a text; anything else as it is."""
     return value if not isinstance(value, str) or (number := whole(value)) is None else number
-
-
-def _id(value: Any, digits: int) -> Any:  # noqa: ANN401
-    """An id in hex. Older versions leave its first zeros out."""
-    return value.zfill(digits) if isinstance(value, str) and value else value
-
-
-def _parents(span: Mapping[str, Any]) -> Iterator[Any]:
-    """The spans of its trace that it names as its parent: one, unless the file is damaged."""
-    references = span.get("references")
-    for reference in references if isinstance(references, list) else ():
-        if isinstance(reference, dict):
-            kind, trace = reference.get("refType"), reference.get("traceID")
-            yield from [reference.get("spanID")] if kind == "CHILD_OF" and trace == span.get("traceID") else []
 
 
 def _tags(tags: Any) -> list[dict[str, Any]]:  # noqa: ANN401

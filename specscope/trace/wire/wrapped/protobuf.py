@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 
 import orjson
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -159,20 +158,15 @@ def _lines(message: bytes | None, is_request: bool, name: str) -> Iterator[bytes
 def _of_resource(raw: bytes) -> Iterator[bytes]:
     """The spans of a resource, some of them in a line. Raises ValueError, DecodeError."""
     by_resource = RawResourceSpans.FromString(raw)
-    resource = {"attributes": json_attributes(plain(_bounded(by_resource.resource, Resource).attributes))}
+    if len(by_resource.resource) > MAX_RESOURCE:
+        raise ValueError(f"a resource is larger than {MAX_RESOURCE} bytes")
+    resource = {"attributes": json_attributes(plain(Resource.FromString(by_resource.resource).attributes))}
     for raw_scope in by_resource.scope_spans:
         by_scope = RawScopeSpans.FromString(raw_scope)
-        scope = {"name": _bounded(by_scope.scope, InstrumentationScope).name}
         for first in range(0, max(len(by_scope.spans), 1), LINE_SPANS):
             spans = [_span(raw_span) for raw_span in by_scope.spans[first : first + LINE_SPANS]]
-            part = {"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}
+            part = {"resource": resource, "scopeSpans": [{"spans": spans}]}
             yield orjson.dumps({"resourceSpans": [part]}) + b"\n"
-
-
-def _bounded(raw: bytes, kind: Any) -> Any:  # noqa: ANN401
-    if len(raw) > MAX_RESOURCE:
-        raise ValueError(f"a resource or a scope is larger than {MAX_RESOURCE} bytes")
-    return kind.FromString(raw)
 
 
 def _span(raw: bytes) -> Any:  # noqa: ANN401
@@ -185,9 +179,6 @@ def _span(raw: bytes) -> Any:  # noqa: ANN401
     except DecodeError:
         return "a span that is not OTLP protobuf"
     return {
-        "traceId": span.trace_id.hex(),
-        "spanId": span.span_id.hex(),
-        "parentSpanId": span.parent_span_id.hex(),
         "name": span.name,
         "startTimeUnixNano": str(span.start_time_unix_nano),
         "endTimeUnixNano": str(span.end_time_unix_nano),

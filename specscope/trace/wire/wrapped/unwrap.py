@@ -7,7 +7,7 @@ made of, such as Jaeger's `data`, may be of any length: each of its entries beco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, BinaryIO
 
@@ -28,8 +28,8 @@ PLAIN = re.compile(rb'\s*\{\s*"resourceSpans"')
 # An entry of a list of resourceSpans by itself: no other document that is read begins so
 BARE = re.compile(rb'\s*\{\s*"(?:resource|%b)"\s*:' % "|".join(BARE_SPANS).encode())
 # Keys as protobuf's own JSON, or an older OTLP, has them. In a text a quote has a backslash before it.
-OTHER_NAMES = re.compile(rb'"(?:[a-z]+_[a-z_]+|instrumentationLibrary(?:Spans)?)"\s*:')
-OLDER: Mapping[str, str] = {"instrumentationLibrarySpans": "scopeSpans", "instrumentationLibrary": "scope"}
+OTHER_NAMES = re.compile(rb'"(?:[a-z]+_[a-z_]+|instrumentationLibrarySpans)"\s*:')
+OLDER = "instrumentationLibrarySpans"  # an older OTLP's name of scopeSpans
 
 LeaveOut = Callable[[int, str], None]
 
@@ -149,4 +149,4 @@ def _renamed(value: Any) -> Any:  # noqa: ANN401
 def _name(key: str) -> str:
     first, *others = key.split("_")
     camel = first + "".join(map(str.capitalize, others))
-    return OLDER.get(camel, camel)
+    return "scopeSpans" if camel == OLDER else camel
