@@ -8,13 +8,16 @@ TRANSFORMERS := 5.20.2 5.21.1 5.22.2 5.23.0 5.24.0
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools vllm-sources clean
+.PHONY: demo test coverage test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools vllm-sources clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
 
 test: .venv/dev ## the ordinary tests
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+
+coverage: .venv/dev ## branch coverage by folder of the ordinary tests, in one process: about an hour
+	$(BIN)/coverage run -m pytest -m "not slow"; $(BIN)/python -m tests.coverage
 
 test-slow: .venv/dev ## all tests, minutes long ones too
 	$(BIN)/pytest

@@ -17,6 +17,7 @@ from specscope.engine.config import EngineConfig
 from specscope.live.start import check_places, share_cores
 
 F = TypeVar("F", bound=Callable[..., Any])
+PARTS = ("reading", "start", "speed", "recording")  # of `figures`
 
 
 rounds_option = click.option(
@@ -296,6 +297,29 @@ def bench_faults(folder: Path, names: tuple[str, ...], against: Path | None, vll
     from benchmarks.faults.run import run_faults
 
     sys.exit(run_faults(folder, names, against, vllm) > 0)
+
+
+@bench.command("figures")
+@click.argument("folder", metavar="DIR")
+@click.option("--of", "of", metavar="NAME=FOLDER", multiple=True, help="A checkout to measure.  [default: this one]")
+@click.option("--only", metavar="PART", multiple=True, type=click.Choice(PARTS), help="Measure this part alone.")
+@click.option("--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="How often.")
+@click.option("--steps", type=whole_from(100, 10**6), metavar="N", default=90_000, show_default=True, help="To read.")
+@click.option("--prompts", type=whole_from(1, 50), metavar="N", default=10, show_default=True, help="To decode.")
+@click.option("--dtype", default="auto", show_default=True, help="Number format of the models.")
+@click.option("--busy", is_flag=True, help="Keep two processors busy while the engines start.")
+@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM and the plugin.")
+@click.option("--against", metavar="FILE", help="An earlier figures.json to compare with.")
+def bench_figures(folder: str, of: tuple[str, ...], only: tuple[str, ...], against: str | None, **plan: Any) -> None:  # noqa: ANN401
+    """Measure reading, starting, decoding and recording, of one or several checkouts in turn.
+
+    \b
+      python -m benchmarks figures out --only reading --steps 9000
+      python -m benchmarks figures out --of new=. --of old=../old --only speed --rounds 20
+    """
+    from benchmarks.figures.run import run_figures
+
+    run_figures(folder, of, only or PARTS, against, **plan)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What the plugin costs real vLLM: on and off in turn, in one process. Not a test.
 
-    SPECSCOPE_CAPTURE=/tmp/run.jsonl /path/to/vllm/bin/python -P tests/vllm/overhead.py MODEL HEAD [ROUNDS]
+    SPECSCOPE_CAPTURE=/tmp/run.jsonl /path/to/vllm/bin/python -P tests/vllm/overhead.py MODEL HEAD [ROUNDS [OUT]]
 
 Off means that vLLM's own functions are put back, which the plugin's wrappers keep. Prints the ratio of tokens per
-second, on over off: the median of the rounds' ratios, and the middle half of them.
+second, on over off: the median of the rounds' ratios, and the middle half of them; and writes to OUT, as JSON, the
+processor time that a token took, [on, off] in milliseconds.
 """
 
+import json
 import os
 import statistics
 import sys
@@ -58,15 +60,20 @@ def main():
     hooks = wrapped()
     print(f"{len(hooks)} functions wrapped")
 
+    used = {}  # by name and side: processor seconds, tokens
+
     def rate(batch, temperature, on):
         for owner, name, value in hooks:
             setattr(owner, name, value if on else value.__wrapped__)
         params = SamplingParams(
             temperature=temperature, max_tokens=48, ignore_eos=True, seed=7 if temperature else None
         )
-        began = time.perf_counter()
+        began, before = time.perf_counter(), time.process_time()
         outputs = llm.generate(PROMPTS[:batch], params, use_tqdm=False)
-        return sum(len(one.outputs[0].token_ids) for one in outputs) / (time.perf_counter() - began)
+        seconds, tokens = time.perf_counter() - began, sum(len(one.outputs[0].token_ids) for one in outputs)
+        took = used.setdefault(f"batch {batch}, temperature {temperature}", {True: [0.0, 0], False: [0.0, 0]})[on]
+        took[:] = took[0] + time.process_time() - before, took[1] + tokens
+        return tokens / seconds
 
     for batch, temperature in ((1, 0.0), (6, 0.0), (6, 0.8)):
         rate(batch, temperature, on=True)
@@ -76,6 +83,10 @@ def main():
             ratios.append(sides[True] / sides[False])
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"batch {batch}, temperature {temperature}: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    if len(sys.argv) > 4:
+        found = {name: [1000 * of[on][0] / of[on][1] for on in (True, False)] for name, of in used.items()}
+        with open(sys.argv[4], "w") as file:
+            json.dump(found, file)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What reading, starting, decoding and recording take, before and after."""
