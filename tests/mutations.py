@@ -1,4 +1,6 @@
-"""Mistakes, each put alone into a copy of the tree, and the test that must catch it: `python -m tests.mutations [N ...]`.
+"""Mistakes, each put alone into a copy of the tree, and the test that must catch it: `python -m tests.mutations`.
+
+With numbers, only those rows are tried.
 
 The rows stand in mutations.toml. Whoever moves the text updates the row; whoever deletes the test names the one that
 catches the mistake now. Writes mutations.json where it is started; exits with 1 where one is not caught.
