@@ -25,8 +25,6 @@ from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.request_words import read_sampling
-from specscope.trace.wire.sampling_sink import SamplingSink
 from specscope.trace.wire.sending.export import SpanSink
 from specscope.trace.wire.spans import SpanLevel
 
@@ -163,7 +161,7 @@ def measured_sizes(
 ) -> TraceSizes:
     """Of a run of which everything is kept."""
     wire = SpanParts()
-    sink = SamplingSink(SpanSink(wire, run, vocabulary, level), run, read_sampling(1.0, None))
+    sink = SpanSink(wire, run, vocabulary, level, ratio=1.0)
     for record in records:
         sink(record)
     sink.close()
@@ -189,14 +187,13 @@ def measured(
     laps = 1 if ratio == 1 else max(1, round(KEPT / ratio / REQUESTS))
     for lap in range(laps):
         named = dataclasses.replace(run, run_id=f"bench traces {lap}")
-        spans = SpanSink(wire, named, vocabulary, SpanLevel(sizes.level))
-        stage = SamplingSink(spans, named, read_sampling(ratio, None))
+        sink = SpanSink(wire, named, vocabulary, SpanLevel(sizes.level), ratio=ratio)
         began = time.thread_time()
         for record in records:
-            stage(record)
-        stage.close()
+            sink(record)
+        sink.close()
         spent += time.thread_time() - began
-        kept += stage.decisions.kept.total()
+        kept += 0 if sink.sampler is None else sink.sampler.kept.total()
     steps = laps * len(records)
     return TraceRow(
         sizes.evidence,

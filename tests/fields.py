@@ -11,7 +11,7 @@ from typing import get_args, get_origin
 
 from msgspec import Meta
 
-from specscope.trace.record.aggregate import Aggregate, RequestFigures
+from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import DIMENSIONS, WireForm
 from specscope.trace.record.form import FormNotes
 from specscope.trace.record.logprobs import Logprobs
@@ -19,7 +19,6 @@ from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.privacy import blank
 from specscope.trace.record.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
-from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.wire_field import wired
 

@@ -21,9 +21,9 @@ from specscope.errors import UserError
 from specscope.remote.otlp import JSON, PROTOBUF, parse
 from specscope.trace.history.expressions import Expression
 from specscope.trace.plan import parse_plan
-from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.unspan import Decoder
 from specscope.watch.counts import UnreadableError
 from specscope.watch.metrics import Intervals, read_metrics
@@ -111,7 +111,7 @@ def conditions(data: bytes) -> None:
         names = types_of(kind)
         with contextlib.suppress(UserError):
             assert Expression(words, names)({name: of() for name, of in names.items()}) in (True, False)
-    for read in (parse_limits, parse_plan, lambda keep: read_sampling(None, keep, None, captures=False)):
+    for read in (parse_limits, parse_plan, lambda text: read_ratio(text, "--sample")):
         try:
             read(words)
         except UserError as error:

@@ -12,6 +12,10 @@ ASKED: list[tuple[str, list[str]]] = [
     ("--evidence counts", ["vllm", "--capture", "x.jsonl", "--evidence", "counts", "--", "serve", "m"]),
     ("--web", ["tui", "--web", "--", "replay", "run.jsonl"]),
     ("--web-port", ["tui", "--web-port", "8000"]),
+    ("--keep", ["capture", "prompts.txt", "-o", "run.jsonl", "--otlp-endpoint", "http://x", "--keep", "error"]),
+    ("--keep", ["vllm", "--capture", "run.jsonl", "--keep", "error", "--", "serve", "m"]),
+    ("--keep-buffer", ["serve", "--keep-buffer", "32"]),
+    ("--sample-capture", ["transformers", "--sample-capture", "script.py"]),
 ]
 
 

@@ -76,9 +76,7 @@ def capture_run(
     line += f" → {outputs.captured}" if outputs.captured else ""
     console.print(line, highlight=False, soft_wrap=True)
     if outputs.sampled:
-        console.print(
-            f"{'capture and spans' if options.sampling.captures else 'spans'}: {outputs.sampled}", soft_wrap=True
-        )
+        console.print(f"spans: {outputs.sampled}", soft_wrap=True)
     return interrupt.code if interrupt.asked else int(bool(errors) or outputs.code)
 
 

@@ -20,9 +20,8 @@ from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.structured import LONGEST_SCHEMA, StructuredOutputs
-from specscope.trace.record.trace_sampling import BUFFER_MIB, TraceSampling
-from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.outputs import OutputOptions, check_metrics_port
+from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.spans import SpanLevel
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -111,25 +110,12 @@ _PRIVACY = [
     click.option("--no-tokens", is_flag=True, help="Leave out token ids too: shapes, probabilities and times stay."),
 ]
 no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
-_SAMPLED = [
-    click.option(
-        "--sample",
-        metavar="RATIO",
-        help="Send the spans of this share of requests, chosen as OpenTelemetry does; a caller's sampled flag takes "
-        "precedence.",
-    ),
-    click.option(
-        "--keep",
-        metavar="CONDITION",
-        help="Send the spans of requests that meet this condition when they end, such as 'tau < 1.5 or error'.",
-    ),
-    click.option(
-        "--keep-buffer",
-        metavar="MIB",
-        help=f"With --keep: memory for steps of requests that have not ended.  [default: {BUFFER_MIB}]",
-    ),
-    click.option("--sample-capture", is_flag=True, help="Apply --sample and --keep to the capture, too."),
-]
+sample_option = click.option(
+    "--sample",
+    metavar="RATIO",
+    help="Send the spans of this share of requests, chosen as OpenTelemetry does; a caller's sampled flag takes "
+    "precedence.",
+)
 
 
 def _apply(options: list[Callable[[Any], Any]], function: F) -> F:
@@ -149,18 +135,13 @@ def sampling_options(function: F) -> F:
 
 
 def output_options(function: F) -> F:
-    """Flags that decide where records go, and which requests' records."""
-    return _apply([*_OUTPUT, *_PRIVACY, *_SAMPLED], function)
+    """Flags that decide where records go, and which requests' spans."""
+    return _apply([*_OUTPUT, *_PRIVACY, sample_option], function)
 
 
 def privacy_options(function: F) -> F:
     """Flags that decide what is left out of the records."""
     return _apply(_PRIVACY, function)
-
-
-def trace_sampling_options(function: F) -> F:
-    """Flags that decide which requests' spans are kept."""
-    return _apply(_SAMPLED, function)
 
 
 def refuse_others(flag: str, why: str, allowed: Iterable[str]) -> None:
@@ -230,7 +211,7 @@ def output_settings(
         check_metrics_port(flags["metrics_port"])
     sent = endpoint is not None or any(map(os.environ.get, ENDPOINTS))
     return OutputOptions(
-        sampling=trace_sampling(flags, capture=capture is not None, sent=sent),
+        ratio=asked_ratio(flags.pop("sample"), sent=sent),
         capture=capture,
         otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
@@ -251,20 +232,12 @@ def asked_privacy(flags: dict[str, Any]) -> Privacy:
     return asked
 
 
-def trace_sampling(flags: dict[str, Any], *, capture: bool, sent: bool) -> TraceSampling:
-    """Take the flags of trace sampling out of `flags`. `sent`: whether spans are sent. Raises UserError."""
-    given = read_sampling(
-        flags.pop("sample"), flags.pop("keep"), flags.pop("keep_buffer"), captures=flags.pop("sample_capture")
-    )
-    if given.captures and not (given.is_on and capture):
-        raise UserError("--sample-capture needs a capture, and --sample or --keep to say which requests it holds")
-    if given.is_on and not sent and not given.captures:
-        name = "--sample" if given.keep is None else "--keep"
-        raise UserError(
-            f"{name} is about spans that are sent: give --otlp-endpoint"
-            + (", or --sample-capture to leave requests out of the capture" if capture else "")
-        )
-    return given
+def asked_ratio(sample: str | None, *, sent: bool) -> float | None:
+    """The share of requests whose spans are sent. `sent`: whether spans are. Raises UserError."""
+    ratio = read_ratio(sample, "--sample")
+    if ratio is not None and not sent:
+        raise UserError("--sample is about spans that are sent: give --otlp-endpoint")
+    return ratio
 
 
 def checked_endpoint(text: str, name: str) -> str:

@@ -153,7 +153,7 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
     del flags["max_queue"]
     config = engine_config(flags)
     outputs = output_settings(flags, output, unattended=True)
-    return ServeRun(config, outputs, replace(options, privacy=outputs.privacy, sampling=outputs.sampling))
+    return ServeRun(config, outputs, replace(options, privacy=outputs.privacy, ratio=outputs.ratio))
 
 
 def _api_key(given: str | None, file: str | None) -> str | None:

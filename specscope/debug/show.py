@@ -15,12 +15,11 @@ from specscope.trace.history.history import History
 from specscope.trace.history.why import Asker, why_step
 from specscope.trace.history.why import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
+from specscope.trace.record.aggregate import LeftOut
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
 from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo, StepRecord
-from specscope.trace.record.trace_sampling import LeftOut
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.request_words import request_row
-from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeliest, node_rows
+from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeliest, node_rows, request_row
 
 TAIL = 12  # tokens of the context that are shown
 FED = 12  # rows fed to a head that are shown

@@ -6,7 +6,6 @@ from prometheus_client import Counter
 
 from specscope.trace.metrics.metrics import Metrics
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.record.trace_sampling import TraceSampling
 
 QUEUE_FULL = "queue_full"
 REASONS = {  # by the status of the answer
@@ -24,10 +23,10 @@ class Observed:
     It has a `Metrics` of its own, whether or not --metrics-port has another: this page is always there.
     """
 
-    def __init__(self, model: str, run: RunInfo, sampling: TraceSampling) -> None:
-        """`model`: its name in labels. `sampling`: what decides whose spans are sent."""
+    def __init__(self, model: str, run: RunInfo, ratio: float | None) -> None:
+        """`model`: its name in labels. `ratio`: the share of requests whose spans are sent; None: of all."""
         self._labels = {"model_name": model, "engine": "0"}
-        self._metrics = Metrics(model, run=run, traced=sampling)
+        self._metrics = Metrics(model, run=run, ratio=ratio)
         self._refusals = Counter(
             "vllm:admission_rejections",
             "Requests that were refused before the engine was asked.",

@@ -60,7 +60,7 @@ class Serving:
             for number in may_end():
                 loop.add_signal_handler(number, self.stop, number)
         run = self.engine.run_info
-        router, observed = Router(), Observed(self.options.name or run.target, run, self.options.sampling)
+        router, observed = Router(), Observed(self.options.name or run.target, run, self.options.ratio)
         self.engine.bus.subscribe(observed)
 
         def on_step(record: StepRecord) -> None:

@@ -30,7 +30,6 @@ from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFor
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import TEMPLATE
-from specscope.trace.record.trace_sampling import TraceSampling
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -150,7 +149,7 @@ class ServeOptions:
     times: bool = False  # whether answers report their times
     debug_socket: str | None = None
     privacy: Privacy = Privacy.EVERYTHING  # what is withheld from a debugger
-    sampling: TraceSampling = field(default_factory=TraceSampling)  # whose spans are sent
+    ratio: float | None = None  # of requests whose spans are sent; None: of all
     limits: Limits = field(default_factory=Limits)
 
 

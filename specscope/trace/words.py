@@ -1,4 +1,4 @@
-"""A step and a node in words: each fact declared once, for conditions, `why`, JSON, the console and the screens.
+"""Requests, steps and nodes in words: each fact declared once, for conditions, `why`, JSON, the console, the screens.
 
 A WordField is a fact by the word that conditions, `print` and JSON have for it: its type, what it is, and how it is
 read from the records. A WordRow is a fact as people read it: its label and its value, formatted.
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from specscope.trace.history.at_parent import AtParent, TopToken, above, draft_ps, end, is_deterministic
 from specscope.trace.history.decided import BELOW, coin_sign, p_tried, q_tried
-from specscope.trace.history.history import History
-from specscope.trace.history.wording import about_draft, ordinal, probability
+from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.wording import about_draft, ending, ordinal, probability
 from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.record.records import Outcome, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.rules import ABOUT
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
-from specscope.trace.record.vocabulary import printable, token_id
+from specscope.trace.record.vocabulary import Vocabulary, printable, token_id
 
 DRAWN = {
     Drawn.DETERMINISTIC: "deterministic",
@@ -28,10 +28,11 @@ DRAWN = {
 }
 NEAR_TIE = "near tie"
 FLIPS = "rounding could flip"
+PROMPT_CHARS = 400  # of a list
 
 
 class WordField(NamedTuple):
-    """One fact. `value`: of a StepFacts, or of a RequestFacts (request_words.py); None where it is not known."""
+    """One fact. `value`: of a StepFacts; None where it is not known."""
 
     type: type
     about: str
@@ -451,3 +452,29 @@ def how_drawn(tree: DraftTree) -> str:
     """How the nodes of a tree were drawn, in a word or two."""
     kinds = set(tree.drawn.tolist())
     return " + ".join(DRAWN[kind] for kind in DRAWN if int(kind) in kinds)
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """A line of a list of requests: what one had come to."""
+
+    name: str
+    state: str  # as RequestHistory.state_at has it, in words
+    tokens: int
+    steps: int
+    tau: float | None
+    kind: str  # its label of that name
+    prompt: str  # on one line: its title, where it has one
+
+
+def request_row(request: RequestHistory, position: int, vocabulary: Vocabulary) -> RequestRow:
+    """A request as it stood at a position in History.steps."""
+    info, count, state = request.info, request.count_at(position), request.state_at(position)
+    prompt = "" if info is None else (info.title or info.prompt)[:PROMPT_CHARS]
+    if info is not None and not prompt:
+        prompt = vocabulary.text(info.prompt_tokens[: PROMPT_CHARS // 4].tolist())
+    kind = "" if info is None else str(info.labels.get("kind", ""))
+    tokens, tau = request.totals.emitted[count], request.tau_at(position)
+    if request.sums is not None and state not in ("later", "prefill"):
+        tokens, count = request.sums.emitted, request.sums.steps
+    return RequestRow(request.id, ending(state), tokens, count, tau, kind, " ".join(prompt.split()))

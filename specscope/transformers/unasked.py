@@ -66,7 +66,7 @@ def recording_of(settings: PluginSettings) -> Recording:
         level=settings.level(),
         metrics_port=None,
         privacy=settings.privacy,
-        sampling=settings.sampling(),
+        ratio=settings.ratio(),
         existing=Existing.NEW_NAME,
         drops=True,
         sends_metrics=False,

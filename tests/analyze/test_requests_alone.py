@@ -14,10 +14,10 @@ from specscope.cli.captures import need_steps
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.history.history import History
-from specscope.trace.request_words import request_row
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, SpanLevel, brief, resource_attributes
+from specscope.trace.words import request_row
 from specscope.tui.widgets.requests import RequestsPanel
 from tests.tui.test_keys import running, text_of
 

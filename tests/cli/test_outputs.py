@@ -203,17 +203,8 @@ def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(tiny, tmp_path
 
 
 SAMPLING = {
-    "nothing is sent": (
-        ["--sample", "0.1"],
-        "--sample is about spans that are sent: give --otlp-endpoint, or --sample",
-    ),
-    "nothing is sent by its outcome": (["--keep", "error"], "--keep is about spans that are sent: give --otlp-endp"),
-    "no condition": (["--sample-capture"], "--sample-capture needs a capture, and --sample or --keep to say which"),
+    "nothing is sent": (["--sample", "0.1"], "--sample is about spans that are sent: give --otlp-endpoint"),
     "no ratio": (["--sample", "5%"], "--sample must be a number, not '5%'"),
-    "no field": (
-        ["--keep", "taau < 1"],
-        "--keep: there is no field taau here, at column 1: »taau < 1 (did you mean",
-    ),
 }
 
 
@@ -224,18 +215,6 @@ def test_sampling_that_means_nothing_is_refused(name, old, capture, tmp_path):
     assert (code, err.count("\n")) == (2, 1)
     assert why in err
     assert not (tmp_path / "new.jsonl").exists()
-
-
-def test_a_sampled_capture_says_what_it_holds(old, capture, tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "abcabc", "kind": "code"}\n{"prompt": "ab", "kind": "chat"}\n' * 3)
-    out = tmp_path / "new.jsonl"
-    assert capture(out, "--keep", '"kind=code" in labels', "--sample-capture", prompts="p.jsonl") == (0, "", "")
-    reader = read_capture(out)
-    assert {dict(one.info.labels)["kind"] for one in reader.history.requests.values()} == {"code"}
-    assert len(reader.history.requests) == 3
-    code, said, err = run_here(["report", str(out)])
-    assert code == 0
-    assert "a sample of its run (keep" in said + err
 
 
 @pytest.mark.parametrize(

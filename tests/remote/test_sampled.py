@@ -9,14 +9,12 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.live.local import commands_over
 from specscope.remote.receiver import Receiver
-from specscope.trace.history.history import History
-from specscope.trace.record.records import FinishReason
-from specscope.trace.record.trace_sampling import Reason
-from specscope.trace.request_words import read_sampling
+from specscope.trace.metrics.metrics import Metrics
+from specscope.trace.record.aggregate import Reason
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
-from specscope.trace.wire.sampling_sink import SamplingSink
+from specscope.trace.wire.sampling import Sampler
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
 from specscope.tui.screens.engine_view import _values
@@ -25,6 +23,8 @@ from tests.remote.test_attached import settle
 pytestmark = pytest.mark.usefixtures("patient")
 
 PROMPTS = ["abcabcabc", "xyxyxyxy", "the cat sat", "abababab", "hello hello", "1 2 1 2 1 2"]
+CALLERS = [f"00-{7:032x}-{9:016x}-01", f"00-{8:032x}-{9:016x}-00"]  # one whose span is sampled, one whose is not
+KEPT = {"r0", "r2", "r4"}  # of PROMPTS
 GREEDY, SAMPLED = SamplingParams(max_tokens=20, ignore_eos=True), SamplingParams(max_tokens=20, temperature=1.5)
 
 
@@ -33,9 +33,9 @@ def engine(tiny):
     return Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, max_batch=3)
 
 
-def options(port, sampling, capture=None, protocol="grpc", level=SpanLevel.TREES, metrics=None):
+def options(port, ratio, capture=None, protocol="grpc", level=SpanLevel.TREES, metrics=None):
     path = "" if protocol == "grpc" else "/v1/traces"
-    return OutputOptions(capture, f"http://127.0.0.1:{port}{path}", protocol, level, metrics, sampling=sampling)
+    return OutputOptions(capture, f"http://127.0.0.1:{port}{path}", protocol, level, metrics, ratio=ratio)
 
 
 def run_all(engine, chosen):
@@ -44,42 +44,32 @@ def run_all(engine, chosen):
     engine.subscribe(records.append, lossless=True)
     outputs = Outputs(chosen, engine.bus, engine.run_info, engine.vocabulary, GREEDY)
     for number, prompt in enumerate(PROMPTS):
-        engine.add(prompt, SAMPLED if number % 2 else GREEDY, labels={"kind": "sampled" if number % 2 else "greedy"})
+        engine.add(prompt, SAMPLED if number % 2 else GREEDY, traceparent=CALLERS[number % 2])
     while engine.busy:
         engine.step()
     return outputs, records
 
 
-def taus(records):
-    history = History()
-    for record in records:
-        history.append(record)
-    return {name: request.acceptance.tau for name, request in history.requests.items()}
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_what_is_kept_by_its_outcome_arrives_whole_and_says_why(engine, protocol):
+def test_what_is_kept_arrives_whole_and_says_why(engine, protocol):
     taken = []
     with Receiver(taken.extend) as receiver:
         port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
-        asked = read_sampling(None, "tau < 1.1 or error")
-        outputs, records = run_all(engine, options(port, asked, protocol=protocol))
+        outputs, records = run_all(engine, options(port, 0.0, protocol=protocol))
         losses = outputs.close()
-    wanted = {name for name, tau in taus(records).items() if tau is not None and tau < 1.1}
-    assert 0 < len(wanted) < len(PROMPTS)  # else this shows nothing
     assert losses == []
-    assert outputs.sampled == f"kept {len(wanted)} of 6 requests ({len(wanted)} by outcome)"
+    assert outputs.sampled == "kept 3 of 6 requests (3 by parent)"
     decoder, got = Decoder(), []
     for one in taken:
         got += decoder.feed(*one.read())
     got += decoder.flush()
     assert decoder.lost == 0
-    sent = [(r.step, p) for r in records for p in r.requests if p.request in wanted]
+    sent = [(r.step, p) for r in records for p in r.requests if p.request in KEPT]
     assert [(r.step, p) for r in got for p in r.requests] == sent
     ends = [end for record in got for end in record.finished]
-    assert {end.info.id for end in ends} == wanted
-    assert {(end.sampled.reason, end.sampled.ratio) for end in ends} == {(Reason.OUTCOME, 1.0)}
-    assert run_info(taken[0].resource).sampling == "keep tau < 1.1 or error"
+    assert {end.info.id for end in ends} == KEPT
+    assert {(end.sampled.reason, end.sampled.ratio) for end in ends} == {(Reason.PARENT, 0.0)}
+    assert run_info(taken[0].resource).sampling == "ratio 0"
     for record in got:
         whole = next(r for r in records if r.step == record.step)
         left = 0 if record.left_out is None else record.left_out.requests
@@ -90,36 +80,40 @@ def test_what_is_kept_by_its_outcome_arrives_whole_and_says_why(engine, protocol
 def test_metrics_and_the_capture_count_everything(engine, tmp_path):
     path = tmp_path / "run.jsonl"
     with Receiver(lambda spans: None) as receiver:
-        chosen = options(receiver.grpc_port, read_sampling(0.0, "tau < 1.1"), str(path), metrics=0)
+        chosen = options(receiver.grpc_port, 0.0, str(path), metrics=0)
         outputs, records = run_all(engine, chosen)
         engine.bus.flush()
-        metrics = next(s.sink for s in engine.bus.subscriptions if hasattr(s.sink, "prometheus_text"))
-        text = metrics.prometheus_text()
+        metrics = next(s.sink for s in engine.bus.subscriptions if isinstance(s.sink, Metrics))
+        text = metrics.page()[0].decode()
         outputs.close()
-        after = metrics.prometheus_text()
-    kept = sum(tau is not None and tau < 1.1 for tau in taus(records).values())
+        after = metrics.page()[0].decode()
     generated = sum(part.emitted for record in records for part in record.requests)
     model = f'engine="0",model_name="{engine.run_info.target}"'
     assert f"vllm:generation_tokens_total{{{model}}} {float(generated)}" in text
-    for decision, count in (("outcome", kept), ("ratio", 0), ("overflow", 0), ("left_out", 6 - kept)):
+    for decision, count in (("ratio", 0), ("parent", 3), ("left_out", 3)):
         assert f'specscope:trace_requests_total{{decision="{decision}",{model}}} {float(count)}' in after
-    assert "specscope:left_out_undecided_total{" in after
-    assert "specscope:keep_buffer_bytes{" in after
     back = read_capture(path)
     assert back.history.steps == records
     assert back.warnings == []
     assert back.history.run.sampling == ""
 
 
-def test_a_capture_is_sampled_where_somebody_asks_and_says_so(engine, tmp_path):
-    path = tmp_path / "run.jsonl"
-    asked = read_sampling(None, '"kind=greedy" in labels', captures=True)
-    outputs, records = run_all(engine, OutputOptions(str(path), None, None, SpanLevel.TREES, None, sampling=asked))
-    outputs.close()
+def test_a_sample_says_what_it_is(engine, tmp_path):
+    """As a collector's file exporter writes what was sent."""
+    taken, path = [], tmp_path / "run.jsonl"
+    with Receiver(taken.extend) as receiver:
+        outputs, records = run_all(engine, options(receiver.grpc_port, 0.0))
+        outputs.close()
+    writer = CaptureWriter(path, run_info(taken[0].resource), engine.vocabulary)
+    sampler = Sampler(engine.run_info.run_id, 0.0)
+    for record in records:
+        if (sampled := sampler(record)) is not None:
+            writer(sampled)
+    writer.close()
     back = read_capture(path)
-    assert set(back.history.requests) == {"r0", "r2", "r4"}
+    assert set(back.history.requests) == KEPT
     assert back.history.lost == 0
-    assert [w for w in back.warnings if "a sample of its run" in w and '"kind=greedy" in labels' in w]
+    assert [w for w in back.warnings if "a sample of its run (ratio 0)" in w]
     parts = [(r.step, p) for r in back.history.steps for p in r.requests]
     assert parts == [(r.step, p) for r in records for p in r.requests if p.request in back.history.requests]
     tokens = next(values for name, values, _ in _values(back.history.steps) if name == "tokens")
@@ -140,73 +134,41 @@ def commands_over_steps(history):
 
 
 def test_the_engines_thread_decides_nothing(engine, monkeypatch):
-    """It appends a record and goes on: the stage, the condition and the encoding run on the sink's thread."""
-    seen = set()
-    for what in ("_judge", "_hand_on", "__call__"):
-        real = getattr(SamplingSink, what)
+    """It appends a record and goes on: the decision and the encoding run on the sink's thread."""
+    seen, real = set(), Sampler.__call__
 
-        def noted(self, *args, real=real, **named):
-            seen.add(threading.current_thread().name)
-            return real(self, *args, **named)
+    def noted(self, record):
+        seen.add(threading.current_thread().name)
+        return real(self, record)
 
-        monkeypatch.setattr(SamplingSink, what, noted)
+    monkeypatch.setattr(Sampler, "__call__", noted)
     with Receiver(lambda spans: None) as receiver:
-        outputs, _ = run_all(engine, options(receiver.grpc_port, read_sampling(0.5, "error")))
+        outputs, _ = run_all(engine, options(receiver.grpc_port, 0.5))
         outputs.close()
     assert seen == {"specscope-sink"}
 
 
-def test_a_small_buffer_decides_early_and_says_so(engine):
-    with Receiver(lambda spans: None) as receiver:
-        asked = read_sampling(None, "error", "1")
-        small = type(asked)(asked.ratio, asked.keep, 30_000)
-        outputs, _ = run_all(engine, options(receiver.grpc_port, small))
-        (loss,) = outputs.close()
-    assert "requests decided before the end" in loss
-    assert "--keep-buffer" in loss
-
-
 def test_an_attached_screen_shows_a_sample_without_gaps(engine, attached):
-    asked = read_sampling(None, '"kind=greedy" in labels')
-    outputs, records = run_all(engine, options(attached.listening.grpc_port, asked))
+    outputs, records = run_all(engine, options(attached.listening.grpc_port, 0.0))
     outputs.close()
-    kept = {"r0", "r2", "r4"}
-    wanted = [r.step for r in records if kept & {p.request for p in r.requests} or kept & {i.id for i in r.admitted}]
+    wanted = [r.step for r in records if KEPT & {p.request for p in r.requests} or KEPT & {i.id for i in r.admitted}]
     settle(attached.viewer, len(wanted))
     history = attached.viewer.history
     assert [record.step for record in history.steps] == wanted
     assert history.lost == 0
-    assert set(history.requests) == kept
+    assert set(history.requests) == KEPT
     assert history.run.sampling
-
-
-def test_a_failed_request_is_kept_and_a_cancelled_one_if_asked(engine):
-    out = []
-    stage = SamplingSink(out.append, engine.run_info, read_sampling(None, "cancelled"))
-    engine.subscribe(stage, lossless=True)
-    for prompt in PROMPTS[:3]:
-        engine.add(prompt, GREEDY)
-    engine.step()
-    engine.step()
-    engine.cancel("r1")
-    while engine.busy:
-        engine.step()
-    engine.close()
-    stage.close()
-    assert {end.info.id: end.reason for record in out for end in record.finished} == {"r1": FinishReason.CANCELLED}
-    assert {part.request for record in out for part in record.requests} == {"r1"}
 
 
 def test_a_debugger_goes_back_and_what_was_kept_is_the_run_without_the_others(engine, tmp_path):
     """Rewinds without a change, a branch, an end on two branches: beside a whole capture of the same run."""
     whole, sampled = tmp_path / "whole.jsonl", tmp_path / "sampled.jsonl"
-    asked = read_sampling(None, '"kind=keep" in labels')
-    writer = CaptureWriter(whole, engine.run_info, engine.vocabulary)
-    stage = SamplingSink(CaptureWriter(sampled, engine.run_info, engine.vocabulary), engine.run_info, asked)
-    for sink in (writer, stage):
+    sampler = Sampler(engine.run_info.run_id, 0.0)
+    writer, sample = (CaptureWriter(path, engine.run_info, engine.vocabulary) for path in (whole, sampled))
+    for sink in (writer, lambda record: None if (kept := sampler(record)) is None else sample(kept)):
         engine.subscribe(sink, lossless=True)
     for number, prompt in enumerate(PROMPTS[:3]):
-        engine.add(prompt, GREEDY, labels={"kind": "keep" if number == 1 else "drop"})
+        engine.add(prompt, GREEDY, traceparent=CALLERS[number != 1])
     commands = commands_over(engine)
     for line in ("next 6", "goto 3", "next 2", "goto 2"):
         commands.run(line)
@@ -217,7 +179,7 @@ def test_a_debugger_goes_back_and_what_was_kept_is_the_run_without_the_others(en
     commands.run("continue")
     engine.close()
     writer.close()
-    stage.close()
+    sample.close()
     before, after = read_capture(whole).history, read_capture(sampled).history
     assert len(before.branches) == 3
     assert set(after.branches) == set(before.branches)
@@ -229,4 +191,4 @@ def test_a_debugger_goes_back_and_what_was_kept_is_the_run_without_the_others(en
         ends = [history.requests["r1"].end for history in (before, after)]
         assert (ends[0] is None) == (ends[1] is None) == (branch == 0)  # there it was left before its end
         assert ends[0] is None or ends[0].output.tolist() == ends[1].output.tolist()
-        assert ends[1] is None or ends[1].sampled.reason is Reason.OUTCOME
+        assert ends[1] is None or ends[1].sampled.reason is Reason.PARENT

@@ -92,7 +92,7 @@ def test_a_callers_trace_is_the_exemplar(server):
 
 def test_a_server_that_sends_no_spans_gives_no_exemplars(tiny, tmp_path):
     """The command's own --sample is what decides."""
-    server = Command(tiny, tmp_path / "run.jsonl", "--sample", "0", "--sample-capture")
+    server = Command(tiny, tmp_path / "run.jsonl", "--sample", "0", "--otlp-endpoint", "http://127.0.0.1:1")
     try:
         httpx2.post(server.url + "/v1/completions", json=BODY, timeout=HANG_SECONDS).raise_for_status()
         until(lambda: ended(server))

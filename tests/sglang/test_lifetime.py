@@ -201,7 +201,7 @@ def test_sglang_without_speculation_is_left_alone(recorded, caplog):
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({"SPECSCOPE_KEEP": "tua < 1"}, "switched off: SPECSCOPE_KEEP: there is no field tua here"),
+        ({"SPECSCOPE_SAMPLE": "7"}, "switched off: SPECSCOPE_SAMPLE must be between 0 and 1"),
         ({"SPECSCOPE_AGGREGATES": "1"}, "switched off: SPECSCOPE_AGGREGATES is gone: `specscope watch`"),
         ({"SPECSCOPE_DEBUG_SOCKET": "a.sock"}, "SPECSCOPE_DEBUG_SOCKET is for vLLM"),
     ],

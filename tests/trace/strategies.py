@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.aggregate import Aggregate, LeftOut, Reason, Sampled
 from specscope.trace.record.form import FormNotes
 from specscope.trace.record.logprobs import Logprobs
 from specscope.trace.record.method import MethodNotes
@@ -25,7 +25,6 @@ from specscope.trace.record.records import (
     Verdict,
 )
 from specscope.trace.record.structured import StructuredOutputs
-from specscope.trace.record.trace_sampling import LeftOut, Reason, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 
@@ -256,7 +255,7 @@ def aggregates(draw):
 
 
 sampled = st.none() | st.builds(Sampled, st.sampled_from(Reason), st.floats(0, 1), st.booleans())
-# Of this step; that whole steps before it are missing, test_sampling_sink.py has
+# Of this step; that whole steps before it are missing, test_sampling.py has
 left_out = st.none() | st.builds(LeftOut, st.just(0), counts, counts, counts, counts, counts)
 
 

@@ -63,12 +63,12 @@ def test_without_a_variable_nothing_of_specscope_is_imported(tmp_path, installat
 
 def test_what_cannot_be_recorded_is_told_in_a_line_and_the_import_goes_on(monkeypatch, caplog):
     monkeypatch.setenv("SPECSCOPE_CAPTURE", "run.jsonl")
-    monkeypatch.setenv("SPECSCOPE_KEEP", "tua < 1")
+    monkeypatch.setenv("SPECSCOPE_SAMPLE", "7")
     monkeypatch.delitem(sys.modules, "specscope.cli.main", raising=False)  # our own command records nothing by itself
     assert utils.__name__ in sys.modules  # so that it begins at once
     unasked.register()
     (line,) = [line for line in caplog.messages if "nothing is recorded" in line]
-    assert "SPECSCOPE_KEEP: there is no field tua here" in line
+    assert "SPECSCOPE_SAMPLE must be between 0 and 1" in line
 
 
 def test_inside_vllm_its_own_plugin_records(monkeypatch):

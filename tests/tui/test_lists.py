@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specscope.debug.viewer import Viewer
-from specscope.trace.request_words import RequestRow, request_row
+from specscope.trace.words import RequestRow, request_row
 from specscope.tui.screens.engine_view import NAME, NUMBER, EnginePanel
 from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel

@@ -9,7 +9,6 @@ from specscope.errors import UserError
 from specscope.gone import instead
 from specscope.trace.inside.settings import ALL, PluginSettings
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.wire.spans import SpanLevel
 from specscope.vllm import plugin
 
@@ -37,21 +36,11 @@ def test_an_error_while_it_is_installed_does_not_reach_vllm(monkeypatch, caplog)
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_trace_sampling_has_its_variables():
-    read = PluginSettings.read(
-        {
-            "SPECSCOPE_OTLP_ENDPOINT": "http://x",
-            "SPECSCOPE_SAMPLE": "0.01",
-            "SPECSCOPE_KEEP": "tau < 1.5 or error",
-            "SPECSCOPE_KEEP_BUFFER": "32",
-            "SPECSCOPE_SAMPLE_CAPTURE": "1",
-        }
-    )
-    asked = read.sampling()
-    assert (asked.ratio, asked.keep.text, asked.buffer, asked.captures) == (0.01, "tau < 1.5 or error", 2**25, True)
-    assert PluginSettings.read({"SPECSCOPE_SAMPLE": ""}).sampling() == TraceSampling()
+def test_trace_sampling_has_its_variable():
+    assert PluginSettings.read({"SPECSCOPE_SAMPLE": "0.01"}).ratio() == 0.01
+    assert PluginSettings.read({"SPECSCOPE_SAMPLE": ""}).ratio() is None
     with pytest.raises(UserError, match="SPECSCOPE_SAMPLE must be between 0 and 1"):
-        PluginSettings.read({"SPECSCOPE_SAMPLE": "7"}).sampling()
+        PluginSettings.read({"SPECSCOPE_SAMPLE": "7"}).ratio()
 
 
 def test_the_trace_level_has_its_variable():
@@ -69,7 +58,9 @@ def test_evidence_that_is_none_is_refused():
         PluginSettings.read({"SPECSCOPE_EVIDENCE": "Lean"}).check()
 
 
-@pytest.mark.parametrize(("name", "value"), [("SPECSCOPE_AGGREGATES", "1"), ("SPECSCOPE_EVIDENCE", "counts")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("SPECSCOPE_AGGREGATES", "1"), ("SPECSCOPE_EVIDENCE", "counts"), ("SPECSCOPE_KEEP", "error")]
+)
 def test_a_variable_that_is_gone_switches_the_plugin_off_in_one_line(name, value, monkeypatch, caplog):
     """It asked for less than would be recorded without it."""
     monkeypatch.setenv("SPECSCOPE_CAPTURE", "a.jsonl")
@@ -95,9 +86,9 @@ def test_what_every_process_of_a_vllm_finds_is_said_once(tmp_path):
     assert (done.stdout.strip(), done.stderr.count("specscope: ")) == ("0", 1)
 
 
-def test_a_condition_that_cannot_be_used_switches_the_plugin_off_in_one_line(monkeypatch, caplog):
+def test_a_ratio_that_cannot_be_used_switches_the_plugin_off_in_one_line(monkeypatch, caplog):
     monkeypatch.setenv("SPECSCOPE_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("SPECSCOPE_KEEP", "tua < 1")
+    monkeypatch.setenv("SPECSCOPE_SAMPLE", "7")
     plugin.register()
     (line,) = caplog.messages
-    assert line.startswith("specscope: switched off: SPECSCOPE_KEEP: there is no field tua here")
+    assert line.startswith("specscope: switched off: SPECSCOPE_SAMPLE must be between 0 and 1")

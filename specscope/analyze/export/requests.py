@@ -8,10 +8,10 @@ from typing import Any
 
 from specscope.analyze.export.chunk import clean, some
 from specscope.analyze.export.writer import Tables
+from specscope.trace.record.aggregate import Sampled
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import RequestEnd, RequestInfo, StepRecord
-from specscope.trace.record.trace_sampling import Sampled
 from specscope.trace.record.vocabulary import Vocabulary
 
 MOST = 1024  # rows that are held as Python objects

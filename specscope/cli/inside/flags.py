@@ -8,13 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from specscope.cli.options import (
-    privacy_options,
-    service_option,
-    trace_level_option,
-    trace_sampling,
-    trace_sampling_options,
-)
+from specscope.cli.options import asked_ratio, privacy_options, sample_option, service_option, trace_level_option
 from specscope.errors import UserError
 from specscope.gone import GONE, refuse_gone
 from specscope.trace.files import CAPTURE, Existing, check_output
@@ -58,7 +52,7 @@ def recorded_options(program: str, *, capture: str) -> Callable[[F], F]:
             help="lean: no likeliest tokens, ranks or entropies.",
         ),
         privacy_options,
-        trace_sampling_options,
+        sample_option,
     ]
 
     def decorate(function: F) -> F:
@@ -69,6 +63,13 @@ def recorded_options(program: str, *, capture: str) -> Callable[[F], F]:
     return decorate
 
 
+def program_words(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The program's own words, first among them what click took for no flag of ours. Raises UserError."""
+    if words and words[0].startswith("-"):
+        refuse_gone(words[0])
+    return words
+
+
 def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inputs: Sequence[str] = ()) -> None:
     """Whether records can go where they are to. `inputs`: files that the capture must not be. Raises UserError."""
     if screen and endpoint is not None:
@@ -77,18 +78,14 @@ def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inp
         check_output(capture, "--capture", inputs, CAPTURE, Existing.NEW_NAME)
 
 
-def sampling_variables(flags: dict[str, Any], *, capture: bool, sent: bool) -> dict[str, str | None]:
+def sampling_variables(flags: dict[str, Any], *, sent: bool) -> dict[str, str | None]:
     """Take service, level and trace sampling out of `flags`. `sent`: whether spans are. Raises UserError."""
-    given = {
+    asked_ratio(flags["sample"], sent=sent)
+    return {
         "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of the program's own spans, too
         settings.LEVEL: flags.pop("trace_level"),
-        settings.SAMPLE: flags["sample"],
-        settings.KEEP: flags["keep"],
-        settings.KEEP_BUFFER: flags["keep_buffer"],
-        settings.SAMPLE_CAPTURE: "1" if flags["sample_capture"] else None,
+        settings.SAMPLE: flags.pop("sample"),
     }
-    trace_sampling(flags, capture=capture, sent=sent)
-    return given
 
 
 def privacy_variables(privacy: Privacy) -> dict[str, str | None]:

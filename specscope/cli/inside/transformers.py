@@ -13,6 +13,7 @@ import click
 from specscope.cli.inside.flags import (
     check_places,
     privacy_variables,
+    program_words,
     recorded_options,
     sampling_variables,
     with_variables,
@@ -39,7 +40,9 @@ MISSING = (
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @recorded_options("the script", capture=f"{DEFAULT} where no flag says where records go. ")
-@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+@click.argument(
+    "arguments", nargs=-1, required=True, type=click.UNPROCESSED, callback=program_words, metavar="SCRIPT [ARGS]..."
+)
 @click.pass_obj
 def transformers(
     lifetime: Lifetime,
@@ -71,7 +74,7 @@ def transformers(
         settings.CAPTURE: None if capture is None else str(Path(capture).resolve()),
         settings.ENDPOINT: otlp_endpoint,
         settings.EVIDENCE: evidence,
-        **sampling_variables(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None),
+        **sampling_variables(flags, sent=screen or otlp_endpoint is not None),
         **privacy_variables(asked_privacy(flags)),
     }
     command = [interpreter(python, CHECK, *MISSING), *arguments]

@@ -18,6 +18,7 @@ import click
 from specscope.cli.inside.flags import (
     check_places,
     privacy_variables,
+    program_words,
     recorded_options,
     sampling_variables,
     with_variables,
@@ -58,7 +59,7 @@ class VllmRun:
 @click.command(context_settings={"ignore_unknown_options": True})
 @recorded_options("vLLM", capture="Each data-parallel rank gets its own. ")
 @click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, callback=program_words, metavar="-- ARGS")
 def vllm(
     capture: str | None,
     otlp_endpoint: str | None,
@@ -77,7 +78,7 @@ def vllm(
 
     specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
     """
-    given = sampling_variables(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None)
+    given = sampling_variables(flags, sent=screen or otlp_endpoint is not None)
     run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, asked_privacy(flags), given)
     with watched() as lifetime:
         sys.exit(run_vllm(run, lifetime))

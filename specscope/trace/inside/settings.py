@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from specscope.errors import UserError
 from specscope.gone import GONE, refuse_gone
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.trace_sampling import TraceSampling
-from specscope.trace.request_words import read_sampling
+from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.spans import SpanLevel
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"
 EVIDENCES = ("full", "lean")
 NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
-LEVEL = "SPECSCOPE_TRACE_LEVEL"
-SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
-SAMPLE_CAPTURE = "SPECSCOPE_SAMPLE_CAPTURE"
+LEVEL, SAMPLE = "SPECSCOPE_TRACE_LEVEL", "SPECSCOPE_SAMPLE"
 TAPS, TAPS_INSIDE, TAPS_MIB = TAPPING = ("SPECSCOPE_TAPS", "SPECSCOPE_TAPS_INSIDE", "SPECSCOPE_TAPS_MIB")
-SAMPLING = (SAMPLE, KEEP, KEEP_BUFFER, SAMPLE_CAPTURE)
 ALL = (
     CAPTURE,
     ENDPOINT,
@@ -32,7 +28,7 @@ ALL = (
     NO_TOKENS,
     DEBUG,
     LEVEL,
-    *SAMPLING,
+    SAMPLE,
     *TAPPING,
 )
 ALL_LAYERS = "all"  # as SPECSCOPE_TAPS_INSIDE
@@ -80,9 +76,6 @@ class PluginSettings:
     privacy: Privacy = Privacy.EVERYTHING  # SPECSCOPE_NO_TEXT=1 leaves out text, SPECSCOPE_NO_TOKENS=1 token ids too
     trace_level: str | None = None  # SPECSCOPE_TRACE_LEVEL: what is sent, as --trace-level
     sample: str | None = None  # SPECSCOPE_SAMPLE: the share of requests whose spans are sent
-    keep: str | None = None  # SPECSCOPE_KEEP: a condition; the spans of requests for which it holds are sent
-    keep_buffer: str | None = None  # SPECSCOPE_KEEP_BUFFER: MiB for steps of requests that have not ended
-    sample_capture: bool = False  # SPECSCOPE_SAMPLE_CAPTURE=1: the capture holds no other requests either
     taps: TapSettings | None = None  # SPECSCOPE_TAPS
     gone: tuple[str, ...] = ()  # variables that are set, and that there are no more
 
@@ -100,7 +93,7 @@ class PluginSettings:
         """Raises UserError that names the variable whose value cannot be used, or that there is no more."""
         for name in (*self.gone, f"{EVIDENCE}={self.evidence}"):
             refuse_gone(name)
-        self.sampling()
+        self.ratio()
         self.level()
         if self.taps is not None:
             self.taps.check()
@@ -119,9 +112,6 @@ class PluginSettings:
             privacy=Privacy.of(no_text=_is_set(environment, NO_TEXT), no_tokens=_is_set(environment, NO_TOKENS)),
             trace_level=environment.get(LEVEL) or None,
             sample=environment.get(SAMPLE) or None,
-            keep=environment.get(KEEP) or None,
-            keep_buffer=environment.get(KEEP_BUFFER) or None,
-            sample_capture=_is_set(environment, SAMPLE_CAPTURE),
             taps=_taps(environment),
             gone=tuple(name for name in GONE if name not in ALL and _is_set(environment, name)),
         )
@@ -133,10 +123,9 @@ class PluginSettings:
             raise UserError(f"{LEVEL} is {self.trace_level!r}: use {', '.join(levels)}")
         return SpanLevel(self.trace_level or SpanLevel.TREES)
 
-    def sampling(self) -> TraceSampling:
-        """Whose spans are kept. Raises UserError that names the variable."""
-        names = (SAMPLE, KEEP, KEEP_BUFFER)
-        return read_sampling(self.sample, self.keep, self.keep_buffer, captures=self.sample_capture, names=names)
+    def ratio(self) -> float | None:
+        """The share of requests whose spans are sent; None: of all. Raises UserError that names the variable."""
+        return read_ratio(self.sample, SAMPLE)
 
 
 def _taps(environment: Mapping[str, str]) -> TapSettings | None:

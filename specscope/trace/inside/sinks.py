@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import log
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.record.trace_sampling import TraceSampling
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus, Subscription
-
-if TYPE_CHECKING:
-    from specscope.trace.wire.capture import CaptureWriter
-    from specscope.trace.wire.sending.export import SpanSink
+from specscope.trace.wire.sampling import sampling_text
 
 QUEUED = 4096  # records that may wait to be written; more are lost, and counted
 
@@ -35,7 +29,7 @@ class Sinks:
 
 def sinks(settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]) -> Sinks:
     """Open what is asked for. `ranks`: this worker's; a capture of any but the first has them in its name."""
-    opened, sampling = Sinks(), settings.sampling()
+    opened = Sinks()
     for what, asked, open_sink in (
         ("the capture", settings.capture, _capture),
         ("spans", settings.endpoint, _spans),
@@ -46,8 +40,8 @@ def sinks(settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabula
             open_sink(opened, settings, bus, run, vocabulary, ranks)
         except UserError as error:
             opened.lacking.append(f"{what} ({error})")
-    if sampling.is_on and settings.endpoint is None and not settings.sample_capture:
-        log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
+    if settings.ratio() is not None and settings.endpoint is None:
+        log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE is about spans that are sent")
     return opened
 
 
@@ -57,12 +51,12 @@ def _capture(
     from specscope.trace.files import Existing
     from specscope.trace.wire.capture import CaptureWriter
 
-    sampling = settings.sampling() if settings.sample_capture else TraceSampling()
     asked = of_ranks(str(settings.capture), ranks)
-    sampled = dataclasses.replace(run, sampling=sampling.text)
-    writer = CaptureWriter(asked, sampled, vocabulary, existing=Existing.NEW_NAME, on_full=warn)
+    writer = CaptureWriter(asked, run, vocabulary, existing=Existing.NEW_NAME, on_full=warn)
     opened.places.append(f"writing to {writer.path}" + (f" ({asked} exists)" if writer.path != asked else ""))
-    opened.closers += [_subscribed(bus, writer, run, sampling, prompt=True), lambda: warn(*writer.losses())]
+    # An engine's server kills its workers as soon as it is told to end
+    bus.subscribe(writer, limit=QUEUED, prompt=True)
+    opened.closers += [writer.close, lambda: warn(*writer.losses())]
 
 
 def _spans(
@@ -70,32 +64,12 @@ def _spans(
 ) -> None:
     from specscope.trace.wire.sending.export import SpanSink, make_sender
 
-    sampling = settings.sampling()
-    sender = make_sender(settings.endpoint, settings.protocol)
-    spans = SpanSink(sender, dataclasses.replace(run, sampling=sampling.text), vocabulary, settings.level())
-    whose = f"spans of some requests ({sampling.text})" if sampling.is_on else "spans"
+    ratio, sender = settings.ratio(), make_sender(settings.endpoint, settings.protocol)
+    spans = SpanSink(sender, run, vocabulary, settings.level(), ratio=ratio)
+    whose = "spans" if ratio is None else f"spans of some requests ({sampling_text(ratio)})"
     opened.places.append(f"sending {whose} to {settings.endpoint}")
-    opened.closers += [_subscribed(bus, spans, run, sampling), lambda: warn(*spans.losses())]
-
-
-def _subscribed(
-    bus: Bus, sink: CaptureWriter | SpanSink, run: RunInfo, sampling: TraceSampling, *, prompt: bool = False
-) -> Callable[[], None]:
-    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept.
-
-    `prompt`: as the bus has it. An engine's server kills its workers as soon as it is told to end.
-    """
-    from specscope.trace.wire.sampling_sink import SamplingSink
-
-    stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
-    bus.subscribe(stage, limit=QUEUED, prompt=prompt)
-
-    def close() -> None:
-        stage.close()
-        if isinstance(stage, SamplingSink):
-            log.warning("specscope: %s", stage.decisions.text())
-
-    return close
+    bus.subscribe(spans, limit=QUEUED)
+    opened.closers += [spans.close, lambda: warn(*filter(None, [spans.sampled]), *spans.losses())]
 
 
 def of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
@@ -128,7 +102,6 @@ class Losses:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._told = 0
-        self._told_undecided = 0
         self._broken: list[Subscription] = []
 
     @property
@@ -143,10 +116,6 @@ class Losses:
         if lost and lost >= 2 * self._told:
             self._told = lost
             log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
-        undecided = sum(getattr(subscription.sink, "left_out_undecided", 0) for subscription in self._bus.subscriptions)
-        if undecided and undecided >= 2 * self._told_undecided:
-            self._told_undecided = undecided
-            log.warning("specscope: %d requests left out before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
         for subscription in self._bus.subscriptions:
             if subscription.error is not None and subscription not in self._broken:
                 self._broken.append(subscription)

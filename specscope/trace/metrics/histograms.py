@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
-from specscope.trace.record.trace_sampling import TraceSampling, ratio_keeps
+from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import own_trace
 
 # vLLM's buckets (v1/metrics/buckets.py)
@@ -73,20 +73,18 @@ class _Running:
 class Histograms:
     """A sink: call it with each StepRecord of the run. Its histograms are in `registry`, and can be read there.
 
-    `labels`: those of every series. `sampling`: what decides whose spans are sent; a request that it leaves out by
-    its trace id is no exemplar. What a condition on the outcome will say of a request is not known here.
+    `labels`: those of every series. `ratio`: the share of requests whose spans are sent, None where all are; others
+    are no exemplars.
     """
 
-    def __init__(
-        self, registry: CollectorRegistry, labels: dict[str, str], run: RunInfo, sampling: TraceSampling
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str], run: RunInfo, ratio: float | None) -> None:
         lengths = {name: (text, buckets_to(max(run.max_context, 1))) for name, text in COUNTS.items()}
         self._histograms = {
             name: Histogram(name, text, list(labels), buckets=buckets, registry=registry).labels(**labels)
             for name, (text, buckets) in {**HISTOGRAMS, **lengths}.items()
         }
         self._run_id = run.run_id
-        self._ratio = sampling.ratio if sampling.keep is None else None
+        self._ratio = ratio
         self._running: dict[str, _Running] = {}
 
     def __call__(self, record: StepRecord) -> None:

@@ -27,14 +27,13 @@ from prometheus_client.registry import Collector
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.metrics.histograms import Histograms
-from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.aggregate import Aggregate, Reason
 from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
-from specscope.trace.record.trace_sampling import Reason, TraceSampling
 from specscope.trace.wire.sending.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
 from specscope.trace.wire.spans import service_name
 
 if TYPE_CHECKING:
-    from specscope.trace.wire.sampling_sink import SamplingSink
+    from specscope.trace.wire.sampling import Sampler
 
 PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a page of metrics
 NEVER = re.compile(r";\s*q\s*=\s*0(?:\.0*)?\s*(?:;|$)")  # of a form in an Accept header: one that is not taken
@@ -191,24 +190,14 @@ SERIES = (
 )
 
 
-def _of_sampling(sampling: Callable[[], SamplingSink | None]) -> Iterable[Series]:
+def _of_sampling(sampler: Sampler) -> Series:
     """What trace sampling decided. Everything else here is counted before it."""
 
     def decided(_: Totals) -> list[Sample]:
-        if (sink := sampling()) is None:
-            return []
-        counts = sink.decisions
-        samples = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
-        return [*samples, (counts.left_out, {"decision": "left_out"})]
+        kept = [(sampler.kept[reason], {"decision": reason.value}) for reason in (Reason.RATIO, Reason.PARENT)]
+        return [*kept, (sampler.left_out, {"decision": "left_out"})]
 
-    def of(read: Callable[[SamplingSink], float]) -> Callable[[Totals], list[Sample]]:
-        return lambda _: [] if (sink := sampling()) is None else _one(read(sink))
-
-    undecided, held = of(lambda sink: sink.decisions.left_out_undecided), of(lambda sink: sink.held)
-    text = "Requests whose spans were left out before their end: the buffer was full."
-    yield Series("trace_requests", "{request}", "Requests decided by trace sampling.", decided, True, "specscope")
-    yield Series("left_out_undecided", "{request}", text, undecided, True, "specscope")
-    yield Series("keep_buffer_bytes", "By", "Bytes of undecided steps.", held, False, "specscope")
+    return Series("trace_requests", "{request}", "Requests decided by trace sampling.", decided, True, "specscope")
 
 
 def log_line(acceptance: Acceptance, seconds: float) -> str | None:
@@ -277,10 +266,10 @@ class Metrics(Collector):
     With `provider`, an OpenTelemetry MeterProvider, the instruments are registered on it, and it stays the caller's.
     With `endpoint`, a provider is made that exports there over OTLP every `seconds`, and `close` ends it. With `log`,
     vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
-    records are known to be missing; `sampling` is what decides whose spans are kept, where not all are.
+    records are known to be missing; `sampler` decides whose spans are sent, where not all are.
 
     With `run`, the Prometheus text has the histograms of its requests too (histograms.py). Their exemplars are
-    requests whose spans are sent, as far as `traced` tells that before they end.
+    requests whose spans are sent: `ratio` is their share, None for all.
     """
 
     def __init__(
@@ -294,9 +283,9 @@ class Metrics(Collector):
         log: Callable[[str], None] | None = None,
         seconds: float = EXPORT_SECONDS,
         lost: Callable[[], int] = lambda: 0,
-        sampling: Callable[[], SamplingSink | None] | None = None,
+        sampler: Sampler | None = None,
         run: RunInfo | None = None,
-        traced: TraceSampling | None = None,
+        ratio: float | None = None,
         service: str = "",
     ) -> None:
         self.totals = Totals()
@@ -314,13 +303,13 @@ class Metrics(Collector):
                 True,
                 "specscope",
             ),
-            *(() if sampling is None else _of_sampling(sampling)),
+            *(() if sampler is None else (_of_sampling(sampler),)),
         )
         self._servers: list[WSGIServer] = []
         self.registry.register(self)
         self._histograms: Callable[[StepRecord], None] = lambda _: None
         if run is not None:
-            self._histograms = Histograms(self.registry, self._labels, run, traced or TraceSampling())
+            self._histograms = Histograms(self.registry, self._labels, run, ratio)
         self.unsent = ""  # after `close`: why the last ones were not sent
         self._sent = OtlpMetrics(endpoint, protocol, seconds, service) if endpoint else None
         if self._sent is not None:

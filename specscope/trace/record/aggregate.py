@@ -1,4 +1,5 @@
-"""Sums where there are no steps: Aggregate, of an interval; RequestFigures, of a request, on its own span.
+"""Sums where there are no steps: Aggregate, of an interval; RequestFigures, of a request, on its own span; LeftOut, of
+what trace sampling took out of a step, and Sampled, which says why a request's spans were kept.
 
 An engine may tell counts alone. vLLM's and SGLang's metrics, vLLM's log lines and the figures of a response are such:
 sums over drafts, without trees, tokens or coins. A count that the source does not tell is None, or empty; it is never
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
-from specscope.trace.record.declared import Count, Name, Share, Short, Sum, Value, Wire, WireForm
+from specscope.trace.record.declared import Count, Name, Share, Short, Step, Sum, Told, Value, Wire, WireForm
 
 SYNTHETIC = "synthetic acceptance"  # in a source's name: verdicts were made up for a benchmark
 LENGTH = "mean acceptance length"
@@ -148,3 +150,38 @@ class RequestFigures:
     first_s: Annotated[float | None, Wire("gen_ai.latency.time_to_first_token", Seconds | None)] = None
     # from its arrival to its end
     total_s: Annotated[float | None, Wire("gen_ai.latency.e2e", Seconds | None)] = None
+
+
+class Reason(StrEnum):
+    """Why the spans of a request are kept."""
+
+    RATIO = "ratio"  # by its trace's id: it stands for 1 / ratio requests
+    PARENT = "parent"  # its caller's span is sampled: what share that is, only the caller knows
+    # In captures of before, by a condition on what became of it: it stands for one
+    OUTCOME = "outcome"  # that held when it ended
+    OVERFLOW = "overflow"  # that held before its end, when a buffer was full
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Why a request's spans are kept, and of how many requests it is one."""
+
+    reason: Annotated[Reason, Wire("specscope.sampling.reason")]  # why
+    # the share of requests like it that are kept; 0 where it is not known
+    ratio: Annotated[float, Wire("specscope.sampling.ratio", Share)] = 0.0
+    # whether a condition was asked before its end, in captures of before
+    early: Annotated[bool, Wire("specscope.sampling.early", told=Told.ALWAYS)] = False
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What sampling took out of an engine step, as counts: its times are of all requests, its spans of those kept."""
+
+    # whole engine steps between the step before and this one
+    steps: Annotated[int, Wire("specscope.left_out.steps", Step, told=Told.ALWAYS)] = 0
+    # requests that took part in it
+    requests: Annotated[int, Wire("specscope.left_out.requests", Count, told=Told.ALWAYS)] = 0
+    prefill_tokens: Annotated[int, Wire("specscope.left_out.prefill_tokens", Count, told=Told.ALWAYS)] = 0  # of theirs
+    drafted: Annotated[int, Wire("specscope.left_out.drafted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    accepted: Annotated[int, Wire("specscope.left_out.accepted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    emitted: Annotated[int, Wire("specscope.left_out.emitted", Count, told=Told.ALWAYS)] = 0  # tokens, of theirs

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from specscope.trace.record.aggregate import Aggregate, RequestFigures
+from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     MAX_TEXT,
     Count,
@@ -46,7 +46,6 @@ from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import SamplingParams, kept_params
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
 from specscope.trace.record.rules import MATCH, STANDARD, is_lossy, looks_ahead
-from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 

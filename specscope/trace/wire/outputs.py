@@ -6,16 +6,15 @@ import dataclasses
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specscope.errors import UserError
 from specscope.trace.files import Existing
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.record.trace_sampling import TraceSampling
+from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus, Subscription
 from specscope.trace.wire.capture import CaptureWriter
@@ -24,18 +23,7 @@ from specscope.trace.wire.spans import SpanLevel
 
 if TYPE_CHECKING:
     from specscope.trace.metrics.metrics import Metrics
-    from specscope.trace.wire.sampling_sink import SamplingSink
     from specscope.trace.wire.sending.export import SpanSink
-
-
-class Closing(Protocol):
-    """A sink that is closed at the end."""
-
-    def __call__(self, record: StepRecord, /) -> None:
-        """Take a record."""
-
-    def close(self) -> None:
-        """Write what is left."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class OutputOptions:
     level: SpanLevel
     metrics_port: int | None
     privacy: Privacy = Privacy.EVERYTHING
-    sampling: TraceSampling = field(default_factory=TraceSampling)
+    ratio: float | None = None  # of requests whose spans are sent; None: of all
     existing: Existing = Existing.REPLACE  # what becomes of an older capture
     drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
     service: str = ""  # the service's name in spans; "" leaves it to the OTEL_* variables
@@ -69,7 +57,7 @@ class Outputs:
     """The sinks that the flags asked for. Opened before the run begins, so that a bad path or port fails first.
 
     The capture is lossless: the engine waits when it is behind. The network may drop, and the drops are counted.
-    Metrics count everything: trace sampling is between the bus and what writes spans.
+    Metrics and the capture have everything: trace sampling is of spans that are sent.
     """
 
     def __init__(
@@ -95,8 +83,6 @@ class Outputs:
         self._network: Subscription | None = None
         self._spans: SpanSink | None = None
         self._metrics: Metrics | None = None
-        self._sampling = options.sampling
-        self._sampled: SamplingSink | None = None
         self._writer: CaptureWriter | None = None
         self._running = OpenRequests()
         self._closing = threading.Lock()
@@ -113,24 +99,12 @@ class Outputs:
     def _open_capture(
         self, path: str, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary, tell: Callable[[str], None]
     ) -> None:
-        sampling = self._sampling if self._sampling.captures else TraceSampling()
-        capture_run, on_full = dataclasses.replace(run, sampling=sampling.text), tell if options.drops else None
+        on_full = tell if options.drops else None
         writer = self._writer = CaptureWriter(
-            path, capture_run, vocabulary, existing=options.existing, on_full=on_full, service=options.service
+            path, run, vocabulary, existing=options.existing, on_full=on_full, service=options.service
         )
-        sink = self._behind_sampling(writer, run, sampling)
-        self._bus.subscribe(sink, lossless=True)
-        self._closers.append(sink.close)
-
-    def _behind_sampling(self, sink: SpanSink | CaptureWriter, run: RunInfo, sampling: TraceSampling) -> Closing:
-        """What the bus calls: the sink itself where everything is kept."""
-        if not sampling.is_on:
-            return sink
-        from specscope.trace.wire.sampling_sink import SamplingSink
-
-        stage = SamplingSink(sink, run, sampling)
-        self._sampled = self._sampled or stage  # the network's, where there are two
-        return stage
+        self._bus.subscribe(writer, lossless=True)
+        self._closers.append(writer.close)
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
         from specscope.trace.wire.sending.export import SpanSink, endpoint_from_environment, make_sender
@@ -142,11 +116,9 @@ class Outputs:
             sender = make_sender(options.otlp_endpoint, options.otlp_protocol)
         except ValueError as error:  # of the OTEL_* variables
             raise UserError(f"cannot make the OTLP exporter: {error}") from error
-        sent = dataclasses.replace(run, sampling=self._sampling.text)
-        spans = self._spans = SpanSink(sender, sent, vocabulary, options.level, options.service)
-        sink = self._behind_sampling(spans, run, self._sampling)
-        self._network = self._bus.subscribe(sink)
-        self._closers.append(sink.close)
+        spans = self._spans = SpanSink(sender, run, vocabulary, options.level, options.service, options.ratio)
+        self._network = self._bus.subscribe(spans)
+        self._closers.append(spans.close)
 
     def _open_metrics(
         self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None, engine: str
@@ -166,9 +138,9 @@ class Outputs:
             protocol=protocol,
             log=log,
             lost=lambda: self._bus.lost,
-            sampling=(lambda: self._sampled) if self._sampling.is_on else None,
+            sampler=None if self._spans is None else self._spans.sampler,
             run=run if options.metrics_port is not None else None,
-            traced=self._sampling,
+            ratio=options.ratio,
             service=options.service,
         )
         self._bus.subscribe(metrics)
@@ -203,7 +175,7 @@ class Outputs:
     @property
     def sampled(self) -> str:
         """How many requests were kept, and why; "" where all are."""
-        return "" if self._sampled is None else self._sampled.decisions.text()
+        return "" if self._spans is None else self._spans.sampled
 
     @property
     def captured(self) -> str:
@@ -222,8 +194,6 @@ class Outputs:
 
     def _losses(self) -> list[str]:
         lines = [] if self._writer is None else self._writer.losses()
-        if self._sampled is not None and (line := self._sampled.decisions.early_text(self._sampling.buffer)):
-            lines.append(line)
         if self._network is not None and self._network.lost:
             lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
         if self._spans is not None:

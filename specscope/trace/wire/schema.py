@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 import specscope
 from specscope.trace.genai import OPERATIONS, OTHER_PARAMS, TEXT_COMPLETION
-from specscope.trace.record.aggregate import RequestFigures
+from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     DIMENSIONS,
     MAX_NODES,
@@ -46,7 +46,6 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.codec import DamagedError, checks

@@ -14,7 +14,7 @@ from specscope.errors import UserError
 from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.wording import plural
-from specscope.trace.record.aggregate import RequestFigures
+from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams, withheld_at
@@ -30,7 +30,6 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.record.trace_sampling import LeftOut, Sampled
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema

@@ -11,8 +11,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from specscope.trace.history.wording import plural
+from specscope.trace.record.aggregate import LeftOut
 from specscope.trace.record.records import StepRecord
-from specscope.trace.record.trace_sampling import LeftOut
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Hint, Over
 from specscope.tui.text import LEVELS, Ink, Line, bar, clean, column_at, left, percent, right, spread

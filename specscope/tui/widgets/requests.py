@@ -10,7 +10,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from specscope.trace.request_words import RequestRow, request_row
+from specscope.trace.words import RequestRow, request_row
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, figure, left, line_width, right
 from specscope.tui.widgets.lines import Sheet

@@ -10,8 +10,7 @@ from specscope.analyze.verify.statistical import BY_OUTCOME
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from specscope.trace.record.tree import Drawn
-from specscope.trace.request_words import read_sampling
-from specscope.trace.wire.sampling_sink import SamplingSink
+from specscope.trace.wire.sampling import Sampler, sampling_text
 from tests.analyze.judges.edits import sample, with_verdict
 from tests.analyze.synthetic import FAULTS, Synthetic
 from tests.analyze.verify.edits import check, failed, passed
@@ -186,19 +185,31 @@ def test_a_greedy_request_uses_no_coins_of_a_sampled_one(engines):
     assert check(after, "acceptance").tested == check(alone, "acceptance").tested > 0
 
 
+def _of_requests(record, names):
+    """The record with these requests alone."""
+    return dataclasses.replace(
+        record,
+        admitted=tuple(info for info in record.admitted if info.id in names),
+        requests=tuple(part for part in record.requests if part.request in names),
+        finished=tuple(end for end in record.finished if end.info.id in names),
+    )
+
+
 @pytest.mark.parametrize("by_outcome", [True, False])
 def test_a_sample_of_a_healthy_run_is_not_convicted(by_outcome):
     """Requests with poor acceptance were chosen: their acceptance is poor, which is no fault of the sampler."""
     whole = Synthetic(3, "2x2", WITHOUT).run(300, 6)
-    taus = sorted(request.acceptance.tau for request in whole.requests.values())
-    asked = read_sampling(None, f"tau < {taus[100]}") if by_outcome else read_sampling(0.3, None)
-    out = History(run=whole.run)
-    stage = SamplingSink(out.append, whole.run, asked)
+    taus = {name: request.acceptance.tau for name, request in whole.requests.items()}
+    most = sorted(taus.values())[100]
+    chosen, asked = {name for name in taus if taus[name] < most}, f"keep tau < {most}"  # as captures of before were
+    choose, out = Sampler(whole.run.run_id, 0.3), History(run=whole.run)
     for record in whole.steps:
-        stage(record)
+        sampled = _of_requests(record, chosen) if by_outcome else choose(record)
+        if sampled is not None:
+            out.append(sampled)
     assert 50 < len(out.requests) < 150
     assert bool(failed(out)) == by_outcome  # as it would be judged if it did not say what it is
-    out.run = dataclasses.replace(whole.run, sampling=asked.text)
+    out.run = dataclasses.replace(whole.run, sampling=asked if by_outcome else sampling_text(0.3))
     assert not failed(out)
     assert (BY_OUTCOME in {one.note for one in judge(out, source="x").checks}) == by_outcome
 

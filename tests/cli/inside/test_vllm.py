@@ -38,23 +38,19 @@ def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypat
 
 
 def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_KEEP", "cancelled")  # flags alone decide
+    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")  # flags alone decide
     seen = []
     monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
-    words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--keep", "error", "--", "serve", "m"]
+    words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--", "serve", "m"]
     assert run_here(words)[0] == 0
-    asked = PluginSettings.read(environment(seen[0])).sampling()
-    assert (asked.ratio, asked.keep.text, asked.captures) == (0.1, "error", False)
+    assert PluginSettings.read(environment(seen[0])).ratio() == 0.1
     for more, why in (
-        (["--keep", "tua"], "--keep: there is no field tua here"),
-        (["--sample", "2"], "--sample must be between 0 and 1"),
+        (["--otlp-endpoint", "http://x", "--sample", "2"], "--sample must be between 0 and 1"),
+        (["--capture", "a.jsonl", "--sample", "0.1"], "--sample is about spans that are sent: give --otlp-endpoint"),
     ):
-        code, _, err = run_here(["vllm", "--otlp-endpoint", "http://x", *more, "--", "serve", "m"])
+        code, _, err = run_here(["vllm", *more, "--", "serve", "m"])
         assert (code, err.count("\n")) == (2, 1)
         assert why in err
-    code, _, err = run_here(["vllm", "--capture", "a.jsonl", "--keep", "error", "--", "serve", "m"])
-    assert code == 2
-    assert "or --sample-capture to leave requests out of the capture" in err
     assert len(seen) == 1
 
 

@@ -16,7 +16,7 @@ from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm.run_info import left_out
 from tests.processes import room_for
-from tests.trace.sampled_runs import FakeEngine, FinishReason
+from tests.trace.sampled_runs import SAMPLED, FakeEngine, FinishReason
 from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN
 from tests.vllm.stand import RUN as VLLM_RUN
@@ -69,15 +69,14 @@ def test_a_sink_that_breaks_is_told_once_and_the_others_go_on(caplog):
 
 
 def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
-    """Spans and, where it is asked for, the capture; the same parts as in specscope's own outputs."""
-
+    """Spans alone: the same parts as in specscope's own outputs."""
     taken, bus, engine = [], Bus(), FakeEngine()
     with Receiver(taken.extend) as receiver:
-        asked = {"SPECSCOPE_CAPTURE": str(tmp_path / "a.jsonl"), "SPECSCOPE_KEEP": "error"}
+        asked = {"SPECSCOPE_CAPTURE": str(tmp_path / "a.jsonl"), "SPECSCOPE_SAMPLE": "0"}
         asked["SPECSCOPE_OTLP_ENDPOINT"] = f"http://127.0.0.1:{receiver.grpc_port}"
         opened = sinks(PluginSettings.read(asked), bus, RUN, Vocabulary(), (0, 0))
         ends = [(0, FinishReason.ERROR), (0, FinishReason.EOS)]
-        bus.publish(engine.step([("", {}), ("", {})], [], [(2, 1)]))
+        bus.publish(engine.step([(SAMPLED, {}), ("", {})], [], [(2, 1)]))
         bus.publish(engine.step([], ends, [(2, 1)]))
         bus.close()
         for close in opened.closers:
@@ -86,7 +85,7 @@ def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     assert [name for name, request in names if request == "r1"] == []
     assert [name for name, request in names if request == "r0"][-1].startswith("text_completion")
     assert set(read_capture(tmp_path / "a.jsonl").history.requests) == {"r0", "r1"}  # it is whole
-    assert "specscope: kept 1 of 2 requests (1 by outcome)" in caplog.messages
+    assert "specscope: kept 1 of 2 requests (1 by parent)" in caplog.messages
 
 
 @pytest.mark.parametrize("happens", ["an older capture", "deleted meanwhile", "a full disk", "nothing"])

@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 
 from specscope.trace.metrics.histograms import HISTOGRAMS, buckets_to
 from specscope.trace.metrics.metrics import OPENMETRICS, PLAIN, Metrics
+from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.records import FinishReason, RequestInfo, RequestStep, StepRecord
-from specscope.trace.record.trace_sampling import Reason, TraceSampling, ratio_keeps
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.request_words import read_sampling
 from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import Encoder, SpanLevel, own_trace
 from tests.processes import free_port
 from tests.support import records as made
@@ -60,8 +60,8 @@ def life(
     ]
 
 
-def filled(records: list[StepRecord], sampling: TraceSampling | None = None) -> Metrics:
-    metrics = Metrics("m", run=RUN_OF_100, traced=sampling)
+def filled(records: list[StepRecord], ratio: float | None = None) -> Metrics:
+    metrics = Metrics("m", run=RUN_OF_100, ratio=ratio)
     for record in records:
         metrics(record)
     return metrics
@@ -204,7 +204,7 @@ def test_over_http_the_scraper_decides() -> None:
 
 def test_the_metrics_port_has_them() -> None:
     bus, port = Bus(), free_port()
-    options = OutputOptions(None, None, None, SpanLevel.OFF, port, sampling=read_sampling(0.5, "tau < 2"))
+    options = OutputOptions(None, None, None, SpanLevel.OFF, port, ratio=0.9)
     outputs = Outputs(options, bus, RUN_OF_100, Vocabulary(), None)
 
     def page() -> str:
@@ -222,17 +222,12 @@ def test_the_metrics_port_has_them() -> None:
 
 
 def test_a_request_whose_spans_are_not_sent_is_no_exemplar() -> None:
-    """By its trace id. What a condition on the outcome says is not known while it runs: then each is one."""
     names = [f"r{number}" for number in range(40)]
     kept = {name for name in names if ratio_keeps(own_trace(RUN.run_id, name), "", 0.5) is Reason.RATIO}
     assert 0 < len(kept) < 40
     records = [record for name in names for record in life(asked(name), [(3, 3), (3, 0)])]
-    for sampling, chosen in (
-        (read_sampling(0.5, None), kept),
-        (read_sampling(0.5, "tau < 2"), set(names)),
-        (TraceSampling(), set(names)),
-    ):
-        [newest] = exemplars(filled(records, sampling))[LENGTH]
+    for ratio, chosen in ((0.5, kept), (None, set(names))):
+        [newest] = exemplars(filled(records, ratio))[LENGTH]
         last = max(chosen, key=names.index)
         assert newest == f"{own_trace(RUN.run_id, last):032x}"
 

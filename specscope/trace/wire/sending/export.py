@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -18,6 +19,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.sampling import Sampler, sampling_text
 from specscope.trace.wire.sending.endpoint import TIMEOUT, OtlpEndpoint, one_try, place_of
 from specscope.trace.wire.sending.sender import Sender, Sends
 from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, brief, engine_resource, resource_attributes
@@ -57,9 +59,17 @@ class SpanSink:
     """A sink that hands a run's spans to what sends them. Those that are not sent are counted in `failed`."""
 
     def __init__(
-        self, sender: Sends, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel, service: str = ""
+        self,
+        sender: Sends,
+        run: RunInfo,
+        vocabulary: Vocabulary,
+        level: SpanLevel,
+        service: str = "",
+        ratio: float | None = None,
     ) -> None:
-        """`service`: its name, as `resource_attributes` has it."""
+        """`service`: its name, as `resource_attributes` has it. `ratio`: the share of requests whose spans are sent."""
+        self.sampler = None if ratio is None else Sampler(run.run_id, ratio)
+        run = run if ratio is None else replace(run, sampling=sampling_text(ratio))
         self._sender = sender
         self._encoder = Encoder(run, vocabulary, level)
         resource = resource_attributes(run, service)
@@ -71,13 +81,21 @@ class SpanSink:
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
-        spans = self._encoder.encode(record)
+        sampled = record if self.sampler is None else self.sampler(record)
+        if sampled is None:
+            return
+        spans = self._encoder.encode(sampled)
         if self._once and spans:
             spans[0] = spans[0]._replace(attributes=spans[0].attributes | self._once)
             self._once = {}
         self._batch += [readable(span, self._engine_resource if span.of_engine else self._resource) for span in spans]
-        if len(self._batch) >= BATCH or record.finished:
+        if len(self._batch) >= BATCH or sampled.finished:
             self.flush()
+
+    @property
+    def sampled(self) -> str:
+        """How many requests were kept, and why; "" where all are."""
+        return "" if self.sampler is None else self.sampler.text
 
     @property
     def failed(self) -> int:

@@ -1,0 +1,252 @@
+"""Trace sampling: who is kept, that nobody is kept in pieces, and that what was left out of each step is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+from specscope.analyze.verify.statistical import BY_OUTCOME
+from specscope.analyze.verify.trial import judge
+from specscope.errors import UserError
+from specscope.trace.history.history import History
+from specscope.trace.record.aggregate import LeftOut, Reason
+from specscope.trace.record.records import FinishReason
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.sampling import Sampler, ratio_keeps, read_ratio
+from specscope.trace.wire.spans import Encoder, SpanLevel
+from tests.trace.sampled_runs import NOT_SAMPLED, SAMPLED, FakeEngine, sampled_runs
+from tests.trace.strategies import RUN
+from tests.trace.wire.test_spans import decode
+
+LONG = (3, 3)  # a draft of three tokens, all accepted
+ratios = st.floats(0, 1) | st.sampled_from([0.0, 1.0, 0.5, 2**-64, 0.1])
+
+
+def through(records, ratio):
+    """(the sampler, what it gives)."""
+    sampler = Sampler(RUN.run_id, ratio)
+    return sampler, [sampled for record in records if (sampled := sampler(record)) is not None]
+
+
+def spans_of(records):
+    encoder = Encoder(RUN, Vocabulary())
+    return [span for record in records for span in encoder.encode(record)]
+
+
+@given(st.integers(1, 2**128 - 1), ratios, st.sampled_from([None, 0, 1]), st.booleans())
+@example(2**64 - 1, 1.0, None, True)
+@example(2**64, 2**-64, None, True)
+@example(7, 0.0, None, True)
+def test_parent_flag_and_ratio_agree_with_the_sdk(trace, ratio, flag, remote):
+    context, caller = None, ""
+    if flag is not None:
+        parent = SpanContext(trace, 9, remote, TraceFlags(flag))
+        context, caller = set_span_in_context(NonRecordingSpan(parent)), f"00-{trace:032x}-{9:016x}-{flag:02x}"
+    told = ParentBased(TraceIdRatioBased(ratio)).should_sample(context, trace, "text_completion")
+    kept = ratio_keeps(trace, caller, ratio)
+    assert (kept is not None) == (told.decision is Decision.RECORD_AND_SAMPLE)
+    assert kept in ((None, Reason.RATIO) if flag is None else (None, Reason.PARENT))
+
+
+def test_a_caller_without_ids_is_none():
+    assert ratio_keeps(1, f"00-{0:032x}-{9:016x}-00", 1.0) is Reason.RATIO
+    assert ratio_keeps(1, f"00-{5:032x}-{0:016x}-01", 0.0) is None
+
+
+@given(sampled_runs(), ratios)
+@settings(max_examples=60, deadline=None)
+def test_whole_traces_are_kept_as_the_sdk_would(records, ratio):
+    """By the trace ids that the spans really have."""
+    sampler, out = through(records, ratio)
+    every, kept = spans_of(records), spans_of(out)
+    samples = TraceIdRatioBased(ratio).should_sample
+    callers = {int(SAMPLED[3:35], 16): True, int(NOT_SAMPLED[3:35], 16): False}
+
+    def wanted(trace):
+        return callers.get(trace, samples(None, trace, "").decision is Decision.RECORD_AND_SAMPLE)
+
+    def requests(spans):
+        return Counter((s.trace, s.id, s.name) for s in spans if s.name in ("queue", "prefill", "decode_step"))
+
+    assert requests(kept) == Counter({key: n for key, n in requests(every).items() if wanted(key[0])})
+    names = {name for record in records for name in _names(record)}
+    assert sampler.kept.total() + sampler.left_out == len(names)
+    for record in out:
+        for end in record.finished:
+            reason = Reason.PARENT if end.info.traceparent else Reason.RATIO
+            assert (end.sampled.reason, end.sampled.ratio) == (reason, 0 if end.info.traceparent else ratio)
+            assert not end.sampled.early
+
+
+@given(sampled_runs(), ratios)
+@settings(max_examples=80, deadline=None)
+def test_a_step_says_what_was_left_out_of_it(records, ratio):
+    _, out = through(records, ratio)
+    whole = {record.step: record for record in records}
+    steps = [record.step for record in out]
+    assert steps == sorted(steps)
+    sent = -1
+    for record in out:
+        told = record.left_out or LeftOut()
+        kept = {part.request for part in record.requests}
+        gone = [part for part in whole[record.step].requests if part.request not in kept]
+        assert told == LeftOut(
+            steps=record.step - sent - 1,
+            requests=len(gone),
+            prefill_tokens=sum(part.prefill_tokens for part in gone),
+            drafted=sum(len(part.tree) for part in gone),
+            accepted=sum(part.verdict.accepted for part in gone),
+            emitted=sum(part.emitted for part in gone),
+        )
+        assert _names(record)  # one of its requests is kept
+        sent = record.step
+
+
+def _names(record):
+    told = (*(i.id for i in record.admitted), *(p.request for p in record.requests), *record.preempted)
+    return {*told, *(end.info.id for end in record.finished)}
+
+
+@given(sampled_runs())
+@settings(max_examples=80, deadline=None)
+def test_what_goes_on_is_read_again_as_it_was_and_nothing_counts_as_lost(records):
+    _, out = through(records, 0.4)
+    spans = spans_of(out)
+    decoder, back = decode(spans)
+    assert back == out
+    assert decoder.lost == 0
+    for span in spans:
+        if span.name == "engine_step" and span.attributes.get("specscope.left_out.requests"):
+            assert span.attributes["specscope.left_out.drafted"] >= 0
+        if span.name.startswith("text_completion"):
+            assert span.attributes["specscope.sampling.reason"] in {"ratio", "parent"}
+
+
+@given(sampled_runs())
+@settings(max_examples=80, deadline=None)
+def test_a_history_of_what_was_kept_stands_on_the_same_branch(records):
+    """Where the step after which a branch begins is left out, the branch follows the last one before it."""
+    _, out = through(records, 0.4)
+    whole, sampled = History(), History()
+    for record in records:
+        whole.append(record)
+    for record in out:
+        sampled.append(record)
+    kept = {record.step for record in out}
+    if out and out[-1].step == records[-1].step:
+        assert [r.step for r in sampled.steps] == [r.step for r in whole.steps if r.step in kept]
+    for branch in sampled.branches:
+        sampled.show(branch)
+        whole.show(branch)
+        last = sampled.last_step
+        assert [r.step for r in sampled.steps] == [r.step for r in whole.steps if r.step in kept and r.step <= last]
+
+
+BAD = [
+    ("2", "--sample must be between 0 and 1, such as 0.01, not 2.0"),
+    ("-1", "--sample must be a number, not '-1'"),
+    ("nan", "--sample must be a number, not 'nan'"),
+    ("1_0", "--sample must be a number, not '1_0'"),
+]
+
+
+@pytest.mark.parametrize(("asked", "why"), BAD)
+def test_what_cannot_be_used_is_refused_in_one_line(asked, why):
+    with pytest.raises(UserError) as refused:
+        read_ratio(asked, "--sample")
+    assert str(refused.value) == why
+
+
+# What comes late, and what goes back
+
+
+@pytest.mark.parametrize("caller", [SAMPLED, NOT_SAMPLED])
+def test_late_parts_follow_the_decision(caller):
+    kept = caller is SAMPLED
+    engine, sampler = FakeEngine(), Sampler(RUN.run_id, 0.0 if kept else 1.0)
+    ended = sampler(engine.step([(caller, {})], [(0, FinishReason.EOS)], [LONG]))
+    part = FakeEngine().step([("", {})], [], [LONG]).requests[0]
+    late = sampler(dataclasses.replace(engine.step([], [], [LONG]), requests=(part,)))
+    assert [part.request for record in (ended, late) if record for part in record.requests] == ["r0", "r0"] * kept
+    assert sampler.kept.total() + sampler.left_out == 1
+
+
+def test_another_request_of_the_same_name_is_decided_anew():
+    records = [
+        FakeEngine(next=number).step([(caller, {})], [(0, FinishReason.EOS)], [LONG])
+        for number, caller in enumerate((NOT_SAMPLED, SAMPLED))
+    ]
+    _, out = through(records, 0.5)
+    assert [record.step for record in out] == [1]
+
+
+def test_what_ended_long_ago_is_forgotten(monkeypatch):
+    monkeypatch.setattr("specscope.trace.wire.sampling.REMEMBERED", 3)
+    engine, sampler = FakeEngine(), Sampler(RUN.run_id, 0.5)
+    for _ in range(9):
+        sampler(engine.step([("", {})], [(0, FinishReason.EOS)], [LONG]))
+    assert list(sampler._decided) == ["r6", "r7", "r8"]
+    assert sampler.kept.total() + sampler.left_out == 9
+
+
+def test_a_branch_that_begins_at_steps_that_were_left_out():
+    """It follows the last step before it that went on, and the first of its steps that goes on says that it begins."""
+    engine = FakeEngine()
+    records = [engine.step([(SAMPLED, {})], [(0, FinishReason.EOS)], [LONG])]
+    records += [engine.step([(NOT_SAMPLED, {})] if not n else [], [], [LONG]) for n in range(3)]
+    engine.go_back(1)
+    records.append(engine.step([], [], [LONG]))
+    records.append(engine.step([(SAMPLED, {})], [], [LONG]))
+    _, out = through(records, 0.5)
+    assert [(record.step, record.after, record.rewound) for record in out] == [(0, None, False), (5, 0, True)]
+
+
+def test_intervals_of_an_engine_that_tells_counts_go_on():
+    from specscope.trace.history.interval import interval_record
+    from specscope.trace.record.aggregate import Aggregate
+
+    told = [interval_record(n, n * 10**9, (n + 1) * 10**9, Aggregate("vLLM /metrics", drafts=n)) for n in range(3)]
+    assert through(told, 0.0)[1] == told
+
+
+def test_levels_below_trees_say_why_too():
+    engine = FakeEngine()
+    _, out = through([engine.step([("", {})], [(0, FinishReason.EOS)], [LONG])], 1.0)
+    for level in (SpanLevel.REQUESTS, SpanLevel.STEPS, SpanLevel.TREES):
+        root = Encoder(RUN, Vocabulary(), level).encode(out[0])[-1]
+        told = {key: value for key, value in root.attributes.items() if "sampling" in key}
+        assert told == {
+            "specscope.sampling.reason": "ratio",
+            "specscope.sampling.early": False,
+            "specscope.sampling.ratio": 1.0,
+        }
+
+
+def test_how_many_were_kept_is_said():
+    engine = FakeEngine()
+    record = engine.step([("", {})] * 3 + [(SAMPLED, {}), (NOT_SAMPLED, {})], [], [LONG])
+    assert through([record], 1.0)[0].text == "kept 4 of 5 requests (3 by ratio, 1 by parent)"
+    assert through([], 1.0)[0].text == "kept 0 of 0 requests"
+
+
+def test_a_capture_that_was_sampled_before_is_read_without_gaps():
+    """5301d291 made it, with --sample 0.3 --keep 'tau < 1.1 and "kind=copy" in labels' --sample-capture."""
+    read = read_capture(Path(__file__).parents[2] / "data" / "before" / "sampled.jsonl.gz")
+    history, asked = read.history, 'ratio 0.3, keep tau < 1.1 and "kind=copy" in labels'
+    assert history.run.sampling == asked
+    assert read.warnings == [f"a sample of its run ({asked}): figures are of the requests that were kept"]
+    assert (history.lost, history.in_part) == (0, False)
+    told = {name: (one.end.sampled.reason, one.end.sampled.ratio) for name, one in history.requests.items()}
+    assert told == {"r0": (Reason.RATIO, 0.3), "r1": (Reason.OUTCOME, 1.0), "r3": (Reason.OUTCOME, 1.0)}
+    assert sum(step.left_out.requests for step in history.steps if step.left_out is not None) == 40
+    report = judge(history, source="x")
+    assert BY_OUTCOME in {check.note for check in report.checks}
+    assert not report.failed
