@@ -85,7 +85,7 @@ trace_level_option = click.option(
     help="What is sent to the endpoint; requests: one span a request, with its figures. Captures hold trees.",
 )
 _OUTPUT = [
-    click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317."),
+    click.option("--otlp-endpoint", metavar="URL", help="Send spans here, e.g. http://localhost:4317."),
     click.option(
         "--otlp-protocol",
         type=click.Choice(["grpc", "http/protobuf"]),

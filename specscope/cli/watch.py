@@ -55,7 +55,7 @@ POLL = 0.05  # seconds between two checks for news
     "-o", "--capture", metavar="FILE", help="Record the intervals; those of a second engine go to NAME-2, and so on."
 )
 @no_clobber_option
-@click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317.")
+@click.option("--otlp-endpoint", metavar="URL", help="Send spans here, e.g. http://localhost:4317.")
 @click.option(
     "--otlp-protocol",
     type=click.Choice(["grpc", "http/protobuf"]),

@@ -65,7 +65,6 @@ def record(
         metrics_port=None,
         privacy=Privacy.of(no_text=no_text, no_tokens=no_tokens),
         drops=True,
-        sends_metrics=False,
     )
     return Recording(options, evidence, tokenizer)
 

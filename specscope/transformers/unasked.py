@@ -69,7 +69,6 @@ def recording_of(settings: PluginSettings) -> Recording:
         ratio=settings.ratio(),
         existing=Existing.NEW_NAME,
         drops=True,
-        sends_metrics=False,
     )
     return Recording(options, "full" if settings.full else "lean")
 

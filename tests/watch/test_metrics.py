@@ -159,11 +159,11 @@ def test_a_position_that_is_no_number():
 def test_our_own_metrics_are_read_as_vllms():
     """What an engine of ours serves with --metrics-port."""
     metrics, intervals = Metrics("m"), Intervals()
-    intervals.take(read_metrics(metrics.prometheus_text(), 1))
+    intervals.take(read_metrics(metrics.page()[0].decode(), 1))
     made = records()
     for record in made:
         metrics(record)
-    (told,) = intervals.take(read_metrics(metrics.prometheus_text(), 2))
+    (told,) = intervals.take(read_metrics(metrics.page()[0].decode(), 2))
     truth = measure(part for record in made for part in record.requests)
     one = told.aggregate
     assert truth.drafts

@@ -1,9 +1,8 @@
 """Metrics that follow from the records, under vLLM's names, so that dashboards made for vLLM work.
 
-In Prometheus text a name has the prefix `vllm:` and a counter ends in `_total`, as vLLM's /metrics has it:
-`vllm:spec_decode_num_drafts_total`. OpenTelemetry allows no colon in a name, so there it is the name without the
-prefix: `spec_decode_num_drafts`. What vLLM has no name for is `specscope:...` and `specscope.…` respectively. Every
-series carries vLLM's labels `model_name` and `engine`, and positions count from 0 (depth 1 is position 0).
+A name has the prefix `vllm:` and a counter ends in `_total`, as vLLM's /metrics has it:
+`vllm:spec_decode_num_drafts_total`. What vLLM has no name for is `specscope:...`. Every series carries vLLM's labels
+`model_name` and `engine`, and positions count from 0 (depth 1 is position 0).
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
-from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -29,8 +25,6 @@ from specscope.trace.history.stats import Acceptance
 from specscope.trace.metrics.histograms import Histograms
 from specscope.trace.record.aggregate import Aggregate, Reason
 from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
-from specscope.trace.wire.sending.endpoint import UNKNOWN, LastExport, one_try, place_of, silence
-from specscope.trace.wire.spans import service_name
 
 if TYPE_CHECKING:
     from specscope.trace.wire.sampling import Sampler
@@ -38,10 +32,7 @@ if TYPE_CHECKING:
 PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a page of metrics
 NEVER = re.compile(r";\s*q\s*=\s*0(?:\.0*)?\s*(?:;|$)")  # of a form in an Accept header: one that is not taken
 
-EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
-
-EXPORT_TIMEOUT = 5.0  # seconds that one export may take
-NO_METRICS = (404, 405, "UNIMPLEMENTED")  # answers of an endpoint that takes traces alone, as Jaeger's
+LOG_SECONDS = 10.0  # between two log lines; vLLM logs as often
 
 # FinishReason as vLLM's finished_reason label has it.
 VLLM_REASON = {
@@ -116,16 +107,10 @@ class Series:
     """One metric: its name without prefix, what it is, and how it is read from the totals."""
 
     name: str
-    unit: str  # as OpenTelemetry writes units
     text: str
     read: Callable[[Totals], Iterable[Sample]]
     counter: bool = True
     prefix: str = "vllm"
-
-    @property
-    def otlp_name(self) -> str:
-        """The name of the OpenTelemetry instrument."""
-        return self.name if self.prefix == "vllm" else f"{self.prefix}.{self.name}"
 
     @property
     def prometheus_name(self) -> str:
@@ -160,33 +145,24 @@ def _finished(totals: Totals) -> list[Sample]:
 
 SERIES = (
     Series(
-        "spec_decode_num_drafts",
-        "{draft}",
-        "Steps with at least one drafted token.",
-        lambda t: _one(t.acceptance.told("drafts")),
+        "spec_decode_num_drafts", "Steps with at least one drafted token.", lambda t: _one(t.acceptance.told("drafts"))
     ),
-    Series("spec_decode_num_draft_tokens", "{token}", "Drafted tokens.", lambda t: _one(t.acceptance.told("drafted"))),
-    Series(
-        "spec_decode_num_accepted_tokens",
-        "{token}",
-        "Accepted tokens.",
-        lambda t: _one(t.acceptance.told("accepted")),
-    ),
-    Series("spec_decode_num_accepted_tokens_per_pos", "{token}", "Accepted tokens per draft position.", _per_position),
-    Series("prompt_tokens", "{token}", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
-    Series("generation_tokens", "{token}", "Output tokens.", lambda t: _one(t.acceptance.told("emitted"))),
-    Series("num_preemptions", "{preemption}", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
+    Series("spec_decode_num_draft_tokens", "Drafted tokens.", lambda t: _one(t.acceptance.told("drafted"))),
+    Series("spec_decode_num_accepted_tokens", "Accepted tokens.", lambda t: _one(t.acceptance.told("accepted"))),
+    Series("spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", _per_position),
+    Series("prompt_tokens", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
+    Series("generation_tokens", "Output tokens.", lambda t: _one(t.acceptance.told("emitted"))),
+    Series("num_preemptions", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
     Series(
         "prefix_cache_queries",
-        "{token}",
         "Tokens looked for in the prefix cache.",
         lambda t: _of_engine(t, t.queried),
     ),
-    Series("prefix_cache_hits", "{token}", "Tokens found in it.", lambda t: _of_engine(t, t.found)),
-    Series("request_success", "{request}", "Requests that ended, by the reason.", _finished),
-    Series("num_requests_running", "{request}", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
-    Series("num_requests_waiting", "{request}", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
-    Series("kv_cache_usage_perc", "1", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
+    Series("prefix_cache_hits", "Tokens found in it.", lambda t: _of_engine(t, t.found)),
+    Series("request_success", "Requests that ended, by the reason.", _finished),
+    Series("num_requests_running", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
+    Series("num_requests_waiting", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
+    Series("kv_cache_usage_perc", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
 )
 
 
@@ -197,7 +173,7 @@ def _of_sampling(sampler: Sampler) -> Series:
         kept = [(sampler.kept[reason], {"decision": reason.value}) for reason in (Reason.RATIO, Reason.PARENT)]
         return [*kept, (sampler.left_out, {"decision": "left_out"})]
 
-    return Series("trace_requests", "{request}", "Requests decided by trace sampling.", decided, True, "specscope")
+    return Series("trace_requests", "Requests decided by trace sampling.", decided, True, "specscope")
 
 
 def log_line(acceptance: Acceptance, seconds: float) -> str | None:
@@ -263,9 +239,7 @@ def port_taken(host: str, port: int) -> UserError:
 class Metrics(Collector):
     """A sink: call it with each StepRecord. Everything is counted here and read from here only when asked for.
 
-    With `provider`, an OpenTelemetry MeterProvider, the instruments are registered on it, and it stays the caller's.
-    With `endpoint`, a provider is made that exports there over OTLP every `seconds`, and `close` ends it. With `log`,
-    vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
+    With `log`, vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
     records are known to be missing; `sampler` decides whose spans are sent, where not all are.
 
     With `run`, the Prometheus text has the histograms of its requests too (histograms.py). Their exemplars are
@@ -277,16 +251,12 @@ class Metrics(Collector):
         model: str = "",
         *,
         engine: str = "0",
-        provider: MeterProvider | None = None,
-        endpoint: str = "",
-        protocol: str = "grpc",
         log: Callable[[str], None] | None = None,
-        seconds: float = EXPORT_SECONDS,
+        seconds: float = LOG_SECONDS,
         lost: Callable[[], int] = lambda: 0,
         sampler: Sampler | None = None,
         run: RunInfo | None = None,
         ratio: float | None = None,
-        service: str = "",
     ) -> None:
         self.totals = Totals()
         self.registry = CollectorRegistry()  # all that the Prometheus text has
@@ -297,7 +267,6 @@ class Metrics(Collector):
             *SERIES,
             Series(
                 "lost_records",
-                "{record}",
                 "Records lost on the way.",
                 lambda _: _one(lost()),
                 True,
@@ -310,12 +279,6 @@ class Metrics(Collector):
         self._histograms: Callable[[StepRecord], None] = lambda _: None
         if run is not None:
             self._histograms = Histograms(self.registry, self._labels, run, ratio)
-        self.unsent = ""  # after `close`: why the last ones were not sent
-        self._sent = OtlpMetrics(endpoint, protocol, seconds, service) if endpoint else None
-        if self._sent is not None:
-            self._instrument(self._sent.provider)
-        if provider is not None:
-            self._instrument(provider)
 
     def __call__(self, record: StepRecord) -> None:
         """Count one engine step."""
@@ -344,10 +307,6 @@ class Metrics(Collector):
         encode, kind = choose_encoder(answered(accept))
         return encode(self.registry), kind
 
-    def prometheus_text(self) -> str:
-        """All series in the Prometheus text format."""
-        return self.page()[0].decode()
-
     def serve_prometheus(self, port: int, host: str = "127.0.0.1") -> int:
         """Serve the page over HTTP until `close`; port 0 takes any free one. Returns the port.
 
@@ -365,70 +324,15 @@ class Metrics(Collector):
         return int(server.server_port)
 
     def close(self) -> None:
-        """Log and export what is left, and end what this object started."""
+        """Log what is left, and end what this object started."""
         with self._lock:
             if self._lines is not None:
                 self._lines.flush(self.totals)
-        if self._sent is not None:
-            self.unsent = self._sent.close()
         for server in self._servers:
             server.shutdown()
             server.server_close()
-        self._sent, self._servers = None, []
+        self._servers = []
 
     def _read(self, series: Series) -> list[tuple[float, dict[str, str]]]:
         with self._lock:
             return [(value, {**self._labels, **labels}) for value, labels in series.read(self.totals)]
-
-    def _instrument(self, provider: MeterProvider) -> None:
-        meter = provider.get_meter("specscope")
-        for series in self._series:
-
-            def observe(_: CallbackOptions, series: Series = series) -> list[Observation]:
-                return [Observation(value, labels) for value, labels in self._read(series)]
-
-            make = meter.create_observable_counter if series.counter else meter.create_observable_gauge
-            make(series.otlp_name, [observe], series.unit, series.text)
-
-
-class OtlpMetrics:
-    """Metrics on their way to an OTLP endpoint, `http://localhost:4317` for one, every `seconds`.
-
-    `protocol` is `grpc` or `http/protobuf`, as in OTEL_EXPORTER_OTLP_PROTOCOL. `service`: as spans have it. Raises
-    UserError for any other protocol, and for a login that cannot be sent.
-    """
-
-    def __init__(
-        self, endpoint: str, protocol: str = "grpc", seconds: float = EXPORT_SECONDS, service: str = ""
-    ) -> None:
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-
-        self._where = place_of(endpoint, protocol, "METRICS")
-        exporter = _exporter(endpoint, protocol)
-        self._last = LastExport.of(exporter)
-        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=seconds * 1000)
-        self.provider = MeterProvider([reader], Resource.create({"service.name": service_name(service)}))
-
-    def close(self) -> str:
-        """Send the last ones; why they were not sent, "" where they were, or where the endpoint takes traces alone."""
-        patience = EXPORT_TIMEOUT if self._last.succeeded else UNKNOWN
-        self.provider.shutdown(timeout_millis=patience * 1000)
-        if self._last.succeeded:
-            return ""
-        failure = self._last.failure(self._where) if self._last.ended else silence(self._where, patience)
-        return "" if failure.status in NO_METRICS else failure.text
-
-
-def _exporter(endpoint: str, protocol: str) -> Any:  # noqa: ANN401
-    once = one_try(protocol, "METRICS")
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
-
-        return GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_TIMEOUT, **once)
-    if protocol == "http/protobuf":
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
-
-        url = endpoint if "://" in endpoint else f"http://{endpoint}"
-        base = url.rstrip("/").removesuffix("/v1/metrics").removesuffix("/v1/traces")
-        return HttpExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT, **once)
-    raise UserError(f"unknown OTLP protocol {protocol!r}; use grpc or http/protobuf")

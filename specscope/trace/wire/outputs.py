@@ -22,7 +22,6 @@ from specscope.trace.wire.open_requests import OpenRequests
 from specscope.trace.wire.spans import SpanLevel
 
 if TYPE_CHECKING:
-    from specscope.trace.metrics.metrics import Metrics
     from specscope.trace.wire.sending.export import SpanSink
 
 
@@ -40,7 +39,6 @@ class OutputOptions:
     existing: Existing = Existing.REPLACE  # what becomes of an older capture
     drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
     service: str = ""  # the service's name in spans; "" leaves it to the OTEL_* variables
-    sends_metrics: bool = True  # to the endpoint, beside spans
 
 
 def check_metrics_port(port: int) -> None:
@@ -82,7 +80,6 @@ class Outputs:
         self._closers: list[Callable[[], None]] = []
         self._network: Subscription | None = None
         self._spans: SpanSink | None = None
-        self._metrics: Metrics | None = None
         self._writer: CaptureWriter | None = None
         self._running = OpenRequests()
         self._closing = threading.Lock()
@@ -123,25 +120,18 @@ class Outputs:
     def _open_metrics(
         self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None, engine: str
     ) -> None:
-        sent = options.sends_metrics and options.otlp_endpoint is not None
-        if options.metrics_port is None and not sent and log is None:
+        if options.metrics_port is None and log is None:
             return
         from specscope.trace.metrics.metrics import Metrics
-        from specscope.trace.wire.sending.export import pick_protocol
 
-        endpoint = options.otlp_endpoint or ""
-        protocol = pick_protocol(endpoint or None, options.otlp_protocol)
-        metrics = self._metrics = Metrics(
+        metrics = Metrics(
             run.target,
             engine=engine,
-            endpoint=endpoint,
-            protocol=protocol,
             log=log,
             lost=lambda: self._bus.lost,
             sampler=None if self._spans is None else self._spans.sampler,
             run=run if options.metrics_port is not None else None,
             ratio=options.ratio,
-            service=options.service,
         )
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)
@@ -198,7 +188,4 @@ class Outputs:
             lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
         if self._spans is not None:
             lines += self._spans.losses()
-        why = "" if self._metrics is None else self._metrics.unsent
-        if why and not any(why in line for line in lines):
-            lines.append(f"metrics not sent: {why}")
         return lines

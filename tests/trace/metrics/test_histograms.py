@@ -160,7 +160,7 @@ def test_an_exemplar_is_the_trace_that_the_spans_are_in() -> None:
 
 def test_plain_text_has_no_exemplars_and_the_same_values() -> None:
     metrics = filled(life(asked("a"), [(3, 3), (3, 0)]))
-    text = metrics.prometheus_text()
+    text = metrics.page()[0].decode()
     assert " # {" not in text
     plain = {
         (sample.name, *sorted(sample.labels.items())): sample.value

@@ -1,8 +1,7 @@
-"""Metrics, through real readers, a real exporter and a real Prometheus parser."""
+"""Metrics, through a real Prometheus parser."""
 
 from __future__ import annotations
 
-import socket
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,14 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from specscope.errors import UserError
-from specscope.remote.receiver import Receiver
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.metrics import metrics as exported
 from specscope.trace.metrics.metrics import Metrics, log_line
 from specscope.trace.record.records import (
     FinishReason,
@@ -29,7 +24,7 @@ from specscope.trace.record.records import (
 )
 from tests.counting import lines_run
 from tests.support import records as made
-from tests.waiting import HANG_SECONDS, ends
+from tests.waiting import HANG_SECONDS
 
 MS = 1_000_000
 
@@ -98,35 +93,16 @@ def filled(**options: object) -> Metrics:
     return metrics
 
 
-def test_the_otel_instruments() -> None:
-    reader = InMemoryMetricReader()
-    metrics = Metrics('SmolLM2 "135M"', provider=MeterProvider([reader]), lost=lambda: 3)
+def test_counters_are_cumulative_over_pages() -> None:
+    metrics, seen = Metrics('SmolLM2 "135M"'), []
     for one in RECORDS:
         metrics(one)
-    [scope] = reader.get_metrics_data().resource_metrics[0].scope_metrics
-    found = {metric.name: metric for metric in scope.metrics}
-    for name, want in COUNTERS.items():
-        assert {own(p.attributes): p.value for p in found[name].data.data_points} == want
-        assert found[name].data.is_monotonic
-    for name, value in GAUGES.items():
-        [point] = found[name].data.data_points
-        assert point.value == pytest.approx(value)
-        assert not hasattr(found[name].data, "is_monotonic")
-    [point] = found["specscope.lost_records"].data.data_points
-    assert point.value == 3
-    assert set(found) == {*COUNTERS, *GAUGES, "specscope.lost_records"}
-
-
-def test_counters_are_cumulative_over_collections() -> None:
-    reader = InMemoryMetricReader()
-    metrics = Metrics("m", provider=MeterProvider([reader]))
-    seen = []
-    for one in RECORDS:
-        metrics(one)
-        [scope] = reader.get_metrics_data().resource_metrics[0].scope_metrics
-        [drafts] = [m for m in scope.metrics if m.name == "spec_decode_num_drafts"]
-        seen.append(drafts.data.data_points[0].value)
+        seen.append(parsed(text_of(metrics))["vllm:spec_decode_num_drafts_total"][()])
     assert seen == [0, 2, 4, 5, 5]
+
+
+def text_of(metrics: Metrics) -> str:
+    return metrics.page()[0].decode()
 
 
 def parsed(text: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -138,7 +114,7 @@ def parsed(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_the_prometheus_text_has_vllms_names() -> None:
-    text = filled(lost=lambda: 2).prometheus_text()
+    text = text_of(filled(lost=lambda: 2))
     want = {f"vllm:{name}_total": values for name, values in COUNTERS.items()}
     want |= {f"vllm:{name}": {(): pytest.approx(value)} for name, value in GAUGES.items()}
     want["specscope:lost_records_total"] = {(): 2}
@@ -148,7 +124,7 @@ def test_the_prometheus_text_has_vllms_names() -> None:
 
 
 def test_before_the_first_record_everything_is_zero() -> None:
-    found = parsed(Metrics('SmolLM2 "135M"').prometheus_text())
+    found = parsed(text_of(Metrics('SmolLM2 "135M"')))
     assert found["vllm:spec_decode_num_drafts_total"] == {(): 0}
     assert found["vllm:kv_cache_usage_perc"] == {(): 0}
 
@@ -158,102 +134,12 @@ def test_prometheus_over_http() -> None:
     port = metrics.serve_prometheus(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
-        assert parsed(answer.read().decode()) == parsed(metrics.prometheus_text())
+        assert parsed(answer.read().decode()) == parsed(text_of(metrics))
     with pytest.raises(UserError, match=f"127.0.0.1:{port}"):
         Metrics().serve_prometheus(port)
     metrics.close()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS)
-
-
-@pytest.mark.parametrize(("protocol", "path"), [("grpc", ""), ("http/protobuf", ""), ("http/protobuf", "/v1/traces")])
-@pytest.mark.usefixtures("patient")
-def test_otlp_export(protocol: str, path: str) -> None:
-    with MetricsBackend() as backend:
-        metrics = filled(endpoint=backend.endpoint(protocol) + path, protocol=protocol)
-        metrics.close()
-    found = {metric.name: metric for group in backend.got for scope in group.scope_metrics for metric in scope.metrics}
-    assert [point.as_int for point in found["spec_decode_num_accepted_tokens"].sum.data_points] == [7]
-    assert set(found) == {*COUNTERS, *GAUGES, "specscope.lost_records"}
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_where_they_cannot_be_sent_it_is_known_why_and_nobody_waits(protocol: str, monkeypatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        monkeypatch.setattr(exported, "EXPORT_TIMEOUT", 4 * HANG_SECONDS)
-        monkeypatch.setattr(exported, "UNKNOWN", 0.1)
-        metrics = filled(endpoint=f"127.0.0.1:{port}", protocol=protocol)
-        ends(metrics.close)
-        assert metrics.unsent == f"127.0.0.1:{port} did not answer in 0 s"
-    monkeypatch.setattr(exported, "UNKNOWN", 4 * HANG_SECONDS)
-    metrics = filled(endpoint=f"127.0.0.1:{port}", protocol=protocol)
-    ends(metrics.close)
-    assert metrics.unsent == f"nobody listens at 127.0.0.1:{port} (connection refused)"
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-@pytest.mark.usefixtures("patient")
-def test_an_endpoint_that_takes_traces_alone_is_no_loss(protocol: str) -> None:
-    """Jaeger's."""
-    with Receiver(lambda spans: None) as one:
-        port = one.grpc_port if protocol == "grpc" else one.http_port
-        metrics = filled(endpoint=f"127.0.0.1:{port}", protocol=protocol)
-        metrics.close()
-    assert metrics.unsent == ""
-
-
-class MetricsBackend:
-    """A collector for metrics: gRPC and HTTP."""
-
-    def __enter__(self) -> MetricsBackend:
-        import threading
-        from concurrent.futures import ThreadPoolExecutor
-        from http.server import BaseHTTPRequestHandler, HTTPServer
-
-        import grpc
-        from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as pb
-
-        self.got: list = []
-
-        def take(body: bytes) -> bytes:
-            self.got += pb.ExportMetricsServiceRequest.FromString(body).resource_metrics
-            return pb.ExportMetricsServiceResponse().SerializeToString()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.path == "/v1/metrics"
-                take(body)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        service = "opentelemetry.proto.collector.metrics.v1.MetricsService"
-        export = grpc.unary_unary_rpc_method_handler(lambda body, _: take(body))
-        self._grpc = grpc.server(
-            ThreadPoolExecutor(1), [grpc.method_handlers_generic_handler(service, {"Export": export})]
-        )
-        self._port = self._grpc.add_insecure_port("127.0.0.1:0")
-        self._grpc.start()
-        self._http = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def endpoint(self, protocol: str) -> str:
-        return f"127.0.0.1:{self._port}" if protocol == "grpc" else f"http://127.0.0.1:{self._http.server_port}"
-
-    def __exit__(self, *_: object) -> None:
-        self._grpc.stop(0).wait()
-        self._http.shutdown()
-        self._http.server_close()
-
-
-def test_an_unknown_protocol() -> None:
-    with pytest.raises(UserError, match="'carrier-pigeon'; use grpc or http/protobuf"):
-        Metrics(endpoint="localhost:4317", protocol="carrier-pigeon")
 
 
 def test_the_log_line_is_vllms() -> None:

@@ -186,13 +186,13 @@ def test_metrics_of_intervals_are_those_that_were_told():
     metrics = Metrics("m", engine="1")
     metrics(interval(0, TOLD))
     metrics(interval(1, TOLD))
-    text = metrics.prometheus_text()
+    text = metrics.page()[0].decode()
     assert 'vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 286.0' in text
     assert 'per_pos_total{engine="1",model_name="m",position="1"} 16.0' in text
     assert 'vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.25' in text
     assert "vllm:prompt_tokens_total{" not in text  # which the source does not tell
     metrics(interval(2, GAUGES))
-    text = metrics.prometheus_text()
+    text = metrics.page()[0].decode()
     assert "vllm:spec_decode_num_drafts_total{" not in text  # a sum of which a part is not known is none
     assert "vllm:num_requests_running{" not in text
 
@@ -203,7 +203,7 @@ def test_metrics_of_any_intervals_can_be_served(told):
     metrics = Metrics("m", log=lambda line: None, seconds=1)
     for step, one in enumerate(copy.deepcopy(told)):
         metrics(interval(step, one))
-    samples = [line for line in metrics.prometheus_text().splitlines() if line and not line.startswith("#")]
+    samples = [line for line in metrics.page()[0].decode().splitlines() if line and not line.startswith("#")]
     assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
     metrics.close()
 

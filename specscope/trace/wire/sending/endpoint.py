@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from specscope.errors import UserError
 from specscope.trace.record.vocabulary import printable
@@ -44,26 +44,12 @@ class LastExport:
 
     error: Exception | None = None
     error_attrs: dict[str, Any] | None = None  # a status
-    ended: bool = False
 
     @contextmanager
     def export_operation(self, count: int) -> Iterator[LastExport]:
         """Around an export, which leaves here why it failed."""
         self.error = self.error_attrs = None
-        self.ended = False
         yield self
-        self.ended = True
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether there was one, and it has arrived."""
-        return self.ended and self.error is None and self.error_attrs is None
-
-    @staticmethod
-    def of(exporter: Any) -> LastExport:  # noqa: ANN401
-        """What becomes of the exports of an OTLP exporter, of spans or metrics, from now on."""
-        exporter._metrics = last = LastExport()
-        return last
 
     def failure(self, where: str) -> NotSent:
         """Why it failed, in words. `where`: the endpoint."""
@@ -80,10 +66,10 @@ class LastExport:
 class OtlpEndpoint:
     """Where an official exporter sends spans. `where`: HOST:PORT, for messages."""
 
-    def __init__(self, exporter: SpanExporter, where: str) -> None:
+    def __init__(self, exporter: Any, where: str) -> None:  # noqa: ANN401
         self.where = where
         self._exporter = exporter
-        self._last = LastExport.of(exporter)
+        self._last = exporter._metrics = LastExport()
 
     def send(self, spans: Sequence[ReadableSpan]) -> NotSent | None:
         """Try once; why it failed, None where it did not."""
@@ -126,22 +112,22 @@ def silence(where: str, seconds: float) -> NotSent:
     return NotSent(f"{where} did not answer in {seconds:.0f} s", passes=True)
 
 
-def one_try(protocol: str, signal: str) -> dict[str, Any]:
-    """What an exporter of `signal` (TRACES or METRICS) is made with so that it does not try again by itself."""
+def one_try(protocol: str) -> dict[str, Any]:
+    """What an exporter is made with so that it does not try again by itself."""
     if protocol == "grpc":
         from grpc import StatusCode
 
         return {"retryable_error_codes": (StatusCode.OK,)}  # none: with nothing here it takes its own
-    provided = any(os.environ.get(CREDENTIALS.format(kind)) for kind in ("", f"{signal}_"))
+    provided = any(os.environ.get(CREDENTIALS.format(kind)) for kind in ("", "TRACES_"))
     return {"session": None if provided else _session()}
 
 
-def place_of(endpoint: str | None, protocol: str, signal: str = "TRACES") -> str:
+def place_of(endpoint: str | None, protocol: str) -> str:
     """HOST:PORT of an endpoint, for messages. None: of the environment's.
 
     Raises UserError for one with a login by gRPC, which would take that for a part of the host's name.
     """
-    names = f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+    names = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
     text = endpoint or next(filter(None, map(os.environ.get, names)), "localhost")
     try:
         url = urlsplit(text if "://" in text else f"http://{text}")

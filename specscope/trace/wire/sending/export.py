@@ -148,7 +148,7 @@ def make_sender(endpoint: str | None, protocol: str | None = None) -> Sender:
 
 
 def _exporter(endpoint: str | None, protocol: str) -> SpanExporter:
-    once = one_try(protocol, "TRACES")
+    once = one_try(protocol)
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 

@@ -12,7 +12,6 @@ from opentelemetry.sdk.resources import Resource
 
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
-from specscope.trace.metrics.metrics import OtlpMetrics
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sending import sender as sending
 from specscope.trace.wire.sending.endpoint import failure_of
@@ -215,11 +214,7 @@ def test_a_page_is_no_answer_of_an_endpoint(kind, body, lost):
 @pytest.mark.parametrize("address", ["http://user:secret@127.0.0.1:1", "user:secret@127.0.0.1:1"])
 def test_a_login_that_cannot_be_sent_is_refused(address, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", address)
-    for make in (
-        lambda: make_sender(address, "grpc"),
-        lambda: make_sender(None),
-        lambda: OtlpMetrics(address, "grpc"),
-    ):
+    for make in (lambda: make_sender(address, "grpc"), lambda: make_sender(None)):
         with pytest.raises(UserError, match=r"127\.0\.0\.1:1.*OTEL_EXPORTER_OTLP_HEADERS") as error:
             make()
         assert "secret" not in str(error.value)
