@@ -35,7 +35,6 @@ KEPT = 120  # requests that a row rests on, at least: the run is sent as often a
 ENGINES, PAPER = 1000, (1.0, 0.1, 0.01, 0.001)  # of the table on paper
 LEVELS = (("full", SpanLevel.TREES), ("lean", SpanLevel.TREES), ("lean", SpanLevel.STEPS), ("lean", SpanLevel.REQUESTS))
 LENGTH = 3  # bytes before a span that say how long it is
-OF_ENGINE = ("engine_step", "schedule", "draft", "forward", "verify", "commit", "draft_pass")  # shared by its requests
 
 
 class WireSize:
@@ -70,7 +69,7 @@ class SpanParts(WireSize):
         for service in encode_spans(spans).resource_spans:
             self.resources += service.resource.ByteSize() + LENGTH
             for span in service.scope_spans[0].spans:
-                if span.name in OF_ENGINE:
+                if span.name == "engine_step":
                     self.engine.spans += 1
                     self.engine.bytes += span.ByteSize() + LENGTH
         super().put(spans)

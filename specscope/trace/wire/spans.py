@@ -1,10 +1,10 @@
 """Records to spans: the writing half of the codec. `unspan.py` is the other.
 
 A request is a trace, or a part of its caller's: a root span with the children `queue`, `prefill` and `decode_step`.
-An engine step is a span of a trace of its own with its phases as children, under another service; it and the
-decode_steps of its requests link to each other. Trace and span ids are hashes of the run and of what the span stands
-for, so links and parents need no state. A request that ended on more than one branch of an edited run has a root span
-for each end, of which the first has the children.
+An engine step is a span of a trace of its own, under another service; it and the decode_steps of its requests link to
+each other. Trace and span ids are hashes of the run and of what the span stands for, so links and parents need no
+state. A request that ended on more than one branch of an edited run has a root span for each end, of which the first
+has the children.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ PARAMS = "specscope.run.params"
 _DEFAULTS = [field for field in wired(RunInfo) if field.default is not MISSING]
 # What a reader assumes of a run where a resource does not tell
 ASSUMED = {f.attribute: f.default if f.plain is None else f.plain(f.default) for f in _DEFAULTS}
-PASS = "draft_pass"  # the name of a span for each of the drafter's passes
 
 
 class SpanLevel(StrEnum):
@@ -124,7 +123,7 @@ class Encoder:
             for part in record.requests:
                 spans += self._request_step(part, record, self._of(record) | engine)
             if record.absent is None or not record.absent.engine:
-                spans += self._engine_step(record)
+                spans.append(self._engine_step(record))
         spans += [self._root(end, record) for end in record.finished]
         for end in record.finished:
             self._ended[end.info.id] = self._callers.pop(end.info.id, None) or self._ended.get(end.info.id)
@@ -207,17 +206,8 @@ class Encoder:
         special = [token for token in tokens if token in self.vocabulary.special]
         return attributes | {"specscope.tree.special": special} if special else attributes
 
-    def _engine_step(self, record: StepRecord) -> Iterator[Span]:
+    def _engine_step(self, record: StepRecord) -> Span:
         trace, root = self._trace("step", record.step), self._span("step", record.step)
-        for phase in record.phases:
-            span_id = self._span("step", record.step, phase.name)
-            times = (phase.start_ns, phase.end_ns)
-            yield Span(phase.name, trace, span_id, root, *times, self._of(record), of_engine=True)
-        draft = self._span("step", record.step, "draft")
-        for timing in record.passes:
-            span_id, name = self._span("step", record.step, "pass", timing.name), {"specscope.pass": timing.name}
-            times = (timing.start_ns, timing.end_ns)
-            yield Span(PASS, trace, span_id, draft, *times, name | self._of(record), of_engine=True)
         lists = {
             "specscope.phase.names": [phase.name for phase in record.phases],
             "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
@@ -238,7 +228,7 @@ class Encoder:
         if record.aggregate is not None:
             attributes |= aggregate_span.attributes(record.aggregate)
         links = tuple(self._step_span(part, record) for part in record.requests)
-        yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
+        return Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
 
     def _step_span(self, part: RequestStep, record: StepRecord) -> tuple[int, int]:
         """Trace and id of a request's span of a step."""
@@ -284,18 +274,13 @@ def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = Fal
     recorded elsewhere, so that this environment says nothing of it.
     """
     run, given = strip(run, run.privacy), {} if recorded else environment()
-    name = service_name(service or (SERVICE if recorded else ""))
+    name = service or given.get("service.name") or SERVICE
     attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
     attributes |= {"service.name": name, "service.version": run.versions.get("specscope", "")}
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
     values = written(run, by_hand={"privacy": private})
     speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}
     return attributes | values | speculation  # last, to keep the order of older captures
-
-
-def service_name(asked: str = "") -> str:
-    """The name asked for, else the environment's, else ours."""
-    return asked or environment().get("service.name") or SERVICE
 
 
 def environment() -> dict[str, str]:

@@ -69,7 +69,7 @@ def test_a_file_follows_the_opentelemetry_proto_json_schema(tmp_path):
             assert re.fullmatch("[0-9a-f]{32}", span["traceId"])
             assert isinstance(span["kind"], int)
             assert isinstance(span["startTimeUnixNano"], str)
-    assert {"queue", "prefill", "decode_step", "engine_step", "forward", f"text_completion {RUN.target}"} <= names
+    assert {"queue", "prefill", "decode_step", "engine_step", f"text_completion {RUN.target}"} <= names
 
 
 def write(path, records, vocabulary=None):

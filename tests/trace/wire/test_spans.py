@@ -115,8 +115,6 @@ def test_ids_links_and_parents_hang_together(records, vocabulary):
         if span.name in ("decode_step", "prefill"):
             assert by_id[span.links[0]].name == "engine_step"
             assert not [key for key in span.attributes if key.startswith("gen_ai")]
-        if span.name in ("schedule", "draft", "forward", "verify", "commit"):
-            assert by_id[(span.trace, span.parent)].name == "engine_step"
         assert span.end_ns >= span.start_ns or span.name not in ("engine_step", "queue")
 
 
