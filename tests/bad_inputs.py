@@ -285,9 +285,8 @@ def read() -> dict[str, list[Case]]:
             ),
             Case(("serve", "--api-key=a", "--api-key-file=good.txt"), GOOD, "give one of"),
         ],
-        "costs and good captures": [
+        "costs": [
             *(Case((*tune, "--costs", "c"), {"c": content}, "c") for content in FILES),
-            *(Case(("diagnose", PLANTED, "--no-audit", "--against", "c"), {"c": b"x"}, "c") for _ in (1,)),
             *(Case(("export", *words)) for words in ((), ("-o", "tables"), (PLANTED,), (PLANTED, "-o"))),
             Case(("export", PLANTED, "-o", "tables", PLANTED)),
             *(Case((verb, PLANTED, "--branch=9"), says="--branch") for verb in ("verify", "diagnose", "report")),

@@ -16,6 +16,8 @@ ASKED: list[tuple[str, list[str]]] = [
     ("--keep", ["vllm", "--capture", "run.jsonl", "--keep", "error", "--", "serve", "m"]),
     ("--keep-buffer", ["serve", "--keep-buffer", "32"]),
     ("--sample-capture", ["transformers", "--sample-capture", "script.py"]),
+    ("--again", ["audit", "run.jsonl", "--again"]),
+    ("--against", ["diagnose", "run.jsonl", "--against", "good.jsonl"]),
 ]
 
 

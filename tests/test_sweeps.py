@@ -26,7 +26,7 @@ JSON = "--json"
 READERS = (
     *(("report", "FILE", *more) for more in ((), (JSON,), (JSON, "--branch", "0"))),
     *(("verify", "FILE", *more) for more in ((), (JSON,))),
-    *(("diagnose", "FILE", "--no-audit", *more) for more in ((), (JSON,), (JSON, "--against", WHOLE))),
+    *(("diagnose", "FILE", "--no-audit", *more) for more in ((), (JSON,))),
     *(("compare", *two, *more) for two in (("FILE", WHOLE), (WHOLE, "FILE")) for more in ((), (JSON,))),
     *(("why", f"FILE{place}", *more) for place in ("", "#r0", "#r0@2", "#r1@1/0") for more in ((), (JSON,))),
     *(("tune", "FILE", "--no-costs", "--nodes", "4", *more) for more in ((), (JSON,))),

@@ -375,7 +375,6 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 @click.option("--target", metavar="MODEL", help="The target, if not the one that the capture names.")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
 @click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
-@click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
 @click.option(
     "--trainer",
     metavar="FOLDER",
@@ -389,7 +388,6 @@ def audit(
     draft_model: str | None,
     sample: int | None,
     *,
-    again: bool,
     trainer: str | None,
     as_json: bool,
 ) -> None:
@@ -406,7 +404,7 @@ def audit(
     """
     from specscope.cli.judges.audit import audit_captures
 
-    sys.exit(audit_captures(captures, target, draft_model, sample, again=again, trainer=trainer, as_json=as_json))
+    sys.exit(audit_captures(captures, target, draft_model, sample, trainer=trainer, as_json=as_json))
 
 
 @cli.command()

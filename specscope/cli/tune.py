@@ -182,8 +182,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
     """An engine configured as in the captures. Raises UserError."""
     from specscope.cli.judges.audit import progress_bar
     from specscope.live.start import share_cores, start_engine
-    from specscope.measure.audit_again import engine_config_of
-    from specscope.measure.judges import audit_options
+    from specscope.measure.judges import audit_options, engine_config_of
     from specscope.trace.record.rules import BLOCK, STANDARD
 
     share_cores()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.engine.config import DEFAULT_HEAD, given_digest
+from specscope.engine.config import DEFAULT_HEAD, EngineConfig, given_digest
 from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
 from specscope.model.places import check_model, head_place, model_place, on_disk
@@ -59,6 +59,22 @@ def draft_named(run: RunInfo, given: str | None) -> str | None:
         return given if given is not None else run.draft_path or None
     name, first, layers = run.draft_model.partition(FIRST)
     return f"self:{layers.split()[0]}" if first else None if name == NAME else name
+
+
+def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
+    """The configuration of the engine that made a capture."""
+    draft = draft_named(run, draft_model)
+    if draft is None and model_part(run.drafter) == "draft_model":
+        draft = run.draft_model
+    return EngineConfig(
+        target=target_named(run, target),
+        drafter=run.drafter,
+        draft_model=draft,
+        tree=run.tree or None,
+        dtype=run.dtype,
+        max_context=run.max_context,
+        **{"rule": run.rule, **more},
+    )
 
 
 def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list[str], *, given: bool) -> ModelSource:

@@ -8,8 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from specscope import Engine
 from specscope.errors import UserError
-from specscope.measure.audit_again import engine_config_of
-from specscope.measure.judges import audit_options
+from specscope.measure.judges import audit_options, engine_config_of
 from specscope.model.bundled import NAME
 from specscope.trace.history.history import History
 from tests.heads import head_tensors, write_head

@@ -139,12 +139,6 @@ def test_what_needs_trees_cannot_judge_counts(captured, verb):
     assert f"cannot be {done}: the capture holds counts only (vLLM log reports no trees)" in line
 
 
-def test_diagnose_against_counts(captured):
-    code, _, err = run_here(["diagnose", PLANTED, "--no-audit", "--against", captured])
-    assert code == 2
-    assert "holds counts only" in err
-
-
 def test_compare_compares_figures(captured, tmp_path):
     sampled = str(Path(PLANTED).parent / "sampled.jsonl")
     code, out, err = run_here(["compare", captured, sampled])

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.compare.result import Comparison
 from specscope.analyze.diagnose import accounts, by_acceptance, by_text, drafted, healthy, lookup, randomness, verdicts
-from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable, weighed
 from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
@@ -97,7 +95,7 @@ HEALTHY: tuple[Hypothesis, ...] = (healthy.weak_drafter, healthy.hard_text, heal
 
 @dataclass(frozen=True)
 class Failure:
-    """A check that failed, of verify, audit or compare: what any fault that is named must account for."""
+    """A check that failed, of verify or audit: what any fault that is named must account for."""
 
     judge: str
     check: Check
@@ -115,7 +113,6 @@ def diagnose(
     *,
     verify: Trial | None = None,
     audit: Audit | None = None,
-    compare: Comparison | None = None,
     again: Sequence[Suspect] = (),
     left_out: Sequence[str] = (),
     declined: Sequence[str] = (),
@@ -124,14 +121,12 @@ def diagnose(
 ) -> Diagnosis:
     """Name and rank the causes of what is wrong in a run.
 
-    `compare`: a good run (its side A) beside this one; `again`: what the models say, run again under named mistakes;
-    `location`: where what is wrong was located; `known`: whether causes are named.
+    `again`: what the models say, run again under named mistakes; `location`: where what is wrong was located; `known`:
+    whether causes are named.
     """
     case = Case.of(history, verify)
     problems = list(left_out)
     suspects = [*_asked(case, audit, problems), *again] if known else []
-    if compare is not None and known:
-        suspects = weighed([*suspects, *from_comparison(compare)], compare)
     failures = failures_of(case, audit)
     faults, remarks = settled(suspects, failures, audit)
     located = () if location is None else location.located
@@ -139,18 +134,14 @@ def diagnose(
         remarks += [remark for ask in HEALTHY if case.steps and (remark := ask(case)) is not None]
     left = [failure for failure in failures if not explains(located, failure.check.name)]
     unexplained = [*_unexplained(faults, left), *(() if location is None else location.unexplained)]
-    if compare is not None and not faults and not located:
-        unexplained += _beside(compare)
     problems += () if location is None else (f"locate: {line}" for line in location.left_out)
     looked_at = ["capture", "verify"] + ["audit"] * (audit is not None) + ["locate"] * (location is not None)
-    looked_at += ["compare"] * (compare is not None)
     return Diagnosis(
         suspects=tuple(faults),
         unexplained=tuple(unexplained),
         looked_at=tuple(looked_at),
         left_out=tuple(problems),
         steps=len(case.steps),
-        beside=() if compare is None else tuple(differing(compare)),
         remarks=tuple(remarks),
         declined=tuple(declined),
         located=located,
@@ -302,7 +293,3 @@ def _unexplained(faults: Sequence[Suspect], failures: Sequence[Failure]) -> list
                 counted = f"{rest:,} of {plural(failure.check.failed, failure.check.unit or 'place')}"
                 lines.append(f"{failure.judge}, {failure.check.name}: {counted} that failed are not explained")
     return lines
-
-
-def _beside(compare: Comparison) -> list[str]:
-    return [f"compare: {line}" for line in inexplicable(compare)]

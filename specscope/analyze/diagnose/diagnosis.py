@@ -65,11 +65,10 @@ class Diagnosis:
     """The faults of a run, the most likely first; what is wrong and no fault explains; and remarks."""
 
     suspects: tuple[Suspect, ...]  # faults
-    unexplained: tuple[str, ...] = ()  # what verify, audit or compare found wrong and no fault explains
+    unexplained: tuple[str, ...] = ()  # what verify or audit found wrong and no fault explains
     looked_at: tuple[str, ...] = ()  # what could be run: the capture, verify, audit, ...
     left_out: tuple[str, ...] = field(default=())  # what was asked for and could not be judged, and why
     steps: int = 0  # decode steps that were looked at
-    beside: tuple[str, ...] = ()  # what differs from a good capture, where there is one
     remarks: tuple[Suspect, ...] = ()  # explanations without a fault, and causes that only text or acceptance suggests
     declined: tuple[str, ...] = ()  # what the user told it to leave out
     located: tuple[Located, ...] = ()  # faults with their places, those that explain most first
@@ -97,7 +96,6 @@ class Diagnosis:
             "remarks": [remark.to_dict(source) for remark in self.remarks],
             "looked_at": list(self.looked_at),
             "left_out": [*self.left_out, *self.declined],
-            "beside": list(self.beside),
             "located": [located.to_dict() for located in self.located],
             "ruled_out": list(self.ruled_out),
         }

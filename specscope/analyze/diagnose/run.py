@@ -6,10 +6,6 @@ from collections.abc import Callable, Sequence
 
 from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.compare.collect import from_history
-from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.reading import NoStepsError, need_decode_steps
-from specscope.analyze.compare.result import Comparison
 from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
@@ -30,7 +26,6 @@ def examine(
     source: str,
     options: Options | None = None,
     *,
-    good: History | None = None,
     left_out: Sequence[str] = (),
     declined: Sequence[str] = (),
     warnings: Sequence[str] = (),
@@ -38,7 +33,7 @@ def examine(
     known: bool = True,
     locate: Locate | None = None,
 ) -> Diagnosis:
-    """Verify, audit where models are at hand, rerun the models, compare with a good run, and rank the causes.
+    """Verify, audit where models are at hand, rerun the models, and rank the causes.
 
     `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out; `known`:
     whether causes are named; `locate`: finds the place of what audit or verify find wrong.
@@ -62,12 +57,10 @@ def examine(
             location = locate(history, trial, audited)
         except UserError as error:
             problems.append(f"locate: {error}")
-    beside = None if good is None else _beside(good, history, source, problems)
     return diagnose(
         history,
         verify=trial,
         audit=audited,
-        compare=beside,
         again=again,
         left_out=problems,
         declined=declined,
@@ -79,17 +72,6 @@ def examine(
 def is_wrong(trial: Trial, audited: Audit) -> bool:
     """Whether verify or audit found something that has a place."""
     return bool(trial.failed) or any(finding.check.result is CheckResult.FAILED for finding in audited.findings)
-
-
-def _beside(good: History, history: History, source: str, problems: list[str]) -> Comparison | None:
-    sides = from_history(good, "good"), from_history(history, source)
-    try:
-        for side, name in zip(sides, ("the good capture", source), strict=True):
-            need_decode_steps(side, name)
-    except NoStepsError as error:
-        problems.append(f"compare: {error}")
-        return None
-    return compare(*sides)
 
 
 def rerun(

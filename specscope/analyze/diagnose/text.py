@@ -37,10 +37,6 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
         for line in diagnosis.unexplained:
             console.print(Padding.indent(Text(printable(line)), 2))
     render_ruled_out(diagnosis.ruled_out, console)
-    if diagnosis.beside:
-        console.print(Text("\nBeside the good capture", style="bold cyan"))
-        for line in diagnosis.beside:
-            console.print(Padding.indent(Text(printable(line)), 3))
     if diagnosis.remarks:
         console.print(Text("\nRemarks", style="bold cyan"))
         for remark in diagnosis.remarks:

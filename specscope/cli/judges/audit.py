@@ -13,7 +13,6 @@ from specscope.analyze.audit.audit import audit
 from specscope.cli.captures import judge_each, need_steps
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
-from specscope.errors import UserError
 from specscope.measure.judges import audit_options
 from specscope.terminal import text_console
 
@@ -27,13 +26,10 @@ def audit_captures(
     draft_model: str | None,
     sample: int | None,
     *,
-    again: bool,
     trainer: str | None,
     as_json: bool,
 ) -> int:
     """Audit captures, each by itself, and print what was found; returns the exit code. Raises UserError."""
-    if trainer is not None and again:
-        raise UserError("--again and --trainer are two judges: give one of them")
     from specscope.interrupt import ends_at_once
     from specscope.live.start import share_cores
 
@@ -46,13 +42,8 @@ def audit_captures(
         if trainer is not None:
             return beside_training(reader, file, trainer)
         with progress_bar() as progress:
-            if again:
-                from specscope.measure.audit_again import audit_again
-
-                result = audit_again(reader.history, file, target, draft_model, sample, progress)
-            else:
-                options = audit_options(reader.history, target, draft_model, sample)
-                result = audit(reader.history, file, options, progress)
+            options = audit_options(reader.history, target, draft_model, sample)
+            result = audit(reader.history, file, options, progress)
         if not as_json:
             from specscope.analyze.audit.text import render_audit
 

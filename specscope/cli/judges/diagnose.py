@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specscope.cli.captures import (
-    CAPTURE,
     captures_argument,
     fetches_captures,
     json_option,
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 
 @click.command()
 @captures_argument
-@click.option(
-    "--against", type=CAPTURE, metavar="GOOD", help="A capture of a run without the fault, to be compared with."
-)
 @click.option("--target", metavar="MODEL", help="The target that judges.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @click.option(
@@ -54,7 +50,6 @@ if TYPE_CHECKING:
 @fetches_captures
 def diagnose(
     captures: tuple[str, ...],
-    against: str | None,
     target: str | None,
     draft_model: str | None,
     sample: int,
@@ -67,23 +62,18 @@ def diagnose(
 
     \b
       specscope diagnose run.jsonl
-      specscope diagnose run.jsonl --against good.jsonl
       specscope diagnose run*.jsonl --no-audit            each by itself
 
     Runs `verify`, and `audit` if the models are available. If the models disagree with the capture, they are rerun with
-    known mistakes, to see which one reproduces it, and `locate` finds the first operation that differs. With --against,
-    also runs `compare`. Each cause comes with the figures for and against it, and a command that shows an example.
+    known mistakes, to see which one reproduces it, and `locate` finds the first operation that differs. Each cause
+    comes with the figures for and against it, and a command that shows an example.
 
     Exit code: 1 something is wrong; else 2 something could not be judged, such as a model that is not at hand; else 0.
     """
-    good = None if against is None else read_branch(against, None)
-    if good is not None:
-        need_steps(good.history, str(against))
 
     def examined(file: str) -> Mapping[str, Any]:
         models = None if no_audit else JudgeFlags(target, draft_model, sample)
-        beside = None if good is None else good.history
-        return _examine(file, branch, beside, models, known=not no_known, as_json=as_json)
+        return _examine(file, branch, models, known=not no_known, as_json=as_json)
 
     sys.exit(judge_each("diagnose", captures, examined, as_json=as_json))
 
@@ -98,7 +88,7 @@ class JudgeFlags:
 
 
 def _examine(
-    file: str, branch: int | None, good: History | None, models: JudgeFlags | None, *, known: bool, as_json: bool
+    file: str, branch: int | None, models: JudgeFlags | None, *, known: bool, as_json: bool
 ) -> Mapping[str, Any]:
     """Diagnose a capture; printed in words unless `as_json`. Raises UserError."""
     from specscope.analyze.diagnose.run import examine
@@ -120,7 +110,6 @@ def _examine(
             reader.history,
             file,
             options,
-            good=good,
             left_out=[why] if why else [],
             declined=["audit: --no-audit was given"] if models is None else [],
             warnings=reader.warnings,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specscope.measure.audit_again import engine_config_of
+from specscope.measure.judges import engine_config_of
 from specscope.trace.history.history import History
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.tree import ROOT, DraftTree, Ints

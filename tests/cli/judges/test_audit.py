@@ -63,13 +63,6 @@ def test_a_drafter_that_is_not_at_hand_is_exit_2_and_said(tmp_path, deep, prompt
 
 
 @pytest.mark.slow
-def test_again_by_our_own_engine(captured, tiny):
-    done = specscope("audit", captured, "--target", tiny, "--again", "--sample", 6)
-    assert done.returncode == 0, done.stderr
-    assert "committed tokens" in done.stdout
-
-
-@pytest.mark.slow
 def test_a_changed_p_is_found(captured, tiny, tmp_path):
     """The capture says another p at one node."""
     text = captured.read_text()
@@ -145,10 +138,7 @@ def test_a_trainer_that_is_none_is_one_line(trainer, message, headed):
     assert done.stderr.count("\n") == 1
 
 
-def test_what_a_trainer_does_not_go_with(headed, captured):
-    done = specscope("audit", headed, "--trainer", HEAD, "--again")
-    assert done.returncode == 2
-    assert "--again and --trainer are two judges: give one of them" in done.stderr
+def test_what_a_trainer_does_not_go_with(captured):
     done = specscope("audit", captured, "--trainer", HEAD)
     assert done.returncode == 2
     assert "the capture's drafter is draft_model: --trainer compares EAGLE heads" in done.stderr

@@ -91,11 +91,9 @@ def test_a_static_tree_of_a_model_that_cannot_be_read_is_judged_by_the_rest(tmp_
     assert run(file, "--no-audit").exit_code == 0
 
 
-@pytest.mark.parametrize("empty", ["judged", "against"])
-def test_a_run_without_steps_beside_another_is_said(empty, tmp_path):
+def test_a_run_without_steps_cannot_be_judged(tmp_path):
     head = tmp_path / "head.jsonl"
     head.write_text((TRACES / "ngram.jsonl").read_text().partition("\n")[0] + "\n")
-    pair = (head, TRACES / "planted.jsonl") if empty == "judged" else (TRACES / "planted.jsonl", head)
-    result = run(pair[0], "--no-audit", "--against", pair[1])
-    assert result.exit_code == (2 if empty == "judged" else 1)
-    assert "holds no decode steps: there is nothing to compare" in result.output
+    result = run(head, "--no-audit")
+    assert result.exit_code == 2
+    assert "Nothing to judge: the capture has no decode step." in result.output
