@@ -87,12 +87,6 @@ def told_ids(tokens: NDArray[np.int32]) -> list[int] | None:
     return None if len(tokens) and tokens[0] == NO_TOKEN else tokens.tolist()
 
 
-def told_fields(values: Mapping[str, Any], level: Privacy, kind: type) -> dict[str, Any]:
-    """The fields of a dataclass that are kept at a level, for what is written by name."""
-    gone = {name for name, mark in withheld(kind).items() if mark is not None and mark.level <= level}
-    return {name: value for name, value in values.items() if name not in gone}
-
-
 @cache
 def withheld(kind: type) -> Mapping[str, Withheld | None]:
     """The fields of a dataclass, each with its declaration; None where nothing is declared."""
