@@ -79,11 +79,8 @@ COMMANDS = [
 SETTINGS = [
     "theme", "theme =", "theme = 1", "theme = 'pink'", "theme = ''", "theme = ['dark']", "colour = 1", "fps = 0",
     "fps = 61", "fps = -1", "fps = nan", "fps = inf", "fps = '10'", "fps = true", "fps = []", "fps = 1" + "0" * 400,
-    "fps = 1" + "0" * 5000, "keys = 3", "keys = []", "keys = ''", "[keys]\nfly = 'f'", "[keys]\npause = 5",
-    "[keys]\npause = ''", "[keys]\npause = ','", "[keys]\npause = ['f5']", "[[keys]]", "[keys]\npause = 'q'",
-    "[keys]\npause = 'f5'\npause = 'f6'", "[theme]\nx = 1", "x = " + "[" * 5000, "a.b.c = 1", "= 1", "[", "\x00",
-    "\x01", "# " + "x" * 2_000_000, "[keys]\n" + "x" * 5000 + " = 'f'", "[keys]\npause = '" + "f" * 300 + "'",
-    "theme = 'dark'\ntheme = 'light'",
+    "fps = 1" + "0" * 5000, "keys = 3", "[keys]\npause = 'f5'", "[[keys]]", "[theme]\nx = 1", "x = " + "[" * 5000,
+    "a.b.c = 1", "= 1", "[", "\x00", "\x01", "# " + "x" * 2_000_000, "theme = 'dark'\ntheme = 'light'",
 ]
 # fmt: on
 

@@ -10,7 +10,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "keys.md"
 HEAD = """# Keys, marks and figures of the screen
 
 Made by `python -m tests.keys` of what the screen itself declares: `?` shows the same. [The screen and the
-debugger](debugger.md) says what they are for. The settings may bind other keys.
+debugger](debugger.md) says what they are for.
 """
 
 

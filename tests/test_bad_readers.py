@@ -24,7 +24,6 @@ from specscope.trace.history.expressions import Expression
 from specscope.trace.plan import parse_plan
 from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.trace.wire.reading import read_capture
-from specscope.tui.keys import ACTIONS
 from specscope.tui.settings import read_settings
 from tests import bad_inputs as bad
 from tests.support.commands import refused_in_one_line
@@ -69,7 +68,7 @@ def prompts(path):
 def settings_of(content):
     with open("config.toml", "w") as file:
         file.write(content)
-    read_settings(ACTIONS, Path("config.toml"))
+    read_settings(Path("config.toml"))
 
 
 def over(first, words=""):
@@ -145,7 +144,7 @@ def test_good_spellings_are_taken(tmp_path, monkeypatch):
         "path of a capture": [bad.PLANTED],
         "condition on reject": ["p < 0.5 and depth == 1"],
         "command": ["info step", "next 2"],
-        "settings": ["theme = 'dark'\nfps = 30\n[keys]\npause = 'f5'\n"],
+        "settings": ["theme = 'dark'\nfps = 30\nscreenshots = 'x'\n"],
         "until": ["step > 2"],
         "print": ["p @ 0"],
     }

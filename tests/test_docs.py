@@ -95,13 +95,6 @@ def test_the_debuggers_transcript_is_what_it_says():
         assert commands.run(line) == wanted.rstrip()
 
 
-def test_the_settings_name_every_action():
-    from specscope.tui.keys import ACTIONS
-
-    (listed,) = re.findall(r"The actions: `([^`]*)`", TEXT["docs/start.md"])
-    assert listed.split() == list(ACTIONS)
-
-
 def _commands(command):
     yield command
     for child in getattr(command, "commands", {}).values():

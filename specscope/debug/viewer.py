@@ -68,8 +68,8 @@ class Control(Protocol):
         """`loading`, `running`, `paused`, `idle` or `ended`."""
 
     @property
-    def progress(self) -> tuple[str, float | None, float | None]:
-        """While loading: the stage; how much is done (0 to 1) and the seconds that are left, where they are known."""
+    def progress(self) -> str:
+        """While loading: the stage; before an engine is heard, what is waited for."""
 
     @property
     def error(self) -> str:
@@ -184,15 +184,6 @@ class Viewer:
     def show(self, history: History) -> None:
         """Show another engine's history."""
         self.history, self._commands = history, None
-        self.goto_end()
-
-    def show_branch(self, number: int) -> None:
-        """Show a branch of a recorded run, at its end."""
-        if self.live or self.reading:
-            when = "when the file has been read" if self.reading else "in a replay of its capture"
-            self.news.append(Notice(f"other branches can be shown {when}"))
-            return
-        self.history.show(number)
         self.goto_end()
 
     @staticmethod

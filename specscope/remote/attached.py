@@ -183,10 +183,10 @@ class Attached(Passive):
         return "attached" if self.runs else "loading"
 
     @property
-    def progress(self) -> tuple[str, float | None, float | None]:
+    def progress(self) -> str:
         """Where it listens, and what has arrived while no engine was among it."""
         others = f"; {plural(self.others, 'span')} of other services skipped" if self.others else ""
-        return f"listening on {self.where}{self._open_to}{others}", None, None
+        return f"listening on {self.where}{self._open_to}{others}"
 
 
 def checked_address(text: str, flag: str) -> tuple[str, int]:

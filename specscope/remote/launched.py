@@ -107,10 +107,10 @@ class LaunchedEngine(Attached):
         return "idle" if watched and not self.runs else super().status
 
     @property
-    def progress(self) -> tuple[str, float | None, float | None]:
+    def progress(self) -> str:
         """What the plugin said last."""
         ours = self._log.ours if self._log is not None else ""
-        return ours or f"{self._name} is starting", None, None
+        return ours or f"{self._name} is starting"
 
 
 def end_of(code: int) -> str:

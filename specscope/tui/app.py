@@ -16,8 +16,7 @@ from specscope.analyze.why import Typical
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
-from specscope.tui.governor import FrameGovernor
-from specscope.tui.keys import ACTIONS, ASKING, KEYS, bindings, label
+from specscope.tui.keys import ASKING, KEYS, bindings
 from specscope.tui.look import Look
 from specscope.tui.screens.dialogs import Dialogs, Lists
 from specscope.tui.screens.moves import Moves
@@ -64,7 +63,6 @@ class ScopeApp(Shell):
         viewer.typical = Typical(lambda: viewer.history, COUNTED)
         self.scope_title = title
         self._start = start  # REQUEST@STEP[/NODE] to begin at, as soon as it has been read
-        self.governor = FrameGovernor(self.settings.fps)
         self.standing = Standing(viewer, self.look, self.say, reference)
         self.overlays = Overlays(self, self.standing, self._look)
         dialogs = Dialogs(self, self.standing, self.overlays.hear)
@@ -105,27 +103,25 @@ class ScopeApp(Shell):
     def _begin(self) -> None:
         self.ready()
         self._begin_at()
-        self.governor.start()
         self._wait()
 
     def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every key, except those for an engine that takes commands where there is none."""
         for key in KEYS:
             if key.name not in ASKING or self._look().asks:
-                text = f"{key.help} ({label(key, self.settings.keys)})"
+                text = f"{key.help} ({key.label})"
                 yield SystemCommand(key.command, text, self.runner(key.action))
 
     # -- time ---------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Look again after the governor's interval; over a capture that stands still there is nothing to look for."""
+        """Look again after a frame; over a capture that stands still there is nothing to look for."""
         if self._timer is not None:
             return
         if self.viewer.reading and not self.lost:
-            self.governor.start()  # reading is no frame, and there is no engine to spare
             self._timer = self.set_timer(READING, self._tick)
         elif self.viewer.control is not None or self.standing.playing:
-            self._timer = self.set_timer(self.governor.tick(), self._tick)
+            self._timer = self.set_timer(1 / self.settings.fps, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -184,14 +180,7 @@ class ScopeApp(Shell):
         control = viewer.control
         engine = (control.status, control.progress, control.error, control.log) if control is not None else None
         stamp = (
-            *(
-                len(history.steps),
-                viewer.position,
-                viewer.follow,
-                history.rewinds,
-                history.lost,
-                len(history.requests),
-            ),
+            *(len(history.steps), viewer.position, viewer.follow, history.rewinds, history.lost, len(history.requests)),
             *(
                 engine,
                 self.lost,
@@ -251,7 +240,6 @@ class ScopeApp(Shell):
             self.scope_title,
             standing.playing,
             self.lost,
-            self.settings.keys,
             standing.pending.shown,
         )
 
@@ -280,18 +268,6 @@ class ScopeApp(Shell):
         self.standing.pooled = not self.standing.pooled
         self.look()
 
-    def action_zoom(self) -> None:
-        """The focused panel over the whole body, or back."""
-        body, focused = self.screen.query_one("#body"), self.focused
-        zoomed = body.query(".-zoom")
-        body.set_class(not zoomed, "-zoomed")
-        if zoomed:
-            zoomed.remove_class("-zoom")
-        elif isinstance(focused, Panel) and focused.parent is body:
-            focused.add_class("-zoom")
-        else:
-            body.query_one(IntervalsPanel if self.viewer.history.counts_only else TreePanel).add_class("-zoom")
-
     # -- mouse --------------------------------------------------------------------------------------------------
 
     def on_slider_moved(self, event: Slider.Moved) -> None:
@@ -311,5 +287,5 @@ def run_app(viewer: Viewer, lifetime: Lifetime, *, title: str = "", reference: s
 
     Ending its engine is left to the caller. Raises UserError.
     """
-    settings = read_settings(ACTIONS)
+    settings = read_settings()
     run_to_the_end(ScopeApp(viewer, title=title, settings=settings, reference=reference, start=start), lifetime)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from textual.app import SystemCommand
@@ -12,7 +12,6 @@ from specscope.debug.viewer import Viewer
 from specscope.lifetime import Lifetime
 from specscope.trace.history.history import History
 from specscope.tui.compared import Compared, KnownCause
-from specscope.tui.keys import ACTIONS, shown_key
 from specscope.tui.look import Look
 from specscope.tui.screens.compare_view import CompareScreen
 from specscope.tui.screens.dialogs import Lists
@@ -27,6 +26,8 @@ PAIRS: tuple[Row, ...] = (
     ("Enter", "key", "open the pair where its outputs part"),
     ("n N", "key", "next, previous pair that parts"),
     ("c", "key", "what changed most: requests, labels, depths"),
+    ("/", "key", "filter the pairs: request, cause or prompt"),
+    ("o O", "key", "sort by the next column; reverse"),
 )
 PARTING: tuple[Row, ...] = (
     ("↑ ↓", "key", "pick a place in the output; the trees follow"),
@@ -36,6 +37,13 @@ PARTING: tuple[Row, ...] = (
     ("d", "key", "go to the first decision that differs"),
     ("n N", "key", "next, previous pair that parts"),
     ("Esc", "key", "back to the pairs"),
+)
+ANYWHERE: tuple[Row, ...] = (
+    ("Tab", "key", "next panel; the arrow keys scroll it"),
+    ("t", "key", "theme: light or dark"),
+    ("?", "key", "this page"),
+    ("q", "key", "quit"),
+    ("q", "key", "close where a pair is open"),
 )
 COLUMNS: tuple[Row, ...] = (
     ("τ A, τ B", "strong", "mean acceptance length of the request in each capture"),
@@ -61,7 +69,7 @@ class CompareApp(Shell):
         yield from self.commands_of(screen)
 
     def _look(self) -> Look:
-        return Look(self.viewer, dark=self.current_theme.dark, keymap=self.settings.keys)
+        return Look(self.viewer, dark=self.current_theme.dark)
 
     def on_mount(self) -> None:
         """The one screen."""
@@ -77,34 +85,17 @@ class CompareApp(Shell):
 
     def action_help(self) -> None:
         """Keys and what the columns mean."""
-        page = partial(compare_help_lines, causes=self._compared.causes, keymap=self.settings.keys)
-        self.push_screen(HelpScreen(page))
+        self.push_screen(HelpScreen(partial(compare_help_lines, causes=self._compared.causes)))
 
 
 def run_compare(compared: Compared, lifetime: Lifetime) -> None:
     """Show the comparison until the user leaves, or a signal ends it with SystemExit. Raises UserError."""
-    run_to_the_end(CompareApp(compared, read_settings(ACTIONS)), lifetime)
+    run_to_the_end(CompareApp(compared, read_settings()), lifetime)
 
 
-def compare_help_lines(width: int, causes: Sequence[KnownCause], keymap: Mapping[str, str]) -> list[Line]:
-    """The help page for a width in cells: what can make two outputs part, and the keys as the settings bind them."""
-
-    def key(*names: str) -> str:
-        return " ".join(shown_key(name, keymap) for name in names)
-
-    pairs: tuple[Row, ...] = (
-        *PAIRS,
-        (key("filter"), "key", "filter the pairs: request, cause or prompt"),
-        (key("sort", "sort_reverse"), "key", "sort by the next column; reverse"),
-    )
-    anywhere: tuple[Row, ...] = (
-        ("Tab", "key", "next panel; the arrow keys scroll it"),
-        (key("theme"), "key", "theme: light or dark"),
-        (key("help"), "key", "this page"),
-        (key("quit"), "key", "quit"),
-        ("q", "key", "close where a pair is open"),
-    )
-    keys: list[Part] = [("Keys: pairs", pairs), ("Keys: one pair", PARTING), ("Keys: everywhere", anywhere)]
+def compare_help_lines(width: int, causes: Sequence[KnownCause]) -> list[Line]:
+    """The help page for a width in cells: what can make two outputs part, and the keys."""
+    keys: list[Part] = [("Keys: pairs", PAIRS), ("Keys: one pair", PARTING), ("Keys: everywhere", ANYWHERE)]
     why: list[Row] = [(cause.name, "dim" if cause.harmless else "rejected", cause.about) for cause in causes]
     means: list[Part] = [("Columns", COLUMNS), ("Causes", why), ("Verdicts", MARKS_HERE), ("Tokens", COLOURS), NODE]
     return two_columns(width, keys, means, labels=(7, 12))

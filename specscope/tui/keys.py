@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from textual.binding import Binding
@@ -12,7 +11,7 @@ from textual.binding import Binding
 class Key:
     """A key, what it does, and how it is described."""
 
-    name: str  # in the settings
+    name: str
     keys: str  # as Textual names them, comma separated
     label: str  # as people know them
     action: str
@@ -68,7 +67,6 @@ KEYS: tuple[Key, ...] = (
         "Breakpoints",
         "breakpoints: where the run stops",
     ),
-    Key("branches", "B,upper_b", "B", "branches", "Branches", "branches of the run, after going back and changing"),
     Key(
         "request",
         "r",
@@ -98,7 +96,6 @@ KEYS: tuple[Key, ...] = (
         "Figures: all requests or the current one",
         "figures of all requests or of the current one",
     ),
-    Key("zoom", "z", "z", "zoom", "Zoom the focused panel", "zoom the focused panel; again: all panels"),
     Key("prompt", "i", "i", "ask_prompt", "New prompt…", "give the live engine a new prompt"),
     Key("cancel", "x", "x", "cancel", "Cancel the request", "cancel the current request"),
     Key("next_engine", "e", "e", "next_engine", "Next engine", "next engine, if the screen listens to several"),
@@ -112,18 +109,5 @@ ASKING = ("prompt", "cancel")  # what only an engine that takes commands can do
 
 def bindings() -> list[Binding]:
     """The keys as Textual bindings."""
-    made = [Binding(key.keys, key.action, key.command, show=False, id=key.name) for key in KEYS]
+    made = [Binding(key.keys, key.action, key.command, show=False) for key in KEYS]
     return [*made, Binding("ctrl+c", "quit", "Quit", show=False)]
-
-
-ACTIONS: dict[str, str] = {key.name: key.keys for key in KEYS}  # what the settings may bind otherwise
-
-
-def label(key: Key, keymap: Mapping[str, str]) -> str:
-    """The key as it is shown: the default one, or the settings' choice."""
-    return keymap.get(key.name, key.label)
-
-
-def shown_key(name: str, keymap: Mapping[str, str]) -> str:
-    """The key as it is shown, by its name."""
-    return keymap.get(name) or next(key.label for key in KEYS if key.name == name)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable
 
 from textual.app import SystemCommand
 from textual.screen import Screen
@@ -13,7 +12,6 @@ from specscope.debug.viewer import Viewer
 from specscope.lifetime import Lifetime
 from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.tui.keys import ACTIONS, shown_key
 from specscope.tui.look import Look
 from specscope.tui.screens.dialogs import Lists
 from specscope.tui.screens.help import HelpScreen, Part, Row, two_columns
@@ -34,6 +32,14 @@ ROWS: tuple[Row, ...] = (
     ("n N", "key", "next, previous row that differs"),
     ("→ ←", "key", "next, previous operation"),
     ("Esc", "key", "back to the operations"),
+)
+ANYWHERE: tuple[Row, ...] = (
+    ("/", "key", "filter the list"),
+    ("o O", "key", "sort by the next column; reverse"),
+    ("Tab", "key", "next panel; the arrow keys scroll it"),
+    ("t", "key", "theme: light or dark"),
+    ("?", "key", "this page"),
+    ("q", "key", "quit"),
 )
 MEANS: tuple[Row, ...] = (
     ("error", "strong", "the largest of |ours - right| / |right| over rows and heads"),
@@ -66,7 +72,7 @@ class LocateApp(Shell):
         yield from self.commands_of(screen)
 
     def _look(self) -> Look:
-        return Look(self.viewer, dark=self.current_theme.dark, keymap=self.settings.keys)
+        return Look(self.viewer, dark=self.current_theme.dark)
 
     def on_mount(self) -> None:
         """The one screen."""
@@ -82,27 +88,15 @@ class LocateApp(Shell):
 
     def action_help(self) -> None:
         """Keys and what the figures mean."""
-        self.push_screen(HelpScreen(partial(locate_help_lines, keymap=self.settings.keys)))
+        self.push_screen(HelpScreen(locate_help_lines))
 
 
 def run_locate(location: Location, vocabulary: Vocabulary, lifetime: Lifetime) -> None:
     """Show the location until the user leaves, or a signal ends it with SystemExit. Raises UserError."""
-    run_to_the_end(LocateApp(location, vocabulary, read_settings(ACTIONS)), lifetime)
+    run_to_the_end(LocateApp(location, vocabulary, read_settings()), lifetime)
 
 
-def locate_help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
-    """The help page for a width in cells, with the keys as the settings bind them."""
-
-    def key(*names: str) -> str:
-        return " ".join(shown_key(name, keymap) for name in names)
-
-    lists: tuple[Row, ...] = (
-        (key("filter"), "key", "filter the list"),
-        (key("sort", "sort_reverse"), "key", "sort by the next column; reverse"),
-        ("Tab", "key", "next panel; the arrow keys scroll it"),
-        (key("theme"), "key", "theme: light or dark"),
-        (key("help"), "key", "this page"),
-        (key("quit"), "key", "quit"),
-    )
-    keys: list[Part] = [("Keys: operations", OPERATIONS), ("Keys: one operation", ROWS), ("Keys: everywhere", lists)]
+def locate_help_lines(width: int) -> list[Line]:
+    """The help page for a width in cells."""
+    keys: list[Part] = [("Keys: operations", OPERATIONS), ("Keys: one operation", ROWS), ("Keys: everywhere", ANYWHERE)]
     return two_columns(width, keys, [("Figures", MEANS), ("Colours", BARS)], labels=(7, 9))

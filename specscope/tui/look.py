@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from specscope.debug.viewer import Viewer
@@ -30,7 +30,6 @@ class Look:
     title: str = ""
     playing: bool = False  # a replay that moves by itself
     lost: str = ""  # why the engine can no longer be heard
-    keymap: Mapping[str, str] = field(default_factory=dict)  # keys that the settings bind otherwise, by action
     pending: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())  # prompts and cancels that wait for a step
 
     def __post_init__(self) -> None:

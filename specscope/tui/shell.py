@@ -58,7 +58,6 @@ class Shell(App[None]):
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
         self.settings = settings or Settings()
-        self.set_keymap(self.settings.keys)
         self.animation_level = "none"
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
@@ -111,7 +110,7 @@ class Shell(App[None]):
         keys = [binding for binding in screen.BINDINGS if isinstance(binding, Binding)]
         for action, binding in {binding.action: binding for binding in keys}.items():  # of two keys the last
             if not action.startswith("app.focus"):
-                key = self.settings.keys.get(binding.id or "", binding.key).split(",")[0]
+                key = binding.key.split(",")[0]
                 text = f"key {KEY_NAMES.get(key, key)}"
                 yield SystemCommand(binding.description, text, self.runner(action, screen))
 

@@ -71,9 +71,9 @@ class Watched(Passive):
         return "attached" if self.histories else "loading"
 
     @property
-    def progress(self) -> tuple[str, float | None, float | None]:
+    def progress(self) -> str:
         """What is waited for."""
-        return f"watching {', '.join(source.name for source in self.watch.sources)}", None, None
+        return f"watching {', '.join(source.name for source in self.watch.sources)}"
 
     def close(self) -> None:
         """The outputs are the caller's."""

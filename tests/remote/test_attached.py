@@ -87,7 +87,7 @@ def test_a_screen_that_other_machines_reach_says_who_may_write_to_it(host, says)
     attached = Attached(host, 0, 0)
     try:
         who = "any machine that reaches it may write here, without a password"
-        assert (who in attached.progress[0]) == says
+        assert (who in attached.progress) == says
         assert [who in news.text for news in attached.news].count(True) == says
     finally:
         attached.close()
@@ -100,7 +100,7 @@ def settle(viewer, steps):
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
     assert attached.status == "loading"
-    assert "listening on 127.0.0.1:" in attached.progress[0]
+    assert "listening on 127.0.0.1:" in attached.progress
     receiver = attached.listening
     port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
     records = send(tiny, port, protocol, "abcabcabc")

@@ -150,7 +150,7 @@ def test_spans_of_other_programs_are_counted_and_skipped(attached):
         assert post(attached, encode_spans([one]).SerializeToString(), PROTOBUF) == 200
     settle(attached, lambda: attached.others == 30)
     assert attached.status == "loading"
-    assert attached.progress[0].endswith("; 30 spans of other services skipped")
+    assert attached.progress.endswith("; 30 spans of other services skipped")
     assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     assert not attached.viewer.news

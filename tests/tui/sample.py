@@ -318,7 +318,7 @@ class FakeEngine:
 
     def __init__(self, made: Maker, status: str = "paused", ready: int = 0) -> None:
         self.made, self.state, self.pending = made, status, ready
-        self.stage: tuple[str, float | None, float | None] = ("", None, None)
+        self.progress = ""
         self.failure = ""
         self.log: tuple[str, ...] = ()
         self.obeys = True
@@ -370,10 +370,6 @@ class FakeEngine:
     @property
     def status(self) -> str:
         return self.state
-
-    @property
-    def progress(self) -> tuple[str, float | None, float | None]:
-        return self.stage
 
     @property
     def error(self) -> str:

@@ -19,7 +19,6 @@ from specscope.tui.compared import Beside, Compared
 from specscope.tui.screens.compare_view import ChangedPanel, CompareScreen, PairsPanel
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpLines, HelpScreen
-from specscope.tui.screens.over import Hints
 from specscope.tui.screens.parting_view import PartingScreen, PlacesPanel, TreePanelOf
 from specscope.tui.settings import Settings
 from tests.analyze.compare.runs import side
@@ -191,30 +190,9 @@ async def test_places_line_up_where_steps_do_not():
     assert [row.place for row in beside.rows] == sorted({row.place for row in beside.rows})
 
 
-async def test_a_key_bound_otherwise_does_its_work_and_is_named():
-    """Here as on the main screen: over the list, over a pair, at the foot and on the help page."""
-    app = CompareApp(sample(), Settings({"help": "f7", "sort": "f8", "quit": "f10"}))
-    async with app.run_test(size=(200, 60)) as pilot:
-        await pilot.pause()
-        assert "f8 sort" in text_of(app.screen.query_one(Hints))
-        for keys in ([], ["n", "enter"]):
-            await pilot.press(*keys, "question_mark")
-            assert not isinstance(app.screen, HelpScreen)
-            await pilot.press("f7")
-            await pilot.pause()
-            assert isinstance(app.screen, HelpScreen)
-            text = "\n".join("".join(part for part, _ in line) for line in app.screen.query_one(HelpLines).sheet.lines)
-            assert "f8 O" in text
-            await pilot.press("escape")
-        await pilot.press("escape", "q")
-        assert app.is_running
-        await pilot.press("f10")
-    assert app.return_code == 0
-
-
 @pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
 def test_the_help_page_fits(width):
-    texts = ["".join(part for part, _ in line) for line in compare_help_lines(width, sample().causes, {})]
+    texts = ["".join(part for part, _ in line) for line in compare_help_lines(width, sample().causes)]
     assert max(map(cell_len, texts)) <= width
 
 

@@ -128,26 +128,6 @@ async def test_a_click_goes_to_an_interval_and_the_keys_move():
         assert "interval 35" in text_of(app.screen.query_one(StatusBar))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_zoom_shows_one_panel_alone(size):
-    app = ScopeApp(vllm(), title="w")
-    async with app.run_test(size=size) as pilot:
-        await pilot.press("end", "z")
-        await pilot.pause()
-        intervals, rates = app.screen.query_one(IntervalsPanel), app.screen.query_one(RatesPanel)
-        body = app.screen.query_one("#body")
-        assert [panel for panel in body.query(Lines) if panel.display] == [intervals]
-        assert intervals.outer_size == body.size
-        await pilot.press("z")
-        await pilot.pause()
-        assert rates.display
-        rates.focus()
-        await pilot.press("z")
-        await pilot.pause()
-        assert [panel for panel in body.query(Lines) if panel.display] == [rates]
-        assert rates.outer_size == body.size
-
-
 async def test_arrows_and_letters_go_from_interval_to_interval():
     async with running(vllm()) as (app, pilot):
         await pilot.press("home", "down", "down", "j")

@@ -182,7 +182,7 @@ def test_the_scale_is_of_powers_of_ten():
 
 @pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
 def test_the_help_page_fits(width):
-    texts = ["".join(part for part, _ in line) for line in locate_help_lines(width, {})]
+    texts = ["".join(part for part, _ in line) for line in locate_help_lines(width)]
     assert max(map(cell_len, texts)) <= width
 
 

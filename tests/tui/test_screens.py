@@ -366,7 +366,7 @@ async def test_every_screen_fits_every_size(size):
     for opened in (viewer, replay(14)):
         async with running(opened, size) as (app, pilot):
             await pilot.press("j")
-            for key in ("", "d", "r", "b", "v", "B", "w", "a", "f", "question_mark", "colon"):
+            for key in ("", "d", "r", "b", "v", "a", "f", "question_mark", "colon"):
                 await pilot.press(*([key] if key else []))
                 await pilot.pause()
                 for lines in app.screen.query(Lines):

@@ -124,14 +124,14 @@ def test_light(snap_compare):
 
 def test_loading(snap_compare):
     viewer, engine = live(0, "loading")
-    engine.stage = ("loading SmolLM2-135M-Instruct: weights", 0.43, None)
+    engine.progress = "loading SmolLM2-135M-Instruct: weights"
     assert snap_compare(ScopeApp(viewer, title="SmolLM2-135M-Instruct"), terminal_size=(80, 24))
 
 
 @pytest.mark.parametrize("state", ["loading", "ended"])
 def test_the_log_of_an_engine_that_was_started_for_the_screen(snap_compare, state):
     viewer, engine = live(0, state)
-    engine.stage = ("watching vLLM 0.32.0 (process 7, V1 runner, eagle3, evidence full); lacking nothing", None, None)
+    engine.progress = "watching vLLM 0.32.0 (process 7, V1 runner, eagle3, evidence full); lacking nothing"
     engine.log = tuple(f"INFO 11-26 21:06:{second} [model.py:733] Loaded block {second} of 59" for second in range(60))
     if state == "ended":
         engine.log += (
@@ -148,18 +148,14 @@ def test_an_engine_that_failed(snap_compare):
 
 
 def test_prefill_and_a_request_that_was_not_in_the_step(snap_compare):
-    async def zoomed_text(pilot: Pilot[None]) -> None:
+    async def last_request(pilot: Pilot[None]) -> None:
         await pilot.press("j", "j", "j")
 
-    assert snap_compare(ScopeApp(replay(0)), terminal_size=(100, 36), run_before=zoomed_text)
+    assert snap_compare(ScopeApp(replay(0)), terminal_size=(100, 36), run_before=last_request)
 
 
 def test_nothing_recorded(snap_compare):
     assert snap_compare(ScopeApp(Viewer()), terminal_size=(80, 24))
-
-
-def test_zoom_on_the_tree(snap_compare):
-    assert snap_compare(ScopeApp(replay(14)), terminal_size=(80, 24), press=["j", "tab", "z"])
 
 
 async def test_live_and_replay_show_the_same():
@@ -179,12 +175,3 @@ async def test_live_and_replay_show_the_same():
             shown.append([panel.sheet for panel in panels])
     assert shown[0] == shown[1]
     assert len(shown[0]) == 5
-
-
-def test_branches(snap_compare):
-    viewer = replay(6)
-    last = viewer.history.steps[-1]
-    changed = dataclasses.replace(last, step=last.step + 1, branch=1, after=3, admitted=(), finished=(), preempted=())
-    viewer.history.append(changed)
-    viewer.goto_end()
-    assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=USUAL, press=["B"])

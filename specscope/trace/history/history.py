@@ -364,11 +364,6 @@ class History:
         """Move to the end of a branch."""
         self.move(self._last.get(branch, -1))
 
-    def branch_sizes(self) -> dict[int, int]:
-        """How many known steps each branch has itself."""
-        counts = Counter(record.branch for record in self._known.values())
-        return {branch: counts[branch] for branch in self.branches}
-
     def position_of(self, step: int) -> int | None:
         """The position in `steps` of the engine's step of that number; None where it is not on this path."""
         position = bisect_left(self.steps, step, key=lambda record: record.step)

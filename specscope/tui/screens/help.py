@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 
 from specscope.trace.words import NODE as NODE_FIELDS
 from specscope.trace.words import label as field_label
-from specscope.tui.keys import KEYS, label
+from specscope.tui.keys import KEYS
 from specscope.tui.text import Ink, Line, labelled
 from specscope.tui.widgets.decision import beside
 from specscope.tui.widgets.lines import Lines, Sheet
@@ -50,9 +50,9 @@ Page = Callable[[int], list[Line]]  # laid out for a width in cells
 NODE: Part = ("Figures of a node", [(field_label(name), "strong", NODE_FIELDS[name].about) for name in FIGURES])
 
 
-def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
+def help_lines(width: int) -> list[Line]:
     """The main screen's page."""
-    keys: list[Row] = [(label(key, keymap), "key", key.help) for key in KEYS]
+    keys: list[Row] = [(key.label, "key", key.help) for key in KEYS]
     keys += [
         ("Tab", "key", "next panel; the arrow keys scroll it"),
         ("Enter", "key", "drill down: request, step, distributions"),

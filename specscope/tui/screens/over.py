@@ -23,9 +23,9 @@ MOVING = (  # they show what they moved to
 
 
 def keys_of(*names: str) -> list[BindingType]:
-    """Keys of the main screen that work over it too; where the settings bind them otherwise, so do they here."""
+    """Keys of the main screen that work over it too."""
     keys = [key for key in KEYS if key.name in names]
-    return [Binding(key.keys, f"app.{key.action}", key.command, show=False, id=key.name) for key in keys]
+    return [Binding(key.keys, f"app.{key.action}", key.command, show=False) for key in keys]
 
 
 class Over(ModalScreen[None]):
@@ -59,9 +59,6 @@ class Over(ModalScreen[None]):
         self.last = look
         for panel in self.query(Panel):
             panel.show(look)
-
-
-NAMES = {f"app.{key.action}": key.name for key in KEYS}  # in the settings
 
 
 @dataclass(frozen=True)
@@ -105,13 +102,9 @@ class Hints(Panel, can_focus=False):
         space = (
             ("resume" if look.viewer.paused else "pause") if look.viewer.live else "stop" if look.playing else "play"
         )
-        hints = [
-            (hint, look.keymap.get(NAMES.get(hint.action, ""), hint.key), hint.word or space)
-            for hint in self._hints
-            if hint.shown(look)
-        ]
-        line = fit([(hint.rank, [(key, "key"), (f" {word}", "dim")]) for hint, key, word in hints], width - 2)
-        spots, cell, by_key = [], 1, {key: hint.action for hint, key, _ in hints}
+        hints = [hint for hint in self._hints if hint.shown(look)]
+        line = fit([(hint.rank, [(hint.key, "key"), (f" {hint.word or space}", "dim")]) for hint in hints], width - 2)
+        spots, cell, by_key = [], 1, {hint.key: hint.action for hint in hints}
         for (text, ink), (word, _) in zip(line, [*line[1:], ("", "dim")], strict=True):
             if ink == "key":
                 spots.append((cell, cell + len(text + word), by_key[text]))
@@ -138,7 +131,6 @@ MAIN: tuple[Hint, ...] = (
     Hint(12, "x", "cancel", "app.cancel", "asks"),
     Hint(13, "g", "go to", "app.ask_step"),
     Hint(14, "s", "scope", "app.scope", "trees"),
-    Hint(15, "z", "zoom", "app.zoom"),
     Hint(16, "t", "theme", "app.next_theme"),
     Hint(2, "?", "help", "app.help"),
     Hint(9, "q", "quit", "app.quit"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from textual.app import App
 
@@ -11,7 +10,6 @@ from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Noti
 from specscope.debug.show import stop_text
 from specscope.tui.look import Look
 from specscope.tui.screens.analysis_view import AnalysisScreen
-from specscope.tui.screens.branches_view import BranchesScreen
 from specscope.tui.screens.engine_view import EngineScreen
 from specscope.tui.screens.fork_view import ForkScreen
 from specscope.tui.screens.help import HelpScreen, help_lines
@@ -64,10 +62,6 @@ class Overlays:
         """The breakpoints."""
         self._lay_over(PointsScreen)
 
-    def action_branches(self) -> None:
-        """The branches of an edited run."""
-        self._lay_over(BranchesScreen)
-
     def action_fork(self) -> None:
         """The last fork beside its original."""
         forked = None if self.viewer.control is None else self.viewer.control.forked
@@ -78,7 +72,7 @@ class Overlays:
 
     def action_help(self) -> None:
         """Keys, colours, figures."""
-        self._app.push_screen(HelpScreen(partial(help_lines, keymap=self._look().keymap)))
+        self._app.push_screen(HelpScreen(help_lines))
 
     def action_goto_position(self, position: int) -> None:
         """A place in the history."""

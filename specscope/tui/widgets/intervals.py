@@ -52,7 +52,7 @@ class IntervalsPanel(Panel):
         title: Line = [("Intervals", "strong")]
         if current is None:
             control = look.viewer.control
-            what = "no data" if control is None else f"{control.progress[0]}: no data yet"
+            what = "no data" if control is None else f"{control.progress}: no data yet"
             return Sheet([[(clean(what), "faint")]], title)
         about_figures = [f"{line}." for line in definitions(current)]
         about_figures.append(f"{current.source} does not report {', '.join(missing(current))}.")

@@ -17,10 +17,8 @@ from specscope.trace.history.why import brief
 from specscope.trace.history.wording import about_method, about_sizing, acceptance
 from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.trace.words import how_drawn
-from specscope.tui.keys import shown_key
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, folded, line_width, paragraph, show_token
-from specscope.tui.widgets.bars import progress_line
 from specscope.tui.widgets.decision import likeliest_lines, why_lines
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.tree_lines import tree_lines
@@ -38,7 +36,7 @@ class TreePanel(Panel):
     _order: Sequence[int] = ()  # whose node each line of the tree is
 
     def key(self, look: Look) -> Hashable:
-        """The step shown, whether it is the position's own, and while loading how far that is."""
+        """The step shown, whether it is the position's own, and while loading the stage."""
         control = look.viewer.control
         progress = (control.progress, look.log, look.error) if control is not None and not look.steps else None
         status = look.status if not look.steps else "ended" if look.status == "ended" else ""
@@ -84,13 +82,10 @@ class TreePanel(Panel):
 
 
 def _loading(look: Look, control: Control, width: int, height: int) -> Sheet:
-    """How far it is, or how it ended before its first step, and the end of its log."""
-    stage, share, left = control.progress
+    """What it does, or how it ended before its first step, and the end of its log."""
     ended = look.status == "ended"
-    said = f"it ended: {look.error}" if look.error else "it ended" if ended else stage or "starting the engine"
+    said = f"it ended: {look.error}" if look.error else "it ended" if ended else control.progress
     lines: list[Line] = [[], *_indented(said, width, "rejected" if look.error else "strong")]
-    if share is not None:
-        lines.append([("  ", "text"), *progress_line(share, left, max(8, min(48, width - 24)))])
     room, logged = height - len(lines) - 1, deque[Line]()
     for line in reversed(look.log):
         rows = _indented(line, width, "text")
@@ -112,9 +107,9 @@ def _waiting(look: Look, width: int) -> list[Line]:
         return [[(look.absence, "dim")]]
     paused = look.status == "paused"
     lines: list[Line] = [[], [("  paused before the first step" if paused else "  no prompt yet", "strong")]]
-    starts = (("pause", "starts the run"), ("forward", "runs one step"), ("debugger", "sets a breakpoint first"))
-    for name, what in (*(starts if paused else ()), ("prompt", "gives it a prompt")):
-        lines.append(fit([(0, [(f"  {shown_key(name, look.keymap):<7}", "key"), (what, "text")])], width))
+    starts = (("space", "starts the run"), (".", "runs one step"), (":", "sets a breakpoint first"))
+    for key, what in (*(starts if paused else ()), ("i", "gives it a prompt")):
+        lines.append(fit([(0, [(f"  {key:<7}", "key"), (what, "text")])], width))
     return lines
 
 
