@@ -102,26 +102,6 @@ def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str 
     run_scale(config, rounds, json_file, vllm=vllm, plot=plot)
 
 
-@bench.command("adaptive")
-@click.option(
-    "--steps", type=whole_from(20, 10**5), metavar="N", default=240, show_default=True, help="Steps of each mix."
-)
-@json_option
-@engine_options
-def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare adaptive trees with plain decoding and fixed trees.
-
-    \b
-      python -m benchmarks adaptive --steps 120
-
-    Eleven mixes of prompts, batch sizes and temperatures. The KV cache has at least 4 GiB.
-    """
-    config = checked(flags)
-    from benchmarks.adaptive import run_adaptive
-
-    run_adaptive(config, steps, json_file)
-
-
 @bench.command("kernels")
 @json_option
 def bench_kernels(json_file: str | None) -> None:
@@ -320,6 +300,24 @@ def bench_figures(folder: str, of: tuple[str, ...], only: tuple[str, ...], again
     from benchmarks.figures.run import run_figures
 
     run_figures(folder, of, only or PARTS, against, **plan)
+
+
+@bench.command("freeze")
+@click.argument("folder", metavar="DIR")
+@click.option("--against", metavar="OLD", help="Compare with these results: such a folder, or a .tar.xz of one.")
+@click.option("--cases", metavar="FOLDER", default="../shared/cases", show_default=True, help="Inputs beside traces/.")
+def bench_freeze(folder: str, against: str | None, cases: str) -> None:
+    """Write what every verb that reads a file says of every capture and input.
+
+    \b
+      python -m benchmarks freeze before
+      python -m benchmarks freeze after --against before
+
+    With --against it prints each difference by file, verb and key, and exits with 1 where there is one.
+    """
+    from benchmarks.freeze.run import run_freeze
+
+    sys.exit(run_freeze(folder, cases, against))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,175 @@
+"""Captures of what is gone (tests/data/before_deletion): every verb says of them what it said when they were made.
+
+`expected.json.xz` there holds that: `python -m tests.test_old_captures` wrote it, with the code that made them.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.freeze.results import differences, results_of, run_here
+from benchmarks.freeze.run import ENVIRONMENT
+from specscope.debug.viewer import Viewer
+from specscope.trace.wire.reading import CaptureReader
+from specscope.tui.app import ScopeApp
+from specscope.tui.widgets.lines import Panel
+from tests.faults.models import DRAFT, HEAD, TARGET
+from tests.faults.planted import FAULTS
+from tests.measure.locate.faults import planted, replaced
+
+FOLDER = Path(__file__).parent / "data" / "before_deletion"
+EXPECTED = FOLDER / "expected.json.xz"
+DRAFTERS = {  # by capture: its drafter's model, where it has one
+    "combined": HEAD,
+    "combined_draft": DRAFT,
+    "combined_fault": HEAD,
+    "adaptive": HEAD,
+    "adaptive_combined": HEAD,
+    "adaptive_fault": HEAD,
+    "prefix_cache": DRAFT,
+    "prefix_fault": DRAFT,
+    "kept": DRAFT,
+    "phases": HEAD,
+    "synthetic": None,
+    "suffix_shared": None,
+}
+FIGURE, AGAIN = re.compile(r"\d[\d,.]*"), re.compile("passes over|rows at the borders")
+NAMES = sorted([*DRAFTERS, "counts"])
+SOON = ("combined_fault", "adaptive_combined", "prefix_cache")  # the others are like these, or quick to name
+MODELS = [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for name in DRAFTERS]
+
+
+def by_file(name):
+    """What the verbs give that need no models. The next capture is the one that it is compared with."""
+    following = NAMES[(NAMES.index(name) + 1) % len(NAMES)]
+    return results_of(f"{name}.jsonl.gz", f"{following}.jsonl.gz")
+
+
+def asked(verb, name):
+    """What a verb gives as JSON that loads the models."""
+    draft = [] if DRAFTERS[name] is None else ["--draft-model", str(DRAFTERS[name])]
+    code, out, err = run_here([verb, f"{name}.jsonl.gz", "--json", "--target", str(TARGET), *draft])
+    assert out, err
+    told = json.loads(out)
+    assert told["exit"] == code
+    return told
+
+
+def audit(name):
+    """What was compared, how often, and whether it agrees: the sizes of differences are the machine's."""
+    (told,) = asked("audit", name)["captures"]
+    findings = [f"{one['name']}: {one['result']}, of {one['tested']}, {one['failed'] > 0}" for one in told["findings"]]
+    return [*findings, told["exit"], told["audited"], told["nodes"], told["unjudged"], told["warnings"]]
+
+
+def diagnose(name):
+    """The causes, their examples, what else is wrong, and what was looked at."""
+    (told,) = asked("diagnose", name)["captures"]
+    causes = [f"{one['cause']}, {one['is_fault']}, {one['example']}" for one in (*told["suspects"], *told["remarks"])]
+    looked = [told[key] for key in ("exit", "steps", "looked_at", "left_out", "warnings")]
+    return [causes, *looked, [one["operation"] for one in told["located"]], *_reworded(told)]
+
+
+def locate(name):
+    """The operations that differ, what agrees and what has no place. Where nothing differs, rounding says where."""
+    told = asked("locate", name)
+    walks = [
+        [walk["stage"], walk["reference"], step["operation"]]
+        for walk in told["walks"]
+        for step in walk["operations"]
+        if step["differing"]
+    ]
+    found = [[one["stage"], one["operation"]] for one in told["located"]]
+    return [walks, found, told["exit"], told["left_out"], told["warnings"], *_reworded(told)]
+
+
+def _reworded(told):
+    """What is ruled out and what has no place, without figures of the machine or of the engine that ran again."""
+    ruled_out = [FIGURE.sub("N", line) if AGAIN.search(line) else line for line in told["ruled_out"]]
+    return [sorted(ruled_out), [line.partition(" differs")[0] for line in told["unexplained"]]]
+
+
+def same(name, verb, got):
+    """A line for each difference from what was said then."""
+    expected = json.loads(lzma.decompress(EXPECTED.read_bytes()))
+    return list(differences(expected[name][verb], json.loads(json.dumps(got)), name, verb))
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_verb_says_of_the_file_what_it_said(name):
+    assert same(name, "file", by_file(name)) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("verb", [audit, diagnose])
+def test_the_models_judge_as_they_did(verb, name):
+    assert same(name, verb.__name__, verb(name)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_engine_runs_again_as_it_did(name):
+    assert same(name, "locate", locate(name)) == []
+
+
+def located_fault():
+    """Of the combined drafter, where the engine that runs again has the fault too."""
+    fault = FAULTS["another rotary base"]
+
+    def install(engine):
+        drafter = getattr(engine.drafter, "model", engine.drafter)
+        fault.install(SimpleNamespace(setattr=replaced), SimpleNamespace(drafter=drafter))
+
+    with planted(install):
+        return locate("combined_fault")
+
+
+def test_a_fault_of_a_combined_drafter_is_located():
+    told = located_fault()
+    assert told[1] == [["drafter", "midlayer.self_attn.query"]]
+    assert same("combined_fault", "planted", told) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_replay_shows_it(name):
+    reader = CaptureReader(f"{name}.jsonl.gz")
+    app = ScopeApp(Viewer.over(reader), title=name)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for key in ("end", "left", "d", "escape", "t", "escape", "home", "right"):
+            await pilot.press(key)
+            await pilot.pause()
+            drawn = [text for panel in app.query(Panel) for line in panel.sheet.lines for text, _ in line]
+            assert drawn
+            assert not [text for text in drawn if "cannot draw this" in text]
+        assert app.lost == ""
+
+
+def main() -> None:
+    os.chdir(FOLDER)
+    os.environ.update(ENVIRONMENT)
+    verbs = (audit, diagnose, locate)
+    told = {name: {"file": by_file(name)} for name in NAMES}
+    for name in DRAFTERS:
+        told[name] |= {verb.__name__: verb(name) for verb in verbs}
+        print(name, file=sys.stderr)
+    told["combined_fault"]["planted"] = located_fault()
+    EXPECTED.write_bytes(lzma.compress(json.dumps(told, sort_keys=True).encode(), preset=9))
+
+
+if __name__ == "__main__":
+    main()
