@@ -10,16 +10,36 @@ from typing import Any, TypeVar
 import click
 
 from specscope.__main__ import entry
-from specscope.cli.bench import json_option, plot_file
 from specscope.cli.numbers import real_from, whole_from
 from specscope.cli.options import engine_config, engine_options
 from specscope.engine.config import EngineConfig
+from specscope.errors import UserError
 from specscope.live.start import check_places, share_cores
+from specscope.trace.files import FIGURES, PLOT, check_output
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS = ("reading", "start", "speed", "recording")  # of `figures`
 
 
+def figures_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Refuse an unusable --json file before minutes of measuring, not after."""
+    if path is not None:
+        check_output(path, "--json", (), FIGURES)
+    return path
+
+
+def plot_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """The same for --plot."""
+    if path is not None:
+        if Path(path).suffix.lower() not in (".svg", ".png"):
+            raise UserError(f"--plot {path}: write a name that ends in .svg or .png")
+        check_output(path, "--plot", (), PLOT)
+    return path
+
+
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", callback=figures_file, help="Also write the figures to this file."
+)
 rounds_option = click.option(
     "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Rounds of interleaved A/B."
 )
@@ -42,7 +62,7 @@ def paired(function: F) -> F:
 def bench(context: click.Context) -> None:
     """Measure speed, memory and the cost of observation.
 
-    Comparisons are ratios of medians from interleaved A/B runs. Servers are measured by `specscope bench serve`.
+    Comparisons are ratios of medians from interleaved A/B runs.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -25,7 +25,6 @@ EXTRAS = {
     **dict.fromkeys(("textual", "platformdirs", "grpc", "starlette", "uvicorn"), "screen"),
     **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
     **dict.fromkeys(("jinja2", "matplotlib"), "html"),
-    "httpx2": "bench",
     "pyarrow": "export",
 }
 

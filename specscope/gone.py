@@ -7,7 +7,6 @@ from specscope.errors import UserError
 _TUNE = "`specscope tune` finds the tree to use, and --tree takes it"
 _ALONE = "use one drafter, such as --drafter eagle"
 _COLLECTOR = "docs/telemetry.md shows how an OpenTelemetry Collector keeps chosen requests"
-_BENCH = "docs/serve.md shows `vllm bench serve` and `guidellm` against `specscope serve`"
 _COUNTS = "`specscope watch` reads counts from the server's metrics page"
 _RULES = "an alerting rule of Prometheus does it, over the metrics page"
 
@@ -33,7 +32,7 @@ GONE = {
     "SPECSCOPE_SAMPLE_CAPTURE": "`specscope extract` takes requests out of a capture",
     **dict.fromkeys(("--evidence counts", "SPECSCOPE_EVIDENCE=counts", "SPECSCOPE_AGGREGATES"), _COUNTS),
     "force": "`fork accept=NODE` shows what would follow, over a live engine of ours: specscope debug PROMPT",
-    "bench": _BENCH,
+    "bench": "docs/serve.md shows `vllm bench serve` and `guidellm` against `specscope serve`",
     "--again": "`specscope locate` runs the engine again and finds where it breaks",
     "--against": "`specscope compare` shows what differs between two runs",
     "--web": "`ssh -t HOST specscope ...` shows the screen from another machine",

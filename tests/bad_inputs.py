@@ -189,12 +189,7 @@ BOUNDS = {
     "audit": {"--sample": ["0", "-1"]},
     "locate": {"--branch": ["-1"], "--sample": ["0", "-1"]},
     "tune": {"--batch": ["0", "-1", "1025"], "--nodes": ["0", "-1", "1025"]},
-    "bench serve": {
-        flag: ["-1"]
-        for flag in ("--requests", "--warm-up", "--rounds", "--timeout", "--burstiness", "--max-tokens", "--seed")
-    },
 }
-NO_LISTS = [*(text for text in NO_NUMBERS if text != "1,5"), "1,", ",1", "1,,2", "1, 2", "1;2", "1," * 64 + "1"]
 NO_FILES = [".", "./none", "/dev/zero", "/proc/self/mem", "pipe"]
 JUDGES = [("verify",), ("audit",), ("locate",), ("diagnose",), ("diagnose", "--no-audit"), ("compare", PLANTED)]
 JUDGES += [
@@ -223,7 +218,6 @@ def judged() -> dict[str, list[Case]]:
 def read() -> dict[str, list[Case]]:
     """One value or more that the reader of each flag refuses, to see that it is the flag's reader; and what is read
     nowhere but in the command."""
-    bench, ask = ("bench", "serve"), ("bench", "serve", "http://127.0.0.1:9")
     compare, tune = ("compare", PLANTED, PLANTED), ("tune", PLANTED, "--no-costs")
     script = ("debug", "--over", PLANTED, "--stop-on-error", "--commands")
     first, bad = b'{"prompt": "fine"}\n\n', b'{"prompt": 3}\n'
@@ -247,7 +241,6 @@ def read() -> dict[str, list[Case]]:
             *(Case((*CAPTURE, f"--otlp-endpoint={url}"), GOOD, "--otlp-endpoint") for url in ("", "ftp://x")),
             *(Case(("tui", f"--listen={place}")) for place in ("", "127.0.0.1:x", "127.0.0.1:65535", "999.1.1.1:0")),
             Case(("tui", "--listen=no.such.host.invalid:0")),
-            *(Case((*bench, "--", url), says="address") for url in ("", "ftp://x", "http://u:p@x")),
             *(Case(("watch", url, "--headless")) for url in exports),
             *(Case(("debug", "--attach", name)) for name in (".", "/", "./none", "/dev/null", "n" * 300, PLANTED)),
         ],
@@ -261,9 +254,6 @@ def read() -> dict[str, list[Case]]:
             Case(("capture", "p.jsonl", *CAPTURE[2:]), {"p.jsonl": first + bad}, "p.jsonl, line 3: "),
             *(Case(("capture", "p", *CAPTURE[2:]), {"p": content}, "p") for content in (b"", b"\xff\xfe")),
             *(Case(("capture", name, *CAPTURE[2:])) for name in no_paths),
-            Case((*ask, "--dataset", "p"), {"p": first + bad}, "p, line 3: "),
-            *(Case((*ask, "--dataset", "p"), {"p": content}, "p") for content in (b"", b"[1]")),
-            *(Case((*ask, "--dataset", name)) for name in (*NO_FILES, "loop", "dangling", "")),
         ],
         "scripts": [
             Case((*script, "script"), {"script": b"break reject\n" + line}, "script, line 2: ")
@@ -349,15 +339,6 @@ def outputs() -> dict[str, list[Case]]:
             *at(("compare", "c.jsonl", PLANTED, "--html="), "", "soft-c", "hard-c", PLANTED, "other.jsonl", "sub"),
         ],
         "figures": [
-            *at(
-                ("bench", "serve", "http://127.0.0.1:9", "--json="),
-                "",
-                ".",
-                "good.txt",
-                "other.jsonl",
-                "c.jsonl",
-                "no/x",
-            ),
             *at((*tune, "--no-costs", "--plot="), "", ".", "good.txt", "x.gif", "no/x.svg", "c.jsonl"),
             *at((*tune, "--save-costs="), "", ".", "good.txt", "c.jsonl", "no/x"),
         ],

@@ -102,7 +102,6 @@ FRAGMENTS: dict[str, int] = {
 }
 
 SLEEPS: dict[str, int] = {
-    "tests/bench/server.py": 1,
     "tests/remote/test_receiver.py": 1,
     "tests/serve/customers.py": 1,
     "tests/serve/test_crowd.py": 2,

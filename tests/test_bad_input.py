@@ -14,7 +14,6 @@ import click
 import pytest
 
 from specscope.cli import main as cli
-from specscope.cli.bench import NumberList
 from specscope.cli.numbers import Number
 from specscope.errors import UserError
 from specscope.trace import files
@@ -109,7 +108,7 @@ def test_every_flag_has_a_reader_that_refuses(verb, tmp_path):
     cases = []
     for option in VERBS[verb].params:
         assert not isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType)), option
-        if isinstance(option.type, (Number, NumberList, click.Choice)):
+        if isinstance(option.type, (Number, click.Choice)):
             flag = max(option.opts, key=len)
             cases += [Case((*verb.split(), f"{flag}={text}"), says=flag) for text in ("", "1_0")]
     assert complaints(cases, tmp_path) == []

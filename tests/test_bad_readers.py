@@ -8,9 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.bench.datasets import read_dataset
-from specscope.bench.endpoint import base_url
-from specscope.cli.bench import NumberList
 from specscope.cli.debug import over_capture
 from specscope.cli.numbers import real_from, whole_from
 from specscope.cli.options import checked_endpoint
@@ -86,20 +83,16 @@ TEXTS = [text for text in bad.CONDITIONS if text and "@" not in text]
 READERS = {
     "whole number": (number(whole_from(1, 2**40)), bad.NO_NUMBERS + bad.NO_WHOLE + bad.HUGE, "--number must be"),
     "number": (number(real_from(1e-9, 1e9)), bad.NO_NUMBERS + bad.NO_REAL, "--number must be"),
-    "numbers": (number(NumberList(real_from(0.1, 9))), bad.NO_LISTS, "--number "),
-    "whole numbers": (number(NumberList(whole_from(1, 9))), [*bad.NO_LISTS, *bad.NO_WHOLE], "--number "),
     "tree": (parse_plan, bad.TREES, ""),
     "endpoint": (lambda text: checked_endpoint(text, "--flag"), bad.ENDPOINTS, "--flag"),
     "address": (lambda text: checked_address(text, "--flag"), bad.ADDRESSES, "--flag"),
-    "server": (base_url, [*bad.ENDPOINTS, "http://u:p@x", "x?y"], "address"),
     "drafter": (lambda text: EngineConfig(drafter=text), bad.DRAFTERS, ""),
     "layers": (lambda text: EngineConfig(draft_model=text), bad.LAYERS, "self:N"),
     "stop texts": (lambda texts: SamplingParams(stop=texts), bad.STOPS, "stop"),
     "prompts": (in_file(prompts), LINES, "p.jsonl, line 3: "),
     "file of prompts": (in_file(prompts), bad.FILES, "p.jsonl"),
-    "dataset": (in_file(read_dataset), [*LINES, *ROWS], "p.jsonl, line 3: "),
-    "dataset in an array": (in_file(read_dataset), bad.ARRAYS, "p.jsonl"),
-    "file of a dataset": (in_file(read_dataset), bad.FILES, "p.jsonl"),
+    "data set": (in_file(prompts), ROWS, "p.jsonl, line 3: "),
+    "data set in an array": (in_file(prompts), bad.ARRAYS, "p.jsonl"),
     "capture": (in_file(read_capture), bad.FILES, "p.jsonl"),
     "path of a capture": (read_capture, [".", "./none", "/dev/zero", "/proc/self/mem"], ""),
     **{
@@ -129,18 +122,15 @@ def test_good_spellings_are_taken(tmp_path, monkeypatch):
     good = {
         "whole number": ["1", "+12", "007"],
         "number": ["1", "1.", ".5", "+1e3", "2.5E-3"],
-        "numbers": ["1", "1,2.5"],
-        "whole numbers": ["1,2"],
         "tree": ["5", "3x4", "[(0,), (1,), (0, 0)]", "dynamic:24,depth=6,top=4", "top:3x4", "sampled:5"],
         "endpoint": ["http://x:4317", "https://x", "localhost:4317"],
         "address": ["127.0.0.1:4317", "[::1]:0"],
-        "server": ["http://127.0.0.1:8000/v1"],
         "drafter": ["ngram", "suffix"],
         "layers": ["self:2"],
         "stop texts": [["x"], []],
         "prompts": [b'{"prompt": "fine"}\n'],
-        "dataset": [b'{"turns": ["fine"]}\n'],
-        "dataset in an array": [b'["x"]'],
+        "data set": [b'{"turns": ["fine"]}\n'],
+        "data set in an array": [b'["x"]'],
         "path of a capture": [bad.PLANTED],
         "condition on reject": ["p < 0.5 and depth == 1"],
         "command": ["info step", "next 2"],

@@ -7,6 +7,7 @@ from tests.support.commands import specscope
 
 # Command lines as people have them in scripts and notes; each is refused by the name that is gone.
 ASKED: list[tuple[str, list[str]]] = [
+    ("bench", ["bench", "serve", "http://127.0.0.1:9"]),
     ("synthetic", ["capture", "prompts.txt", "-o", "run.jsonl", "--drafter", "synthetic:0.8,0.5"]),
     ("--suffix-shared", ["serve", "--drafter", "suffix", "--suffix-shared", "1000"]),
     ("--evidence counts", ["vllm", "--capture", "x.jsonl", "--evidence", "counts", "--", "serve", "m"]),

@@ -28,7 +28,6 @@ ALLOWED = {
     "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
     "measure": {"analyze", "live", "engine", "train", "speculate", "model", "kernels", "trace", "debug", "specscope"},
-    "bench": {"measure", "engine", "watch", "trace"},
     "cli": {p.stem for p in (ROOT / "specscope").iterdir() if p.suffix in ("", ".py")} | {"specscope"},
 }
 LIGHT = ["trace", "remote", "watch", "analyze", "debug", "tui"]

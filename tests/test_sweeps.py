@@ -164,7 +164,7 @@ def test_flags_of_every_verb(tmp_path, tiny, monkeypatch):
             words += ["--target", str(tiny), "--max-tokens", "3", "--kv-memory", "0.01", "--threads", "1"]
         elif has_target:
             words += ["--target", "./nothing"]
-        elif path[0] == "bench" or (path[0] in NEVER and path[0] != "run"):
+        elif path[0] in NEVER and path[0] != "run":
             words.append("--no-such-flag")  # they run for minutes, or until they are ended
         if path[0] == "doctor":
             words = ["doctor", *(word for word in words if word == "--json")]

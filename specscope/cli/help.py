@@ -18,7 +18,7 @@ GROUPS = {
     "Judge": ("verify", "diagnose", "audit", "locate", "compare"),
     "Change": ("debug", "tune", "tree", "train"),
     "Serve": ("serve", "vllm", "transformers"),
-    "Develop": ("doctor", "bench", "help"),
+    "Develop": ("doctor", "help"),
 }
 NAME = 14  # columns of a verb's name
 
@@ -73,7 +73,6 @@ def help_verb(context: click.Context, words: tuple[str, ...]) -> None:
 
     \b
       specscope help report
-      specscope help bench serve
     """
     shown: Any = context.find_root()
     for word in words:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import specscope
-from specscope.cli.bench import bench
 from specscope.cli.captures import (
     FILE,
     PLACE,
@@ -451,7 +450,6 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
         click.echo(describe(plan, mask=mask, about=about if about or other is not None else None))
 
 
-cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(doctor)

@@ -74,12 +74,10 @@ class PromptLine(msgspec.Struct):
 class Row:
     """One request as a file has it."""
 
-    layout: str  # in words
     prompt: str | Messages  # text, or chat messages
     given: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters of its own, by name
     labels: Mapping[str, str] = field(default_factory=dict)
     template: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
-    tokens: int | None = None  # about how long the answer is in the data set
     line: int = 0
 
 
@@ -90,19 +88,14 @@ class PromptRows:
     rows: Sequence[Row]
     left_out: int  # conversations that are too short or too long
 
-    @property
-    def layout(self) -> str:
-        """The file's layout, in words."""
-        return self.rows[0].layout
 
-
-def read_rows(path: str, what: str) -> PromptRows:
+def read_rows(path: str) -> PromptRows:
     """The rows of a file, or of standard input for `-`. Raises UserError, with the number of the line."""
     start = start_of(path)
     kind = kind_of(start)
     if kind is not None and kind.reader is not ReadAs.PROMPTS:
         raise kind.refusal(path, "a file of prompts")
-    lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path, what)
+    lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path)
     rows, left_out = [], 0
     for number, value in lines:
         try:
@@ -121,9 +114,9 @@ def read_rows(path: str, what: str) -> PromptRows:
     return PromptRows(rows, left_out)
 
 
-def _lines(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
+def _lines(path: str) -> Iterator[tuple[int, str | bytes]]:
     """(number, value) of each line with text, or of each JSON document where the first line begins one."""
-    lines = ((number, line) for number, line in read_lines(path, what) if line.strip())
+    lines = ((number, line) for number, line in read_lines(path, "the prompts") if line.strip())
     first = next(lines, None)
     if first is None:
         return
@@ -138,13 +131,13 @@ def _lines(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
     yield from documents(((line_number, text.encode() + b"\n") for line_number, text in every), path)
 
 
-def _array(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
+def _array(path: str) -> Iterator[tuple[int, str | bytes]]:
     """The items of a file that is one JSON array, with their lines."""
     try:
         with open(path, "rb") as raw, open_plain(raw, path) as file:
             data = file.read(LARGEST_ARRAY + 1).removeprefix(b"\xef\xbb\xbf")
     except BROKEN as error:
-        raise UserError(f"cannot read {what} {path}: {reason(error)}") from error
+        raise UserError(f"cannot read the prompts {path}: {reason(error)}") from error
     if len(data) > LARGEST_ARRAY:
         raise UserError(f"{path} is larger than {LARGEST_ARRAY >> 20} MiB, the limit of a JSON array")
     try:
@@ -172,7 +165,7 @@ def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
     `talks`: ShareGPT's data set, where rows without a conversation are such.
     """
     if isinstance(value, str):
-        return Row("text", checked(value, Prompt, "a line"))
+        return Row(checked(value, Prompt, "a line"))
     try:
         values = decoded(value)
     except orjson.JSONDecodeError as error:
@@ -187,11 +180,11 @@ def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
         chat = checked(values["messages"], Conversation, '"messages"')
         until = next((count for count, message in enumerate(chat, 1) if message.role == "user"), len(chat))
         first = [{"role": message.role, "content": _filled(message.content)} for message in chat[:until]]
-        return Row("SPEED-Bench", first, labels=_categories(values))
+        return Row(first, labels=_categories(values))
     if "prompt" in values and "output_tokens" in values:
         tokens = checked(values["output_tokens"], OutputTokens, '"output_tokens"')
         prompt = checked(values["prompt"], Prompt, '"prompt"')
-        return Row("vLLM's custom layout", prompt, {"max_tokens": tokens}, _categories(values))
+        return Row(prompt, {"max_tokens": tokens}, _categories(values))
     if not {"prompt", "messages"} & set(values) and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
         raise UserError(f"this is {kind.words}, not a prompt")
     return _own(values)
@@ -210,27 +203,22 @@ _read_conversation = msgspec.json.Decoder(_Conversation).decode
 
 
 def _conversation(value: bytes) -> Row | None:
-    """ShareGPT: the first turn is the prompt, the second says how long the answer is."""
+    """ShareGPT: the first turn is the prompt. A conversation that vLLM's bench would leave out is None."""
     try:
         conversation = _read_conversation(value)
     except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
         raise UserError('no conversation: {"conversations": [{"value": text}]}') from None
     turns = [turn.value for turn in conversation.conversations or conversation.conversation][:2]
-    tokens = _length(*turns) if len(turns) > 1 else 0
-    return Row("ShareGPT", turns[0], tokens=tokens) if tokens else None
-
-
-def _length(prompt: str, answer: str) -> int:
-    """Output tokens of a conversation, roughly; 0 where vLLM's bench would leave it out."""
-    asked, answered = len(prompt) // CHARACTERS, len(answer) // CHARACTERS
+    if len(turns) < 2:
+        return None
+    asked, answered = (len(turn) // CHARACTERS for turn in turns)
     fits = LEAST <= asked <= MOST_PROMPT and answered >= LEAST and asked + answered <= MOST_TOTAL
-    return answered if fits else 0
+    return Row(turns[0]) if fits else None
 
 
 def _turns(values: Mapping[str, Any]) -> Row:
     key = "turns" if "turns" in values else "prompt"
-    layout = "MT-bench" if key == "prompt" else "SPEED-Bench" if "multiturn" in values else "Spec-Bench"
-    return Row(layout, _filled(checked(values[key], Turns, f'"{key}"')[0]), labels=_categories(values))
+    return Row(_filled(checked(values[key], Turns, f'"{key}"')[0]), labels=_categories(values))
 
 
 def _filled(prompt: str) -> str:
@@ -253,7 +241,7 @@ def _own(values: Mapping[str, Any]) -> Row:
     prompt_line = checked_fields(rest, PromptLine)
     SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
     chat = [{"role": message.role, "content": message.content} for message in prompt_line.messages]
-    return Row("specscope's layout", prompt_line.prompt or chat, given, _labels(rest), prompt_line.chat_template_kwargs)
+    return Row(prompt_line.prompt or chat, given, _labels(rest), prompt_line.chat_template_kwargs)
 
 
 def _labels(values: Mapping[str, Any]) -> dict[str, str]:

@@ -111,7 +111,7 @@ def read_prompts(
     A line without a seed of its own gets `params.seed` plus its place in the file, so that lines do not share their
     coins.
     """
-    file_rows = read_rows(path, "the prompts")
+    file_rows = read_rows(path)
     if file_rows.left_out:
         tell(f"{path}: {plural(file_rows.left_out, 'conversation')} left out: too short or too long")
     specs = []

@@ -1,11 +1,11 @@
-"""Results of serving benches, of vLLM (`--save-result`), SGLang (`--output-file`) and ours (`--json`), as intervals.
+"""Results of serving benches, of vLLM (`--save-result`) and SGLang (`--output-file`), as intervals.
 
 A result holds sums over its requests. Its speculation figures become an Aggregate, and the run holds counts only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import pairwise, takewhile
 from typing import Annotated
@@ -22,23 +22,20 @@ from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.wire.codec import plain_error
 
 SOURCE = "serving bench"
-AVERAGE = "an average in the server's /metrics"  # where ours has the length of: SGLang's, of an interval of its own
 Length = Annotated[float, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0, lt=2**31)]
 
 
 class _Result(Struct):
-    """One run, under the names of vLLM's bench and ours. SGLang's has an average alone."""
+    """One run, under the names of vLLM's bench. SGLang's has an average alone."""
 
     model_id: Short = ""
-    label: Short | None = None
     date: str = ""
     duration: Seconds = 0.0
     completed: Sum | None = None
     total_output_tokens: Sum | None = None
     spec_decode_acceptance_length: Length | None = None
     accept_length: Length | None = None  # SGLang's
-    spec_decode_source: Short = ""  # ours alone
     spec_decode_num_drafts: Sum | None = None
     spec_decode_draft_tokens: Sum | None = None
     spec_decode_accepted_tokens: Sum | None = None
@@ -53,16 +50,10 @@ class _Result(Struct):
         )
 
 
-class _Document(Struct):
-    """What a file holds: a result, or several runs of ours."""
-
-    runs: list[_Result] | None = None
-
-
 def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, list[StepRecord]]:
     """A run of counts, and an interval for each result. Raises UserError where no result has speculation figures."""
     try:
-        results = [result for _, document in documents(lines, name) for result in _results(document)]
+        results = [decoded(document, _Result) for _, document in documents(lines, name)]
     except ValueError as error:
         raise UserError(f"{name} is a result of a serving bench that cannot be read: {plain_error(error)}") from None
     speculating = [result for result in results if result.speculates]
@@ -71,31 +62,20 @@ def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, 
             f"{name} is a result of a serving bench without figures of speculation (spec_decode_...): was it on in the "
             "server?"
         )
-    records = [
-        _interval(number, result, len({entry.label for entry in speculating}) > 1)
-        for number, result in enumerate(speculating)
-    ]
+    records = [_interval(number, result) for number, result in enumerate(speculating)]
     return counts_run(SOURCE, speculating[0].model_id), records
 
 
-def _results(document: bytes) -> Iterator[_Result]:
-    runs = decoded(document, _Document).runs
-    yield from [decoded(document, _Result)] if runs is None else runs
-
-
-def _interval(number: int, result: _Result, several: bool) -> StepRecord:
-    """`several`: whether there are runs of more than one server."""
+def _interval(number: int, result: _Result) -> StepRecord:
     drafts, drafted = result.spec_decode_num_drafts, result.spec_decode_draft_tokens
     rates = takewhile(lambda rate: rate is not None, result.spec_decode_per_position_acceptance_rates or ())
     at_depth = tuple(round((rate or 0) * (drafts or 0)) for rate in rates)
     if drafts is None or any(after > before for before, after in pairwise((drafts, *at_depth))):
         at_depth = ()
-    name = "sglang:spec_accept_length" if result.spec_decode_source == AVERAGE else LENGTH
-    lengths = {name: result.spec_decode_acceptance_length, "avg_spec_accept_length": result.accept_length}
+    lengths = {LENGTH: result.spec_decode_acceptance_length, "avg_spec_accept_length": result.accept_length}
     end = _end(result.date)
     aggregate = Aggregate(
         source=SOURCE,
-        engine=(result.label or "") if several else "",
         drafts=drafts,
         drafted=drafted,
         accepted=result.spec_decode_accepted_tokens,

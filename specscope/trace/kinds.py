@@ -89,7 +89,7 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (
         BENCH,
         (
-            *("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date"),
+            *("request_throughput total_output_tokens", "spec_decode_num_drafts date"),
             "accept_length request_throughput",  # SGLang's
         ),
     ),

@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
 
 def test_help_and_version_are_quick_to_read():
     assert specscope("--version").stdout.startswith("specscope")
-    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["bench"], ["bench", "serve"], ["doctor"]):
+    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["train"], ["train", "eagle3"], ["doctor"]):
         done = specscope(*words, "--help")
         assert done.returncode == 0
         assert "Usage:" in done.stdout

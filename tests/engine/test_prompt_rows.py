@@ -1,21 +1,19 @@
-"""Datasets in the layouts that load benches use: read alike, and refused by line."""
+"""Data sets in the layouts that load benches use: read alike, and refused by line."""
 
 import json
-from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.bench.datasets import Dataset, LoadRequest, built_in, read_dataset
-from specscope.engine.prompt_rows import CHARACTERS
+from specscope.engine.prompt_rows import CHARACTERS, read_rows
 from specscope.errors import UserError
 
 ABOUT = {"question_id": "q1", "category": "coding", "sub_category": "python", "src_id": "x", "difficulty": "easy"}
 LONG, ANSWER = "a question of some length", "an answer that has rather more to say"
 TALK = {"id": "x_0", "conversations": [{"from": "human", "value": LONG}, {"from": "gpt", "value": ANSWER}]}
-TALK_TOKENS = len(ANSWER) // CHARACTERS
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+LONGER = [*CHAT, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]
 
 
 def lines(*rows):
@@ -25,60 +23,44 @@ def lines(*rows):
 def of(tmp_path, content):
     path = tmp_path / "data"
     path.write_bytes(content)
-    return read_dataset(str(path))
+    return read_rows(str(path))
 
 
 LAYOUTS = {
-    "turns of SPEED-Bench": (
-        lines(ABOUT | {"multiturn": True, "turns": ["one", "two"]}),
-        ("SPEED-Bench", LoadRequest("one")),
-    ),
+    "turns of SPEED-Bench": (lines(ABOUT | {"multiturn": True, "turns": ["one", "two"]}), "one"),
     "messages of SPEED-Bench": (
         lines(ABOUT | {"multiturn": True, "messages": [*CHAT, {"role": "user", "content": "two"}]}),
-        ("SPEED-Bench", LoadRequest(CHAT)),
+        CHAT,
     ),
-    "Spec-Bench": (
-        lines({"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": []}),
-        ("Spec-Bench", LoadRequest("one")),
-    ),
-    "custom": (lines({"prompt": "one", "output_tokens": 12}), ("vLLM's custom layout", LoadRequest("one", 12))),
+    "Spec-Bench": (lines({"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": []}), "one"),
+    "custom": (lines({"prompt": "one", "output_tokens": 12}), "one", {"max_tokens": 12}),
     "own": (
         lines({"prompt": "one", "kind": "code", "temperature": 0.5, "max_tokens": 9, "stop": ["x"]}),
-        ("specscope's layout", LoadRequest("one", 9, {"temperature": 0.5, "stop": ["x"]})),
+        "one",
+        {"temperature": 0.5, "max_tokens": 9, "stop": ["x"]},
     ),
-    "MT-bench": (
-        lines({"prompt": ["one", "two"], "category": "writing", "prompt_id": 12}),
-        ("MT-bench", LoadRequest("one")),
-    ),
+    "MT-bench": (lines({"prompt": ["one", "two"], "category": "writing", "prompt_id": 12}), "one"),
     "own, without thinking": (
         lines({"prompt": "one", "chat_template_kwargs": {"enable_thinking": False}}),
-        ("specscope's layout", LoadRequest("one", None, {"chat_template_kwargs": {"enable_thinking": False}})),
+        "one",
+        {},
+        {"enable_thinking": False},
     ),
-    "own chat": (
-        lines({"messages": [*CHAT, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]}),
-        (
-            "specscope's layout",
-            LoadRequest([*CHAT, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]),
-        ),
-    ),
-    "text": (b"\n one \n", ("text", LoadRequest(" one "))),
-    "ShareGPT": (json.dumps([TALK]).encode(), ("ShareGPT", LoadRequest(LONG, TALK_TOKENS))),
-    "ShareGPT, indented": (json.dumps([TALK], indent=2).encode(), ("ShareGPT", LoadRequest(LONG, TALK_TOKENS))),
-    "ShareGPT, with a mark": (
-        b"\xef\xbb\xbf \n" + json.dumps([TALK]).encode(),
-        ("ShareGPT", LoadRequest(LONG, TALK_TOKENS)),
-    ),
-    "SGLang's key": (
-        json.dumps([{"conversation": TALK["conversations"]}]).encode(),
-        ("ShareGPT", LoadRequest(LONG, TALK_TOKENS)),
-    ),
+    "own chat": (lines({"messages": LONGER}), LONGER),
+    "text": (b"\n one \n", " one "),
+    "ShareGPT": (json.dumps([TALK]).encode(), LONG),
+    "ShareGPT, indented": (json.dumps([TALK], indent=2).encode(), LONG),
+    "ShareGPT, with a mark": (b"\xef\xbb\xbf \n" + json.dumps([TALK]).encode(), LONG),
+    "SGLang's key": (json.dumps([{"conversation": TALK["conversations"]}]).encode(), LONG),
 }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_is_recognised(name, tmp_path):
-    content, (layout, ask) = LAYOUTS[name]
-    assert of(tmp_path, content) == Dataset(layout, [ask])
+    content, prompt, *more = LAYOUTS[name]
+    given, template = [*more, {}, {}][:2]
+    (row,) = of(tmp_path, content).rows
+    assert (row.prompt, row.given, row.template) == (prompt, given, template)
 
 
 def test_conversations_that_vllms_bench_leaves_out_are_left_out(tmp_path):
@@ -90,7 +72,7 @@ def test_conversations_that_vllms_bench_leaves_out_are_left_out(tmp_path):
     gone = [(3, 9), (1025, 9), (9, 3), (10, 2039)]
     rows = [talk(*pair) for pair in [*kept, *gone]] + [talk(9, 9, turns=1), {"id": "empty"}]
     found = of(tmp_path, json.dumps(rows).encode())
-    assert [(len(ask.prompt) // CHARACTERS, ask.tokens) for ask in found.asks] == kept
+    assert [len(row.prompt) // CHARACTERS for row in found.rows] == [asked for asked, _ in kept]
     assert found.left_out == len(gone) + 2
     with pytest.raises(UserError, match="has no prompts \\(2 conversations are too short or too long\\)"):
         of(tmp_path, json.dumps(rows[-2:]).encode())
@@ -144,9 +126,9 @@ def test_what_is_written_is_read(tmp_path_factory, texts):
         [{"prompt": text, "output_tokens": at + 1} for at, text in enumerate(texts)],
         [{"prompt": text} for text in texts],
     ):
-        assert [ask.prompt for ask in of(folder, lines(*rows)).asks] == texts
+        assert [row.prompt for row in of(folder, lines(*rows)).rows] == texts
     rows = [{"question_id": 1, "messages": [{"role": "user", "content": text}]} for text in texts]
-    assert [ask.text() for ask in of(folder, lines(*rows)).asks] == texts
+    assert [row.prompt[0]["content"] for row in of(folder, lines(*rows)).rows] == texts
 
 
 @settings(deadline=None)
@@ -154,32 +136,17 @@ def test_what_is_written_is_read(tmp_path_factory, texts):
 @example(b'[{"conversations": [{"value": "\\ud800"}]}]')
 @example(b'{"turns": ["\\ud800"]}')
 @example(b'[{"conversations": [{"value": "\xed\xa0\x80"}]}]')
-@given(st.binary(max_size=60) | st.sampled_from([content for content, _ in LAYOUTS.values()]).map(lambda c: c[:-5]))
+@given(st.binary(max_size=60) | st.sampled_from([content for content, *_ in LAYOUTS.values()]).map(lambda c: c[:-5]))
 def test_no_file_crashes_it(tmp_path_factory, content):
     try:
         found = of(tmp_path_factory.mktemp("any"), content)
     except UserError as error:
         assert "\n" not in str(error)  # noqa: PT017
     else:
-        assert found.asks
-
-
-def test_prompts_are_taken_in_an_order_that_the_seed_decides():
-    dataset = Dataset("text", [LoadRequest(f"{number}") for number in range(10)])
-    taken = dataset.take(25, seed=3)
-    assert dataset.take(25, seed=3) == taken
-    assert dataset.take(25, seed=4) != taken
-    assert Counter(ask.prompt for ask in taken[:10]) == Counter(ask.prompt for ask in dataset.asks)
-    assert taken[10:20] == taken[:10]
-    assert taken[20:] == taken[:5]
-
-
-def test_the_built_in_prompts_are_those_that_no_head_saw():
-    assert len(built_in().asks) == 65
-    assert built_in().asks[0] == LoadRequest("Give three tips for staying healthy.")
+        assert found.rows
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UserError, match=f"cannot read the dataset {path}"):
-            read_dataset(str(path))
+        with pytest.raises(UserError, match=f"cannot read the prompts {path}"):
+            read_rows(str(path))

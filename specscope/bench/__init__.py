@@ -1,1 +1,0 @@
-"""`specscope bench serve`: a load client for any OpenAI-compatible server. No torch."""
