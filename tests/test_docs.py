@@ -46,6 +46,15 @@ def test_every_flag_that_the_pages_name_exists():
         "--tail",
     }  # vLLM's, SGLang's and docker's
     known |= {"--model-path", "--speculative-algorithm", "--speculative-draft-model-path"}  # SGLang's
+    known |= {
+        "--base-url",
+        "--tokenizer",
+        "--dataset-name",
+        "--random-input-len",
+        "--random-output-len",
+    }  # `vllm bench`
+    known |= {"--num-prompts", "--max-concurrency", "--result-filename", "--backend", "--endpoint", "--request-rate"}
+    known |= {"--model", "--data", "--profile", "--constraint", "--ignore-eos"}  # guidellm's, and vLLM's
     known |= {"--metrics", "--log-jsonl", "--spec-synth-len"}  # llama.cpp's
     known |= {"--enable-feature", "--data-urlencode", "--config"}  # Prometheus', curl's, the collector's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", EVERYTHING):
