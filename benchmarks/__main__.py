@@ -21,24 +21,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 PARTS = ("reading", "start", "speed", "recording")  # of `figures`
 
 
-def figures_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
-    """Refuse an unusable --json file before minutes of measuring, not after."""
+def output_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Refuse an unusable file before minutes of measuring, not after."""
+    flag, made = option.opts[0], PLOT if option.name == "plot" else FIGURES
     if path is not None:
-        check_output(path, "--json", (), FIGURES)
-    return path
-
-
-def plot_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
-    """The same for --plot."""
-    if path is not None:
-        if Path(path).suffix.lower() not in (".svg", ".png"):
+        if made is PLOT and Path(path).suffix.lower() not in (".svg", ".png"):
             raise UserError(f"--plot {path}: write a name that ends in .svg or .png")
-        check_output(path, "--plot", (), PLOT)
+        check_output(path, flag, (), made)
     return path
 
 
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", callback=figures_file, help="Also write the figures to this file."
+    "--json", "json_file", metavar="FILE", callback=output_file, help="Also write the figures to this file."
 )
 rounds_option = click.option(
     "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Rounds of interleaved A/B."
@@ -106,7 +100,7 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 @bench.command("scale")
 @paired
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
-@click.option("--plot", metavar="FILE", callback=plot_file, help="Write the curves to this file, .svg or .png.")
+@click.option("--plot", metavar="FILE", callback=output_file, help="Write the curves to this file, .svg or .png.")
 def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure tokens/s over batch size, context length and mixed batches.
 
