@@ -11,6 +11,7 @@ from specscope.speculate.sizing.sizer import Sizer
 from tests.heads import head_tensors, write_head, write_parallel_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
+HEAD = "the cat sat on the mat and the dog ran after the cat, "  # three full blocks
 COSTS = str(Path(__file__).parent / "data" / "costs.json")  # so that adaptive trees do not hang on this machine
 DRAFTERS = {
     "none": {"drafter": "none"},
@@ -56,11 +57,8 @@ def build_engines(target, folder):
     return made
 
 
-def fresh(engine, blocks, *, cached=False):
-    """The engine as new, with so many blocks for the target's KV; finished requests of an earlier test are gone.
-
-    `cached`: with a prefix cache.
-    """
+def fresh(engine, blocks):
+    """The engine as new, with so many blocks for the target's KV; finished requests of an earlier test are gone."""
     engine.current = None
     engine.cancel_all()
     while engine.busy:
@@ -74,5 +72,10 @@ def fresh(engine, blocks, *, cached=False):
         assert pool.used == 0
         pool.__init__(count)
         pool.keep_apart(engine.config.max_batch)
-    engine.scheduler.room.prefix_cache = cached
     engine.keep_timeline()
+
+
+def pressed(engine, blocks):
+    """The same without a timeline, so that it may run ahead."""
+    fresh(engine, blocks)
+    engine.timeline = None

@@ -9,6 +9,8 @@ from tests.support.commands import specscope
 ASKED: list[tuple[str, list[str]]] = [
     ("bench", ["bench", "serve", "http://127.0.0.1:9"]),
     ("synthetic", ["capture", "prompts.txt", "-o", "run.jsonl", "--drafter", "synthetic:0.8,0.5"]),
+    ("--prefix-cache", ["serve", "--prefix-cache"]),
+    ("--no-prefix-cache", ["tui", "--no-prefix-cache"]),
     ("--suffix-shared", ["serve", "--drafter", "suffix", "--suffix-shared", "1000"]),
     ("--evidence counts", ["vllm", "--capture", "x.jsonl", "--evidence", "counts", "--", "serve", "m"]),
     ("--web", ["tui", "--web", "--", "replay", "run.jsonl"]),

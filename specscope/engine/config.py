@@ -136,9 +136,6 @@ class EngineConfig:
     ] = "auto"
     # GiB for the target's
     kv_memory: Annotated[Gib, Flag("Memory for the KV cache.  [default: 1]", "GIB")] = 1.0
-    prefix_cache: Annotated[
-        bool, Flag("Reuse the KV of earlier requests with the same first tokens.  [default: off]")
-    ] = False
     threads: Annotated[Threads | None, Flag("CPU threads.  [default: torch's choice]", "N")] = None
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest

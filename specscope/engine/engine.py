@@ -65,7 +65,7 @@ class Engine:
         longest = max(map(len, self.vocabulary.pieces.values()), default=1)
         self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, parts.max_context, longest)
         self.scheduler = Scheduler(
-            Room(self.runner, parts.drafter, prefix_cache=self.config.prefix_cache),
+            Room(self.runner, parts.drafter),
             self.config.max_batch,
             self.config.max_step_tokens,
             root_alone=bool(parts.drafter.aux_layers),
@@ -230,8 +230,7 @@ class Engine:
         return self._account(now)
 
     def _begin(self, memory: Memory, *, apart: bool = False) -> StepState:
-        """Begin a step. One that is run again finds in the prefix cache what it found the first time."""
-        self.scheduler.room.found_then = None if self.timeline is None else self.timeline.found_then
+        """Begin a step."""
         self.current = now = StepState(memory, apart=apart)
         return now
 
@@ -262,7 +261,7 @@ class Engine:
         """End a step that has run. The next one may begin before this one is accounted for."""
         pool, clock = self.runner.cache.pool, self.phases.clock
         with self.intake.lock:
-            now.number, now.blocks = self.steps, (pool.used, pool.free, pool.cached)
+            now.number, now.blocks = self.steps, (pool.used, pool.free)
             now.device_ns = () if clock is None else clock.turn()
             self.phases.learn(now)
             self.current = None

@@ -111,7 +111,6 @@ class Phases:
             now.parts.append(self.commits.commit(now, i))
         if now.moves:
             self.parts.runner.cache.move(list(now.moves.values()))
-        self.scheduler.publish(now.plan)  # what was moved is final now
         for request in (part.request for part in now.plan.parts if part.request.finish is not None):
             self.intake.retire(request)
             now.finished.append(request)
@@ -192,9 +191,8 @@ class StepCommit:
             method=draft.method,
             form=form,
             logprobs=logprobs,
-            found=request.found,
         )
-        request.steps, request.found = request.steps + 1, 0
+        request.steps += 1
         return step
 
     def _keep_path(self, now: StepState, request: Request, verdict: Verdict) -> None:

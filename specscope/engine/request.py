@@ -42,7 +42,6 @@ class Request:
     kv_life: int = 0  # rises whenever its KV is given up
     allowed: Allowed | None = None  # what its output may go on with, where not every token may
     refused: str = ""  # why it cannot run at all, where that was found after it came
-    found: int = 0  # tokens that it found computed when it was admitted; 0 once its step has told it
 
     def __post_init__(self) -> None:
         self.tokens = Tokens(self.prompt_tokens)
@@ -50,7 +49,7 @@ class Request:
     def restart(self) -> None:
         """Make the request what it was when it arrived. It must hold no KV."""
         self.tokens = Tokens(self.prompt_tokens)
-        self.computed = self.steps = self.admitted_ns = self.found = 0
+        self.computed = self.steps = self.admitted_ns = 0
         self.finish, self.stop, self.error = None, "", ""
         self.preceded = Preceded.PREFILL
         self.kv_life += 1

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from specscope.engine.request import Request
 from specscope.engine.room import Room
-from specscope.model.kv_cache import OutOfBlocksError
 from specscope.trace.record.records import FinishReason, Preceded
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
@@ -43,7 +42,6 @@ class Schedule:
     admitted: list[Request] = field(default_factory=list)  # joined the batch for the first time
     preempted: list[Request] = field(default_factory=list)
     held_back: list[Request] = field(default_factory=list)  # keep their KV, and wait for the next step
-    queried: int = 0  # tokens of admitted requests that were looked for in the prefix cache
     failed: list[Request] = field(default_factory=list)  # cannot run at all: their KV does not fit
 
     def add(self, part: Scheduled) -> None:
@@ -105,27 +103,15 @@ class Scheduler:
                 break
         return plan
 
-    def publish(self, plan: Schedule) -> None:
-        """Let later requests find what a step computed. Called when its accepted paths have been moved."""
-        self.room.publish(part.request for part in plan.parts)
-
     def _admit(self, nodes: Nodes, plan: Schedule, now_ns: int) -> bool:
         """Take the first of the queue in, or out where it cannot run at all; False where it has to wait."""
         request = self.waiting[0]
         if request.refused:
             self._fail(self.waiting.popleft(), plan, request.refused)
             return True
-        if self.running and self.room.waited_then(request):
-            return False
-        try:
-            self.room.adopt(request)
-            part = self._part(request, nodes, plan.budget)
-            fits = self._reserve(part) or (not self.running and self._reserve(part, drafts=False))
-        except OutOfBlocksError:
-            fits = False
+        part = self._part(request, nodes, plan.budget)
+        fits = self._reserve(part) or (not self.running and self._reserve(part, drafts=False))
         if not fits:
-            if request.found:
-                self._let_go(request)
             if not self.running:
                 self._fail(self.waiting.popleft(), plan)
             return not self.running
@@ -135,7 +121,6 @@ class Scheduler:
             request.admitted_ns = now_ns
             plan.admitted.append(request)
         plan.add(part)
-        plan.queried += len(request.tokens) if self.room.prefix_cache else 0
         return True
 
     def _plan(self, request: Request, nodes: Nodes, plan: Schedule, budget: int) -> None:
@@ -147,8 +132,8 @@ class Scheduler:
                 plan.drop(victim)
                 self.room.give_back(victim)
                 plan.held_back.append(victim)
-            elif victim := self._victim(later):
-                self._preempt(victim, plan)
+            elif later:
+                self._preempt(later[0], plan)
             elif len(later) < len(self.running) - 1:
                 plan.held_back.append(request)  # an earlier one goes on
                 return
@@ -159,14 +144,6 @@ class Scheduler:
                 self._fail(request, plan)
                 return
         plan.add(part)
-
-    def _victim(self, later: list[Request]) -> Request | None:
-        """The last arrival among them that holds a block which they alone hold: taking all of theirs frees it.
-
-        Blocks are shared where a prefix was found, and what an earlier request holds too is not free afterwards.
-        """
-        others = set().union(*(self.room.held(request) for request in self.running if request not in later))
-        return next((request for request in later if self.room.held(request) - others), None)
 
     def _take_turns(self, plan: Schedule) -> None:
         """Those that got nothing, or a scrap of a prefill, come first the next time."""

@@ -45,7 +45,7 @@ class StepState:
     off: str = ""  # why it does not draft, "" where it does
     # When it has run
     number: int = 0
-    blocks: tuple[int, int, int] = (0, 0, 0)  # KV blocks of the target: used, free, and of these found by a prefix
+    blocks: tuple[int, int] = (0, 0)  # KV blocks of the target: used and free
     device_ns: tuple[int, ...] = ()
 
     def note(self) -> None:
@@ -89,8 +89,6 @@ class StepState:
             preempted=tuple(request.id for request in self.plan.preempted),
             finished=tuple(request.end(end_ns) for request in self.finished),
             passes=self.passes,
-            queried=self.plan.queried,
-            blocks_cached=self.blocks[2],
             device_ns=self.device_ns,
         )
 

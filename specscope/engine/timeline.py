@@ -157,14 +157,6 @@ class Timeline:
         return moment.record, True
 
     @property
-    def found_then(self) -> dict[str, int] | None:
-        """What requests found in the prefix cache when the next step ran the first time; None where it is new.
-
-        What is cached by now differs, so a step that is run again finds that and no more: it comes out as it did.
-        """
-        return {part.request: part.found for part in self.undone[0].requests} if self.undone else None
-
-    @property
     def last(self) -> int:
         """The number of the step that ran last; -1 for none."""
         begun = bool(self.moments) and self.moments[-1].record is None
@@ -251,7 +243,7 @@ def _shorten(engine: Rewindable, mark: Mark) -> bool:
     del request.tokens[mark.tokens :]
     request.finish, request.stop, request.error = None, "", ""
     request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
-    request.preceded, request.found = mark.preceded, 0
+    request.preceded = mark.preceded
     if request.kv_life == mark.kv_life and not engine.drafter.aux_layers:
         engine.runner.cache.truncate(request.table, mark.computed)
         engine.drafter.rewind(request.id, mark.tokens)

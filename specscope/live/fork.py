@@ -108,7 +108,7 @@ def beside(engine: Engine, changes: Changes) -> Engine:
         )
     settings = _settings(engine.config, changes)
     # Costs are at hand; and a fork's cache hits must not depend on what others left
-    config = dataclasses.replace(engine.config, costs=None, prefix_cache=False, async_scheduling=False, **settings)
+    config = dataclasses.replace(engine.config, costs=None, async_scheduling=False, **settings)
     loaded, cache = engine.runner.loaded, engine.runner.cache
     blocks = drafter_blocks(config, cache.pool.blocks)
     same = (config.model_part, config.draft_model) == (engine.config.model_part, engine.config.draft_model)

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from specscope.kernels.place import Packed
 from specscope.model.backend import Backend
-from specscope.model.prefix import Content, PrefixIndex
 
 BLOCK_SIZE = 16
 PAGE = 4096  # bytes that a system hands out at least
-AT_ONCE = 32  # blocks that are forgotten together: what takes their place then lies side by side
 
 
 class OutOfBlocksError(Exception):
@@ -30,18 +28,12 @@ class OutOfBlocksError(Exception):
 
 
 class BlockPool:
-    """Which blocks are free, and how many tables hold each of the others.
-
-    With a prefix cache some free blocks still hold what a later request may use again: they are known. They are taken
-    for something else when no other block is free, those first that were given back first.
-    """
+    """Which blocks are free, and how many tables hold each of the others."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.refs = [0] * blocks
-        self.prefixes = PrefixIndex()
-        self._free = list(range(blocks))  # in order; without those that are known
-        self._known: dict[int, None] = {}  # free blocks that are known, in the order in which they were given back
+        self._free = list(range(blocks))  # in order
         self._lanes: range = range(0)  # where sequences begin, as long as these blocks are free
 
     def keep_apart(self, sequences: int, part: int = 0, parts: int = 1) -> None:
@@ -55,13 +47,8 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Free blocks, those that are known among them."""
-        return len(self._free) + len(self._known)
-
-    @property
-    def cached(self) -> int:
-        """Free blocks whose content a later request may use."""
-        return len(self._known)
+        """Free blocks."""
+        return len(self._free)
 
     @property
     def used(self) -> int:
@@ -76,8 +63,6 @@ class BlockPool:
         """
         if count > self.free:
             raise OutOfBlocksError(f"{count} KV blocks wanted, {self.free} free")
-        if count > len(self._free):
-            self._forget(max(count - len(self._free), min(AT_ONCE, self.blocks // AT_ONCE)))
         wanted = (after + 1,) if after is not None else self._lanes if count <= self._lanes.step else ()
         start = next((index for first in wanted if (index := self._at(first, count)) is not None), None)
         start = self._gap(count) if start is None else start
@@ -95,65 +80,22 @@ class BlockPool:
 
     def _gap(self, count: int) -> int:
         """Where in the free blocks `count` lie side by side; 0 where they never do."""
-        if len(self.prefixes):
-            return self._widest_gap(count)
         if count < 2 or self._free[count - 1] - self._free[0] == count - 1:
             return 0
         free = np.asarray(self._free)
         return int(np.argmax(free[count - 1 :] - free[: len(free) - count + 1] == count - 1))
 
-    def _widest_gap(self, count: int) -> int:
-        """Where in the free blocks the widest gap begins; its middle, where who lies before it may go on growing.
-
-        With known blocks at the heads of the lanes sequences begin anywhere, and would grow into each other.
-        """
-        edges = np.flatnonzero(np.diff(self._free, prepend=-2, append=self.blocks + 1) != 1)
-        widths = np.diff(edges)
-        widest = int(widths.argmax()) if len(widths) else 0
-        start, width = (int(edges[widest]), int(widths[widest])) if len(widths) else (0, 0)
-        before = self._free[start] - 1 if width else -1
-        grows = before >= 0 and self.refs[before] > 0
-        return start + width // 2 if grows and width >= 2 * count else start if width >= count else 0
-
-    def _forget(self, count: int) -> None:
-        """Let so many known blocks go, the first that were given back."""
-        for block in list(self._known)[:count]:
-            self._unknow(block)
-
-    def _unknow(self, block: int) -> None:
-        """Forget what a free block holds: it is then like any other."""
-        del self._known[block]
-        self.prefixes.forget(block)
-        insort(self._free, block)
-
     def share(self, block: int) -> None:
-        """Hold a block once more; one that is free must be known."""
-        if self.refs[block] == 0:
-            del self._known[block]
+        """Hold a block once more."""
+        assert self.refs[block] > 0, "a free block was shared"
         self.refs[block] += 1
 
     def drop(self, block: int) -> None:
         """Drop one reference to a block; it is free at zero."""
         assert self.refs[block] > 0, "a free block was dropped"
         self.refs[block] -= 1
-        if self.refs[block] > 0:
-            return
-        if block in self.prefixes:
-            self._known[block] = None
-        else:
+        if self.refs[block] == 0:
             insort(self._free, block)
-
-    def publish(self, block: int, content: Content) -> None:
-        """A block that is held is full and will not be written again: later requests may find it.
-
-        Where another one has this content, that one stays, unless nobody holds it.
-        """
-        other = self.prefixes.holder(content)
-        if other is not None and self.refs[other] == 0:
-            self._unknow(other)
-            other = None
-        if other is None:
-            self.prefixes.put(block, content)
 
 
 @dataclass
@@ -161,7 +103,6 @@ class BlockTable:
     """The blocks of one sequence, in order. Position t lies in slot blocks[t // 16] * 16 + t % 16."""
 
     blocks: list[int] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)  # of its first blocks: of those that were published or found
 
     @property
     def capacity(self) -> int:
@@ -297,8 +238,7 @@ class KVCache:
     def reserve(self, table: BlockTable, length: int, written_from: int) -> None:
         """Make room for `length` positions, of which those from `written_from` on may be written.
 
-        Shared blocks in that range are copied first (copy on write), and others cannot be found any more. Raises
-        OutOfBlocksError and changes nothing.
+        Shared blocks in that range are copied first (copy on write). Raises OutOfBlocksError and changes nothing.
         """
         first = written_from // BLOCK_SIZE
         shared = [i for i in range(first, len(table.blocks)) if self.pool.refs[table.blocks[i]] > 1]
@@ -309,46 +249,20 @@ class KVCache:
             self._copy_block(table.blocks[index], block)
             self.pool.drop(table.blocks[index])
             table.blocks[index] = block
-        for block in table.blocks[first:]:
-            self.pool.prefixes.forget(block)
         table.blocks += fresh
-        del table.digests[first:]
 
     def truncate(self, table: BlockTable, length: int) -> None:
         """Give back the blocks past the first `length` positions, the last one first."""
         keep = -(-length // BLOCK_SIZE)
         for block in reversed(table.blocks[keep:]):
             self.pool.drop(block)
-        del table.blocks[keep:], table.digests[length // BLOCK_SIZE :]
-
-    def publish(self, table: BlockTable, tokens: Sequence[int], length: int, ahead: int = 0) -> None:
-        """Let later requests find the full blocks among the first `length` positions, which hold committed KV.
-
-        `ahead`: how many of the tokens behind a slot its KV depends on.
-        """
-        for index in range(len(table.digests), length // BLOCK_SIZE):
-            content = _content(table, tokens, index, ahead)
-            self.pool.publish(table.blocks[index], content)
-            table.digests.append(content.digest)
-
-    def adopt(self, table: BlockTable, tokens: Sequence[int], limit: int, ahead: int = 0) -> int:
-        """Let an empty table hold the longest published prefix of at most `limit` tokens; returns its length."""
-        assert not table.blocks, "a table that holds KV of its own takes none of others"
-        for index in range(limit // BLOCK_SIZE):
-            content = _content(table, tokens, index, ahead)
-            block = self.pool.prefixes.find(content)
-            if block is None:
-                break
-            self.pool.share(block)
-            table.blocks.append(block)
-            table.digests.append(content.digest)
-        return table.capacity
+        del table.blocks[keep:]
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second table over the same blocks; the first to write to one of them copies it."""
         for block in table.blocks:
             self.pool.share(block)
-        return BlockTable(list(table.blocks), list(table.digests))
+        return BlockTable(list(table.blocks))
 
     def move(self, paths: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> None:
         """Copy slots (source, target) of each sequence in every layer, as if all were loaded before any is stored.
@@ -374,12 +288,6 @@ class KVCache:
         for key, value in zip(self.key, self.value, strict=True):
             for part in (key, value):
                 part[:, b : b + BLOCK_SIZE] = part[:, a : a + BLOCK_SIZE]
-
-
-def _content(table: BlockTable, tokens: Sequence[int], index: int, ahead: int) -> Content:
-    """What the block at index `index` of a table holds. The table's digests reach up to it."""
-    parent = table.digests[index - 1] if index else b""
-    return Content.of(parent, tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE + ahead])
 
 
 def _stretches(part: Tensor, start: int, end: int, count: int, stride: int) -> Tensor:

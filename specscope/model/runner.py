@@ -42,15 +42,12 @@ class ModelRunner:
         yield from graphs.capture(wanted)
         self.graphs = graphs
 
-    def compute(
-        self, table: BlockTable, tokens: Sequence[int], computed: int = 0
-    ) -> Iterator[tuple[int, Tensor | None]]:
+    def compute(self, table: BlockTable, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor | None]]:
         """Write the KV of a sequence's first tokens, a chunk at a time, without logits. The table must have room.
 
-        `computed`: how many of them have theirs. Gives the position of each chunk's first token, and the chunk's
-        features [n, their widths] with aux layers.
+        Gives the position of each chunk's first token, and the chunk's features [n, their widths] with aux layers.
         """
-        for start in range(computed, len(tokens), CHUNK):
+        for start in range(0, len(tokens), CHUNK):
             chunk = list(tokens[start : start + CHUNK])
             segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
             _, features = self.forward_with_features([segment])

@@ -9,8 +9,7 @@ from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
 from specscope.speculate.drafters.base import NoDrafter
 from specscope.speculate.drafters.combined import model_of
-from tests.engine.cached import HEAD, pressed
-from tests.engines import build_engines
+from tests.engines import HEAD, build_engines, pressed
 
 NODES = 16
 
@@ -20,12 +19,12 @@ def engines(deep, tmp_path_factory):
     return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "prefix cache"])
-def small(request, engines):
+@pytest.fixture
+def small(engines):
     """An engine as new, with few blocks."""
 
     def make(name="ngram", blocks=12):
-        pressed(engines[name], blocks, cached=request.param)
+        pressed(engines[name], blocks)
         return engines[name]
 
     return make
@@ -117,7 +116,7 @@ class Toy:
 
     def __init__(self, cache, **how):
         runner = type("Runner", (), {"cache": cache})()
-        self.room = Room(runner, NoDrafter(), prefix_cache=True)
+        self.room = Room(runner, NoDrafter())
         self.scheduler = Scheduler(self.room, how.pop("max_batch", 4), how.pop("tokens", 512))
         self.nodes, self.count = 0, 0
 
@@ -135,7 +134,6 @@ class Toy:
             part.request.computed += part.feed
             if part.decodes:
                 part.request.tokens.append(7)
-        self.scheduler.publish(plan)
         return plan
 
 
@@ -175,46 +173,6 @@ def test_kv_is_taken_where_waiting_does_not_help(toy):
     assert preempted == [second]
     assert len(first.tokens) > 48  # it had grown into its fourth block
     assert second.computed == 0
-
-
-def test_who_would_free_nothing_keeps_its_kv(toy):
-    """49674: of a request whose blocks an earlier one holds too, nothing is free afterwards."""
-    made = toy(7)
-    first = made.add([*range(64)])
-    made.step()
-    shares = made.add([*range(64), 1])
-    made.step()
-    assert shares.found == 64
-    assert made.room.cache.pool.used == 6
-    made.room.cache.truncate(shares.table, 64)
-    shares.computed = 64  # it holds nothing of its own now
-    made.room.cache.pool.take(made.room.cache.pool.free)  # and nothing is left
-    first.tokens.append(1)
-    while len(first.tokens) < 81:
-        first.tokens.append(1)
-    plan = made.step()
-    assert plan.failed == [first]  # nothing could help it
-    assert plan.preempted == []
-    assert shares.computed > 64  # and the other one goes on with what it had
-
-
-def test_blocks_that_later_ones_alone_share_are_freed_by_taking_both(toy):
-    made = toy(8)
-    first = made.add([50] * 20)
-    made.step()
-    made.add(range(64))
-    made.step()
-    made.add([*range(64), 1])
-    made.step()
-    later = [one for one in made.scheduler.running if one is not first]
-    assert len(later) == 2
-    seen = []
-    while len(first.tokens) < 120:
-        plan = made.step()
-        assert first in [part.request for part in plan.parts]
-        seen += plan.preempted
-    assert seen[0] is later[-1] or seen[0] is later[0]
-    assert len(seen) == 2
 
 
 def test_those_who_wait_come_in_the_order_of_arrival(toy):

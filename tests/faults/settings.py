@@ -61,7 +61,6 @@ class Setting:
     blocks: int | None = None  # KV blocks of the target; few of them, and requests are preempted
     step_tokens: int = 512  # few of them, and prompts come in chunks
     prompt: int = 70  # bytes of a prompt
-    shared: int = 0  # bytes with which every prompt begins; then the engine has a prefix cache
 
     def engine(self) -> Engine:
         """A new one."""
@@ -72,7 +71,6 @@ class Setting:
             max_batch=self.batch,
             max_step_tokens=self.step_tokens,
             threads=1,
-            prefix_cache=self.shared > 0,
             **{"dtype": "float32", **how},
         )
         if self.blocks is not None:
@@ -102,7 +100,6 @@ SETTINGS = {
     "eagle chain warm": Setting("eagle chain", WARM),
     "eagle chain long": Setting("eagle chain", tokens=200, requests=9),
     "model chain stops": Setting("model chain", {"stop_token_ids": (STOP,)}, tokens=60),
-    "model chain shared": Setting("model chain", shared=64, prompt=40),
     "model chain repeats": Setting("model chain", RULES),
     "eagle chain chunks": Setting("eagle chain", step_tokens=32, prompt=150, tokens=40),
     "eagle tree": Setting("eagle tree"),
@@ -114,8 +111,7 @@ SETTINGS = {
 
 def prompts(setting: Setting, seed: int = 0) -> list[str]:
     """Beginnings of stories, of about the same length."""
-    begin = story(999, setting.shared) if setting.shared else ""
-    return [begin + story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
+    return [story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
 
 
 def plant(patch: pytest.MonkeyPatch, engine: Engine, fault: Fault, *, rarely: bool = False) -> None:

@@ -48,11 +48,10 @@ class Travel(RuleBasedStateMachine):
         name=st.sampled_from(list(DRAFTERS)),
         blocks=st.sampled_from([SMALL, 30]),
         greedy=st.booleans(),
-        cached=st.booleans(),
     )
-    def begin(self, name, blocks, greedy, cached):
-        self.engine, self.greedy, self.cached = self.engines[name], greedy, cached
-        fresh(self.engine, blocks, cached=cached)
+    def begin(self, name, blocks, greedy):
+        self.engine, self.greedy = self.engines[name], greedy
+        fresh(self.engine, blocks)
         self.commands = commands_over(self.engine)
         self.session = self.commands.session
         self.folder = tempfile.TemporaryDirectory()
@@ -170,7 +169,7 @@ class Travel(RuleBasedStateMachine):
         pool = self.engine.runner.cache.pool
         tables = [request.table for request in self.engine.requests.values()]
         held = [block for table in tables for block in table.blocks]
-        assert len(set(held)) == len(held) or self.cached
+        assert len(set(held)) == len(held)
         assert [pool.refs[block] for block in range(pool.blocks)] == [held.count(b) for b in range(pool.blocks)]
         for request in self.engine.requests.values():
             assert request.computed <= len(request.tokens)

@@ -1,7 +1,5 @@
 """Blocks: never leaked, never used twice, counted right; copy on write; moves that overlap."""
 
-import itertools
-
 import numpy as np
 import psutil
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape, OutOfBlocksError
-from specscope.model.prefix import Content
 
 LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 4, 6)]
 
@@ -97,60 +94,6 @@ class Tables(RuleBasedStateMachine):
                 assert self.cache.value[layer][-1, slots, -1].tolist() == contents
 
 
-class TablesPublished(Tables):
-    """The same where full blocks are published and found. A table's contents are its tokens."""
-
-    lanes = 3
-
-    def __init__(self):
-        super().__init__()
-        self.marks = itertools.cycle([1, 2, 2, 1, 1])  # so that tables often begin alike
-
-    tables = Tables.tables
-
-    @rule(name=tables)
-    def publish(self, name):
-        table, contents = self.live[name]
-        self.cache.publish(table, [int(mark) for mark in contents], len(contents))
-
-    @rule(target=tables, name=tables, keep=st.integers(0, 60), tail=st.integers(0, 1))
-    def find(self, name, keep, tail):
-        """A new table with the first tokens of another one, or of one that has ended."""
-        tokens = [*map(int, self.live[name][1][:keep]), *[9] * tail]
-        other, table = next(self.names), BlockTable()
-        most = len(tokens)
-        found = self.cache.adopt(table, tokens, most)
-        assert found <= most
-        assert found % BLOCK_SIZE == 0
-        self.live[other] = (table, [float(token) for token in tokens[:found]])
-        return other
-
-    @invariant()
-    def a_block_is_free_known_or_held(self):
-        pool = self.cache.pool
-        held = {block for block, refs in enumerate(pool.refs) if refs}
-        free, known = set(pool._free), set(pool._known)
-        assert sorted([*pool._free, *pool._known, *held]) == list(range(pool.blocks)), "none is two of these"
-        assert free == set(range(pool.blocks)) - held - known
-        assert pool._free == sorted(pool._free)
-        assert all(block in pool.prefixes for block in known)
-        assert not any(block in pool.prefixes for block in free)
-        assert {block: digest for digest, (block, _) in pool.prefixes._blocks.items()} == pool.prefixes._digests
-
-    @invariant()
-    def what_is_known_is_there(self):
-        for block, content in self.cache.pool.prefixes._blocks.values():
-            slots = slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
-            assert self.cache.key[0][0, slots, 0].tolist() == list(content.tokens)
-
-    def teardown(self):
-        for table, _ in self.live.values():
-            self.cache.truncate(table, 0)
-        pool = self.cache.pool
-        assert pool.free == pool.blocks
-        assert pool.cached == len(pool.prefixes)
-
-
 class TablesApart(Tables):
     """The same where sequences begin apart."""
 
@@ -159,8 +102,6 @@ class TablesApart(Tables):
 
 TestTables = Tables.TestCase
 TestTables.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestTablesPublished = TablesPublished.TestCase
-TestTablesPublished.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestTablesApart = TablesApart.TestCase
 TestTablesApart.settings = TestTables.settings
 
@@ -241,50 +182,3 @@ def test_too_few_blocks_take_none():
     with pytest.raises(OutOfBlocksError, match="2 KV blocks wanted, 1 free"):
         pool.take(2)
     assert pool.free == 1
-
-
-def test_sequences_grow_side_by_side_though_lanes_begin_with_known_blocks():
-    store = cache(64)
-    store.pool.keep_apart(4)
-    for lane in range(4):  # each lane's first block is known
-        table = BlockTable()
-        store.reserve(table, 16, 0)
-        store.publish(table, [lane] * 16, 16)
-        store.truncate(table, 0)
-    assert store.pool.cached == 4
-    tables = [BlockTable() for _ in range(3)]
-    for length in range(16, 113, 16):
-        for table in tables:
-            store.reserve(table, length, length - 16)
-    runs = [1 + int((np.diff(table.blocks) != 1).sum()) for table in tables]
-    assert max(runs) <= 2
-    assert store.pool.cached == 4
-
-
-def test_a_new_holder_of_a_content_takes_the_place_of_a_free_one():
-    """So that requests share the blocks that are held, and need no further ones."""
-    store = cache(8)
-    first, second = BlockTable(), BlockTable()
-    for table in (first, second):
-        store.reserve(table, 16, 0)
-        store.publish(table, [5] * 16, 16)
-    assert store.pool.prefixes.find(Content.of(b"", [5] * 16)) == first.blocks[0]
-    store.truncate(first, 0)
-    third = BlockTable()
-    store.reserve(third, 16, 0)
-    store.publish(third, [5] * 16, 16)
-    assert store.pool.prefixes.find(Content.of(b"", [5] * 16)) == third.blocks[0]
-    assert store.pool.cached == 0
-
-
-def test_a_block_that_is_written_again_cannot_be_found():
-    store = cache(8)
-    table, other = BlockTable(), BlockTable()
-    store.reserve(table, 40, 0)
-    store.publish(table, list(range(40)), 40)
-    store.truncate(table, 20)  # went back into the second block
-    assert store.adopt(other, list(range(40)), 40) == 32
-    store.truncate(other, 0)
-    store.reserve(table, 30, 20)
-    assert len(table.digests) == 1
-    assert store.adopt(other, list(range(40)), 40) == 16

@@ -88,7 +88,7 @@ def server(tiny, tmp_path):
     """(process, port, what it says)."""
     how = ["--target", tiny, "--drafter", "draft_model", "--draft-model", "self:2", "--tree", "3", "--dtype", "float32"]
     how += ["--kv-memory", "0.01", "--max-batch", "16", "--max-queue", "40", "--threads", "1", "--port", "0"]
-    command = [*map(str, [*SPECSCOPE, "serve", *how, "--prefix-cache", "--async-scheduling"])]
+    command = [*map(str, [*SPECSCOPE, "serve", *how, "--async-scheduling"])]
     process, said = subprocess.Popen(command, env=ENV, stderr=subprocess.PIPE, text=True), []
     reader = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)
     reader.start()

@@ -23,7 +23,7 @@ pytest.importorskip("xgrammar")
 CUSTOMERS = 10
 HOW = (
     *("--dtype", "float32", "--kv-memory", "0.02", "--max-batch", "6", "--max-queue", "4", "--port", "0"),
-    *("--async-scheduling", "--prefix-cache", "--shutdown-timeout", "60"),
+    *("--async-scheduling", "--shutdown-timeout", "60"),
 )
 LEAVE_SECONDS = HANG_SECONDS  # what a request may go on for when its customer has left
 FLAT = 1.1  # of the memory at the first third

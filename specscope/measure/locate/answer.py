@@ -174,10 +174,6 @@ def _written(bad: Sequence[FedRow], now: RequestStep, parts: Sequence[RequestSte
     if not places:
         return "", ""
     where = f"positions {min(places)} to {max(places)}" if len(places) > 1 else f"position {places[0]}"
-    came = [part for part in parts if part.index <= now.index and part.found]
-    if came and max(places) < came[-1].found:
-        adopt = code_of(KVCache.adopt)
-        return f"{where} were found in the prefix cache and hold the KV of another context", adopt
     if min(places) >= now.context_len:
         return f"{where} were written in this very step", code_of(KVCache.write_rows)
     for part in reversed(parts):

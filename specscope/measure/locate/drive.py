@@ -1,7 +1,7 @@
 """An engine of ours, driven through recorded steps: the recorded schedule, trees and verdicts, and all else for real.
 
 Each step is one `Engine.step`. What is computed in it runs as it does in the engine: rows and masks, forward, the move
-of accepted paths, features, the drafter's passes, the prefix cache. What is decided is taken from the record, so that
+of accepted paths, features, the drafter's passes. What is decided is taken from the record, so that
 rounding, another dtype or another machine cannot lead the run away from what was recorded.
 """
 
@@ -33,12 +33,10 @@ def located_config(history: History, target: str | None, draft_model: str | None
     """The configuration of the engine that made a capture, in float32, one step at a time."""
     assert history.run is not None
     records = history.steps
-    shared = any(part.found for record in records for part in record.requests)
     return replace(
         engine_config_of(history.run, target, draft_model),
         dtype="float32",
         max_batch=min(max((len(record.requests) for record in records), default=1), 1024) or 1,
-        prefix_cache=shared,
         graphs="off",
         evidence="full",
         async_scheduling=False,
@@ -154,13 +152,8 @@ class Drive:
             self._requests[part.request] = engine.requests[part.request] = request
             scheduler.running.append(request)
         if request.computed != part.context_len:  # it is new, came back from the queue, or its first steps are unknown
-            room.free(request)
-            request.computed = 0
-            if part.found:
-                room.adopt(request)
-            if request.computed != part.context_len:
-                room._fill(request, part.context_len)
-                request.computed = part.context_len
+            room.restore([(request, part.context_len)])
+            request.computed = part.context_len
         return request
 
     def _as_recorded(self, part: RequestStep, draft: Draft) -> Draft:

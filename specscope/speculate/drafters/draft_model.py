@@ -59,9 +59,6 @@ class DraftModel(ModelDrafter):
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """It asks for no features."""
 
-    def catch_up(self, request: str, tokens: Sequence[int]) -> None:
-        """Tokens are enough: what is missing is fed by the next draft."""
-
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Move the accepted path's KV to its final slots, as far as the drafter has run it.
 

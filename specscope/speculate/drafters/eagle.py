@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.heads.head_runner import HeadRunner
-from specscope.model.kv_cache import BLOCK_SIZE, OutOfBlocksError
+from specscope.model.kv_cache import OutOfBlocksError
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
@@ -29,9 +29,9 @@ LARGEST = float(np.finfo(np.float32).max)
 class Features:
     """The target's features of one request that the head has not been fed yet, from position `start` on."""
 
-    def __init__(self, start: int = 0) -> None:
-        self.start = start
-        self.end = start  # the first position whose feature is not known
+    def __init__(self) -> None:
+        self.start = 0
+        self.end = 0  # the first position whose feature is not known
         self._parts: list[Tensor] = []
 
     def put(self, start: int, features: Tensor) -> None:
@@ -66,7 +66,6 @@ class Eagle(ModelDrafter):
     """Drafts with an EAGLE or EAGLE-3 head."""
 
     name = "eagle"
-    ahead = 1  # a pair's token is the one behind its feature
 
     def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
         """`notes_features`: whether each draft says what fed the head: rows, and the norms of their features."""
@@ -82,21 +81,12 @@ class Eagle(ModelDrafter):
         held = self._features.setdefault(request, Features())
         held.put(start, features)
         pairs = min(held.end, len(tokens) - 1)
-        while pairs - held.start > PREFILL_CHUNK and self._feed(request, held, PREFILL_CHUNK, tokens):
+        while pairs - held.start > PREFILL_CHUNK and self._feed(request, held, tokens):
             pass
 
-    def catch_up(self, request: str, tokens: Sequence[int]) -> None:
-        """Feed the pairs of full blocks; the root's stays, for the next draft begins with it."""
-        held = self._features.get(request)
-        if held is None:
-            return
-        end = (min(held.end, len(tokens) - 1) - 1) // BLOCK_SIZE * BLOCK_SIZE
-        while end > held.start and self._feed(request, held, min(end - held.start, PREFILL_CHUNK), tokens):
-            pass
-
-    def _feed(self, request: str, held: Features, count: int, tokens: Sequence[int]) -> bool:
-        """Feed the next pairs; False where there is no room for them now: there may be when the request drafts."""
-        start, end = held.start, held.start + count
+    def _feed(self, request: str, held: Features, tokens: Sequence[int]) -> bool:
+        """Feed a chunk of pairs; False where there is no room for it now: there may be when the request drafts."""
+        start, end = held.start, held.start + PREFILL_CHUNK
         state = self.states.setdefault(request, State())
         try:
             self.cache.reserve(state.table, end, start)
@@ -105,7 +95,7 @@ class Eagle(ModelDrafter):
         segment = Segment.of_tree(
             state.table, start, list(tokens[start + 1 : end + 1]), DraftTree.empty(), logits=False
         )
-        self.runner.forward([segment], self.runner.combine(held.take(count)))
+        self.runner.forward([segment], self.runner.combine(held.take(PREFILL_CHUNK)))
         state.computed = end
         return True
 
@@ -165,13 +155,6 @@ class Eagle(ModelDrafter):
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
         logits, self._hidden = self.runner.forward(segments, hidden)
         return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles)
-
-    def adopt(self, request: str, tokens: Sequence[int], limit: int) -> int:
-        """As ModelDrafter.adopt; features are wanted from there on."""
-        held = super().adopt(request, tokens, limit)
-        if held:
-            self._features.setdefault(request, Features(held))
-        return held
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Nothing to keep: the accepted tokens' features come from the target."""

@@ -61,7 +61,6 @@ class ModelDrafter(ABC):
 
     name: str
     aux_layers: tuple[AuxLayer, ...] = ()
-    ahead = 0  # tokens behind a slot that its KV depends on
 
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
         self.plan = plan
@@ -143,29 +142,6 @@ class ModelDrafter(ABC):
         if state is not None:
             self.cache.truncate(state.table, state.computed)
 
-    def blocks_of(self, request: str) -> Sequence[int]:
-        """The blocks that a request holds."""
-        state = self.states.get(request)
-        return () if state is None else state.table.blocks
-
-    def publish(self, request: str, tokens: Sequence[int]) -> None:
-        """Let other requests find the full blocks of committed tokens."""
-        state = self.states.get(request)
-        if state is not None:
-            self.cache.publish(state.table, tokens, min(state.computed, len(tokens) - self.ahead), self.ahead)
-
-    def adopt(self, request: str, tokens: Sequence[int], limit: int) -> int:
-        """Begin with what other requests left of the first `limit` tokens; how many slots are then computed.
-
-        One that holds KV keeps it.
-        """
-        state = self.states.get(request, State())
-        if not state.table.blocks:
-            state.computed = self.cache.adopt(state.table, tokens, limit, self.ahead)
-        if state.computed:
-            self.states[request] = state
-        return state.computed
-
     def _pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
         start = time.time_ns()
         level = feed(drafting)
@@ -184,10 +160,6 @@ class ModelDrafter(ABC):
             token, position = np.array(g.first.tokens, np.int32), g.first.positions.astype(np.int32)
             notes = replace(notes, fed_token=token, fed_position=position, fed_norms=g.norms)
         return replace(draft, notes=notes, row=g.row)
-
-    @abstractmethod
-    def catch_up(self, request: str, tokens: Sequence[int]) -> None:
-        """Compute what can be published of committed tokens, where that takes more than the tokens."""
 
     @abstractmethod
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

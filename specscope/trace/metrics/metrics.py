@@ -52,8 +52,6 @@ class Totals:
     recent: Acceptance = field(default_factory=Acceptance)  # since then
     prompt_tokens: int = 0
     preemptions: int = 0
-    queried: int = 0  # tokens looked up in the prefix cache, again after a preemption
-    found: int = 0  # of those, tokens that were found
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
     running: int = 0
     waiting: int = 0
@@ -70,8 +68,6 @@ class Totals:
         for end in record.finished:
             self.finished[VLLM_REASON[end.reason]] += 1
         self.preemptions += len(record.preempted)
-        self.queried += record.queried
-        self.found += sum(part.found for part in record.requests)
         self.running, self.waiting = record.running, record.waiting
         self.blocks_used, self.blocks_free = record.blocks_used, record.blocks_free
         self.told = record.aggregate
@@ -153,12 +149,6 @@ SERIES = (
     Series("prompt_tokens", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
     Series("generation_tokens", "Output tokens.", lambda t: _one(t.acceptance.told("emitted"))),
     Series("num_preemptions", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
-    Series(
-        "prefix_cache_queries",
-        "Tokens looked for in the prefix cache.",
-        lambda t: _of_engine(t, t.queried),
-    ),
-    Series("prefix_cache_hits", "Tokens found in it.", lambda t: _of_engine(t, t.found)),
     Series("request_success", "Requests that ended, by the reason.", _finished),
     Series("num_requests_running", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
     Series("num_requests_waiting", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),

@@ -1,6 +1,8 @@
 """Planted faults: each is really there, the engine survives it, and diagnose names its cause first."""
 
 import dataclasses
+import gzip
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +13,11 @@ from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from tests.analyze.histories import RUN
-from tests.faults.judged import planted
+from tests.faults.judged import diagnosed, planted
 from tests.faults.planted import FAULTS
 from tests.faults.settings import SETTINGS, history, record
 
+OLD = Path(__file__).parents[2] / "data" / "before_deletion"
 FAST = [  # one of each kind of evidence: the capture alone, audit, models run again
     "coins by row",
     "layers one lower",
@@ -111,8 +114,20 @@ def test_every_cause_has_a_fault():
     planted_causes = {fault.cause for fault in FAULTS.values()}
     in_checkpoints = {Cause.HEAD_EMBEDDING}  # tests/analyze/judges/test_heads.py
     in_transformers = {Cause.Q_UNPROCESSED, Cause.CACHE_NOT_CROPPED}  # tests/transformers/test_planted.py
-    assert planted_causes | in_checkpoints | in_transformers == {cause for cause in Cause if cause.is_fault}
-    assert len(FAULTS) >= 85
+    in_old_captures = {Cause.DRAFTER_KV_PREFIX}  # below
+    assert planted_causes | in_checkpoints | in_transformers | in_old_captures == {
+        cause for cause in Cause if cause.is_fault
+    }
+    assert len(FAULTS) >= 84
+
+
+def test_a_fault_of_the_prefix_cache_that_was_is_named(tmp_path):
+    """Our engine has none any more: recorded by 5301d291, whose prefix cache gave the drafter blocks without KV."""
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(gzip.decompress((OLD / "prefix_without_kv.jsonl.gz").read_bytes()))
+    found = diagnosed(path, SETTINGS["model chain"])
+    assert found.exit is Exit.INCONSISTENT
+    assert found.suspects[0].cause is Cause.DRAFTER_KV_PREFIX
 
 
 def test_every_cause_says_which_checks_follow_from_it():

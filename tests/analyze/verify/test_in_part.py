@@ -1,6 +1,8 @@
 """Any part of a healthy run: requests that lost their KV, whose beginnings or engine steps are not in the file."""
 
+import gzip
 import random
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +11,10 @@ from specscope.analyze.verify.trial import judge
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, resource_attributes
-from tests.engine.cached import HEAD, pressed
-from tests.engines import build_engines
+from tests.engines import HEAD, build_engines, pressed
 
+# A run of 5301d291, whose engine had a prefix cache, and too few blocks: requests lose their KV and find some of it.
+OLD = Path(__file__).parents[2] / "data" / "before_deletion" / "prefix_cache_crowded.jsonl.gz"
 SHARES = {"half": 0.5, "most": 0.97, "all": 1.0}
 
 
@@ -20,19 +23,29 @@ def engines(deep, tmp_path_factory):
     return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "prefix cache"])
-def spans(request, engines):
+@pytest.fixture(scope="module", params=["plain", "prefix cache"])
+def spans(request, engines, tmp_path_factory):
     """The spans of a run in which requests lose their KV, and its resource."""
+    if request.param == "prefix cache":
+        path = tmp_path_factory.mktemp("old") / "run.jsonl"
+        path.write_bytes(gzip.decompress(OLD.read_bytes()))
+        history = read_capture(path).history
+        assert any(part.found for record in history.steps for part in record.requests)
+        return spans_of(history.run, history.vocabulary, history.steps)
     engine = engines["ngram"]
-    pressed(engine, 8, cached=request.param)
+    pressed(engine, 8)
     for i in range(6):
         engine.add(HEAD[: 20 + 7 * i], SamplingParams(max_tokens=40, temperature=0.8, seed=i, ignore_eos=True))
     records = []
     while engine.busy:
         records.append(engine.step())
+    return spans_of(engine.run_info, engine.vocabulary, records)
+
+
+def spans_of(run, vocabulary, records):
     assert any(record.preempted for record in records)
-    encoder = Encoder(engine.run_info, engine.vocabulary)
-    return [span for record in records for span in encoder.encode(record)], resource_attributes(engine.run_info)
+    encoder = Encoder(run, vocabulary)
+    return [span for record in records for span in encoder.encode(record)], resource_attributes(run)
 
 
 def judged(folder, spans, resource):

@@ -70,21 +70,6 @@ def spoiled_after_rejections(patch, engine):
     patch.setattr(DraftModel, "commit", spoiled)
 
 
-def prefix_without_kv(patch, engine):
-    """What the prefix cache gives the draft model holds nothing of it."""
-    adopt = ModelDrafter.adopt
-
-    def empty(self, request, tokens, most):
-        computed = adopt(self, request, tokens, most)
-        if computed:
-            slots = self.states[request].table.slots(0, computed)
-            for store in self.cache.stores:
-                store[:, :, slots] = 0
-        return computed
-
-    patch.setattr(ModelDrafter, "adopt", empty)
-
-
 def prompts_last_token(patch, engine):
     """Behind each chunk of a prompt the head is fed the prompt's last token: vLLM 0.32, and others before."""
     observe = Eagle.observe
@@ -233,14 +218,6 @@ FAULTS = [
         "model chain",
         "after a rejection the drafter's KV of its last two tokens is gone",
         rare=10,
-    ),
-    Fault(
-        "prefix without KV",
-        Cause.DRAFTER_KV_PREFIX,
-        prefix_without_kv,
-        "model chain shared",
-        "the prefix cache gives the drafter blocks that hold nothing of it",
-        rare=0,
     ),
     Fault(
         "prompt's last token behind chunks",

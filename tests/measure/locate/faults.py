@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from specscope.engine.engine import Engine
-from specscope.model import attention, kv_cache
+from specscope.model import attention
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
-from specscope.model.prefix import Content
 from tests.faults.fault import in_every_engine
 from tests.model.test_architectures import build
 from tests.tiny import write_tiny_model
@@ -128,18 +127,6 @@ def softmax_in_bfloat16(engine: Engine) -> None:
     replaced(attention, "attend", attend)
 
 
-def prefix_by_its_own_tokens(engine: Engine) -> None:
-    """A block of the prefix cache is known by its own tokens alone, whatever lies before it."""
-    right = kv_cache._content
-
-    def content(table, tokens, index, ahead):
-        made = right(table, tokens, index, ahead)
-        block = tokens[index * kv_cache.BLOCK_SIZE : (index + 1) * kv_cache.BLOCK_SIZE + ahead]
-        return Content.of(b"", block) if index else made
-
-    replaced(kv_cache, "_content", content)
-
-
 def head_zeroed(engine: Engine) -> None:
     """One head of layer 3 gives nothing."""
     layers_of(engine)
@@ -235,7 +222,6 @@ FAULTS = {
     "window": TargetFault(narrow_window, "layers.1.self_attn.scores", family="mistral_sliding"),
     "chunks from 0": TargetFault(chunks_from_zero, "positions", "-32", setting="chunks"),
     "softmax in bfloat16": TargetFault(softmax_in_bfloat16, "layers.0.self_attn.", "bfloat16"),
-    "prefix by its own tokens": TargetFault(prefix_by_its_own_tokens, "layers.1.self_attn.keys read", setting="shared"),
     "head zeroed": TargetFault(head_zeroed, "layers.3.self_attn.attention", "head 2"),
     "MLP in float16": TargetFault(mlp_in_float16, "layers.4.mlp.down_proj", "float16"),
     "bias twice": TargetFault(bias_twice, "layers.1.self_attn.k_proj", "bias", family="qwen2"),

@@ -16,8 +16,7 @@ from tests.faults.settings import TREE
 from tests.measure.locate.faults import FAULTS, planted, write_family
 from tests.model.test_architectures import CONFIGS
 
-SHARED = "bob sold a boat."  # a block
-QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "prefix by its own tokens", "not moved")
+QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "not moved")
 
 
 def recorded(path, target, setting="plain", dtype="float32"):
@@ -32,19 +31,12 @@ def recorded(path, target, setting="plain", dtype="float32"):
         max_batch=3,
         max_step_tokens=32 if setting == "chunks" else 512,
         threads=1,
-        prefix_cache=setting == "shared",
     )
     writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
     engine.subscribe(writer, lossless=True)
     params = [SamplingParams(max_tokens=24, temperature=0.8, seed=i, ignore_eos=True) for i in range(3)]
     texts = [story(i, 70) for i in range(3)]
-    if setting == "shared":  # the last one's first block is the second's, its second one that of the first
-        one, other = story(1, 16), story(2, 16)
-        texts = [one + SHARED + story(3, 20), other + story(4, 40), other + SHARED + story(5, 20)]
-        for text, own in zip(texts, params, strict=True):
-            engine.generate([text], own)
-    else:
-        engine.generate(texts, params)
+    engine.generate(texts, params)
     engine.close()
     writer.close()
     return read_capture(path).history
@@ -71,7 +63,7 @@ def test_a_fault_is_located_at_its_operation(tmp_path, name):
     assert first.smallest
 
 
-@pytest.mark.parametrize("setting", ["plain", "chunks", "shared"])
+@pytest.mark.parametrize("setting", ["plain", "chunks"])
 def test_a_healthy_run_is_walked_and_nothing_is_located(tmp_path, setting):
     answer = located(recorded(tmp_path / "run.jsonl", TARGET, setting))
     assert (answer.exit, answer.located, answer.left_out) == (Exit.CONSISTENT, (), ())

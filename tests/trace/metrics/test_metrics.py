@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,10 +53,9 @@ def end(name: str, reason: FinishReason) -> RequestEnd:
 RECORDS = [
     record(
         0,
-        [replace(part(0, 0), found=8), part(0, 0, request="b")],
+        [part(0, 0), part(0, 0, request="b")],
         admitted=(info("a", 12), info("b", 5)),
         waiting=4,
-        queried=17,
     ),
     record(1, [part(3, 3), part(3, 1, request="b")]),
     record(2, [part(2, 0), part(3, 2, emitted=1, request="b")], preempted=("c",), waiting=3),
@@ -72,8 +70,6 @@ COUNTERS = {
     "prompt_tokens": {(): 17},
     "generation_tokens": {(): 12},
     "num_preemptions": {(): 1},
-    "prefix_cache_queries": {(): 17},
-    "prefix_cache_hits": {(): 8},
     "request_success": {("stop",): 2, ("length",): 0, ("abort",): 1, ("error",): 0},
 }
 GAUGES = {"num_requests_running": 0, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.6}
