@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
+from specscope.kernels import tree_attention, tree_verify
 from specscope.kernels.flat_trees import NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
 from specscope.measure.device import Measured, copy_bandwidth, device_info, need_gpu, seconds
@@ -30,7 +30,6 @@ class Work:
     fold: int = 4
     size: int = 128
     vocabulary: int = 131072
-    layers: int = 32
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -60,17 +59,6 @@ def measure(work: Work, device: torch.device, bandwidth: float) -> Iterator[Meas
     for context in contexts:
         for nodes in (0, 8, 32, 64):
             yield from _attention(work, context, nodes, device, took)
-    width = 2 * work.heads * work.size
-    rows = torch.zeros(4096, width, dtype=work.dtype, device=device)
-    new, slots = torch.randn(512, width, device=device).to(work.dtype), torch.randperm(4096, device=device)[:512]
-    yield took("kv_write, 512 rows", kv_write.kv_write_bytes(rows, new), lambda: kv_write.kv_write(rows, slots, new))
-    layers = kv_compact.LayerPointers([rows.clone() for _ in range(work.layers)])
-    source = torch.arange(work.batch * 6, device=device) * 8 + 3
-    first = torch.arange(work.batch + 1, device=device) * 6
-    moved = kv_compact.kv_compact_bytes(layers, source)
-    yield took(
-        "kv_compact, 6 tokens each", moved, lambda: kv_compact.kv_compact(layers, source, source // 48 * 48, first)
-    )
     yield from _verification(work, device, took)
 
 
@@ -126,18 +114,11 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, device: torch
 
 
 def _verification(work: Work, device: torch.device, took: Took) -> Iterator[Measured]:
-    """Trees of 64 nodes, eight siblings a node, sampled without replacement; and the softmax before it."""
+    """Trees of 64 nodes, eight siblings a node, sampled without replacement."""
     nodes, generator = 64, np.random.default_rng(0)
     parent = np.array([i // 8 - 1 for i in range(nodes)], dtype=np.int32)
     logits = torch.randn(work.batch * (nodes + 1), work.vocabulary, device=device)
-    heat, min_p = torch.full((len(logits),), 0.8, device=device), torch.zeros(len(logits), device=device)
-    yield took(
-        "probabilities, 65 rows each",
-        sampling.probabilities_bytes(logits),
-        lambda: sampling.probabilities(logits, heat, min_p),
-    )
-    p = sampling.probabilities(logits, heat, min_p)
-    q = sampling.probabilities(logits.roll(1, 0), heat, min_p)
+    p, q = ((x / 0.8).softmax(-1) for x in (logits, logits.roll(1, 0)))
     trees = []
     for i in range(work.batch):
         q_row = np.full(nodes + 1, NOBODY)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 _TYPES = {
@@ -84,7 +83,7 @@ class Launch:
         return CompiledKernel(
             kernel=f"{fn.__module__.rpartition('.')[2]}.{fn.__name__}",
             arguments=tuple((n, _type(a, n not in loose)) for n, a in zip(names, arguments, strict=True)),
-            constants=tuple((n, v.name if isinstance(v, tl.dtype) else v) for n, v in self.constants.items()),
+            constants=tuple(self.constants.items()),
             warps=self.warps,
             stages=self.stages,
         )

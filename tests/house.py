@@ -57,7 +57,6 @@ CROWDED: dict[str, int] = {
 NAMES: dict[str, int] = {}
 FRAGMENTS: dict[str, int] = {
     "benchmarks/processor.py": 1,
-    "kernels/kv_write.py": 1,
     "kernels/place.py": 1,
     "specscope/analyze/audit/options.py": 1,
     "specscope/analyze/compare/page.py": 1,

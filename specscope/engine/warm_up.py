@@ -32,7 +32,7 @@ def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
         runners.append(model.runner)
     for model_runner in runners:
         warm_up_passes(model_runner, max_context)
-    warm_up_verdicts(runner.loaded.vocab_size, runner.loaded.dtype, runner.cache.device)
+    warm_up_verdicts(runner.loaded.vocab_size, runner.cache.device)
 
 
 def capture_graphs(

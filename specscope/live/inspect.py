@@ -152,7 +152,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     path = seen.path(above)
     logits = seen.logits[above + 1].float()
     raw = logits.softmax(-1)
-    target = _target(engine, seen, above)
+    target = _target(seen, above)
     p: Distribution | Left = target if node is not None else _left(seen, above, target)[0]
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
@@ -184,11 +184,10 @@ def _array(row: Tensor) -> Probs:
     return row.float().cpu().numpy()
 
 
-def _target(engine: Engine, seen: PartTensors, node: int) -> Distribution:
+def _target(seen: PartTensors, node: int) -> Distribution:
     """The target's distribution below a node, as it is sampled from."""
     logits = seen.logits[node + 1 : node + 2]
-    path, backend = seen.path(node), engine.runner.cache.backend
-    return distributions(logits, seen.params, seen.counts, [path], backend, seen.limits(node))[0]
+    return distributions(logits, seen.params, seen.counts, [seen.path(node)], seen.limits(node))[0]
 
 
 def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Left, DrafterRow | None] | tuple[None, None]:
@@ -229,7 +228,7 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
     below: dict[int, Distribution] = {}
     for node, (above, token) in enumerate(zip(tree.parent.tolist(), tree.token.tolist(), strict=True)):
         if above not in below:
-            below[above] = _target(engine, seen, above)
+            below[above] = _target(seen, above)
         here, judged = below[above].prob(token), float(seen.verdict.p[node])
         if abs(here - judged) > least:
             yield contradiction(node, judged, here)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specscope.engine.engine import Engine
-from specscope.kernels import kv_compact, kv_write, launch, sampling, tree_attention, tree_verify
+from specscope.kernels import launch, tree_attention, tree_verify
 from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
 from specscope.kernels.tree_verify_reference import tree_verify_reference
@@ -64,9 +64,6 @@ def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> 
         for name, nodes, splits in (("chunk", 0, 1), ("trees", 12, 1), ("trees, split", 12, 3)):
             label = f"tree_attention {_short(dtype)}, {name}"
             yield _try(label, lambda d=dtype, n=nodes, s=splits: _attention(device, sizes, d, n, s))  # type: ignore[misc]
-    yield _try("kv_write", lambda: _kv_write(device, sizes))
-    yield _try("kv_compact", lambda: _kv_compact(device, sizes))
-    yield _try("sampling", lambda: _sampling(device, sizes))
     for drawn, how in ((DETERMINISTIC, "deterministic"), (WITHOUT_REPLACEMENT, "sampled")):
         for shares, turns in ((1, 0), (None, None), (4, 3)):
             label = f"tree_verify {how}, {'as launched' if shares is None else f'{shares} a tree'}"
@@ -118,30 +115,6 @@ def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype, nodes: in
     got = tree_attention.tree_attention(query, rows, heads, batch, scale=sizes.size**-0.5, splits=splits)
     wanted = tree_attention.tree_attention_reference(query, rows, heads, batch, scale=sizes.size**-0.5)
     return _near(got, wanted, BOUND[dtype])
-
-
-def _kv_write(device: torch.device, sizes: Sizes) -> str:
-    width = 2 * sizes.heads * sizes.size
-    rows, new = _random(device, torch.float32, 64, width), _random(device, torch.float32, 9, width)
-    wanted, slots = rows.clone(), torch.randperm(64)[:9].to(device)
-    kv_write.kv_write_reference(wanted, slots, new)
-    kv_write.kv_write(rows, slots, new)
-    return _near(rows, wanted, 0.0)
-
-
-def _kv_compact(device: torch.device, sizes: Sizes) -> str:
-    layers = [_random(device, torch.float32, 64, 2 * sizes.heads * sizes.size) for _ in range(2)]
-    wanted = [rows.clone() for rows in layers]
-    source, target, first = (torch.tensor(x, device=device) for x in ([3, 6, 7, 40], [1, 2, 3, 33], [0, 3, 4]))
-    kv_compact.kv_compact_reference(wanted, source, target)
-    kv_compact.kv_compact(kv_compact.LayerPointers(layers), source, target, first)
-    return _near(torch.stack(layers), torch.stack(wanted), 0.0)
-
-
-def _sampling(device: torch.device, sizes: Sizes) -> str:
-    logits = _random(device, torch.float32, 3, sizes.vocabulary)
-    work = logits, torch.tensor([0.3, 1.0, 2.0], device=device), torch.tensor([0.0, 0.1, 0.0], device=device)
-    return _near(sampling.probabilities(*work), sampling.probabilities_reference(*work), 1e-5)
 
 
 def _verify(device: torch.device, sizes: Sizes, drawn: int, shares: int | None, turns: int | None) -> str:

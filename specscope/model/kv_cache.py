@@ -9,14 +9,13 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import Packed
+from specscope.kernels.place import put
 from specscope.model.backend import Backend
 
 BLOCK_SIZE = 16
@@ -174,10 +173,12 @@ class KVCache:
         self.layers = layers
         self.dtype, self.device, self.backend = dtype, device, backend
         self.rows: list[Tensor] = []
-        self.stores: list[Tensor] = []  # [layers, heads, slots, size] of each kind of part (LayerShape.parts)
-        self.parts: list[list[Tensor]] = []  # of each layer, [heads, slots, size]
+        self.stores: list[Tensor]  # [layers, heads, slots, size] of each kind of part (LayerShape.parts), or of rows
+        self.parts: list[list[Tensor]]  # of each layer, [heads, slots, size]
         if backend is Backend.TRITON:
             self.rows = [_zeros((slots, shape.width), dtype, device) for shape in layers]
+            self.stores = [rows[None, None] for rows in self.rows]
+            self.parts = [[rows[None]] for rows in self.rows]
             pairs = [shape.split(rows) for shape, rows in zip(layers, self.rows, strict=True)]
         else:
             counts = Counter(part for shape in layers for part in shape.parts)
@@ -196,11 +197,10 @@ class KVCache:
         self.key, self.value = [key for key, _ in pairs], [value for _, value in pairs]
         self._views = [(key[:, None], value[:, None]) for key, value in pairs]
         self._by_slot = [[part.transpose(0, 1) for part in parts] for parts in self.parts]
-        self._pointers: Any = None  # of the kernel that moves slots; made when it is first used
 
     def touch(self) -> None:
         """Take all of the memory from the system now; else the first requests wait for it. Before the cache is used."""
-        for store in (*self.rows, *self.stores):
+        for store in self.stores:
             store.view(-1)[:: PAGE // self.dtype.itemsize] = 0
 
     @staticmethod
@@ -214,11 +214,6 @@ class KVCache:
 
     def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store new rows [n, width]: each the keys of every head, then their values."""
-        if self.backend is Backend.TRITON:
-            from specscope.kernels.kv_write import kv_write  # triton is imported only where it runs
-
-            kv_write(self.rows[layer], slots, rows)
-            return
         start = 0
         for part in self._by_slot[layer]:
             _, heads, size = part.shape
@@ -269,17 +264,7 @@ class KVCache:
 
         Within a sequence they are in the order of its positions, and none moves to a later one.
         """
-        source, target = (np.concatenate(part) for part in zip(*paths, strict=True))
-        if self.backend is Backend.TRITON:
-            from specscope.kernels.kv_compact import LayerPointers, kv_compact
-
-            self._pointers = self._pointers or LayerPointers(self.rows)
-            first = np.cumsum([0, *(len(source) for source, _ in paths)])
-            kv_compact(
-                self._pointers, **Packed({"source": source, "target": target, "first": first}, self.device).put()
-            )
-            return
-        src, dst = (torch.from_numpy(part).to(self.device) for part in (source, target))
+        src, dst = (put(np.concatenate(part), self.device) for part in zip(*paths, strict=True))
         for store in self.stores:
             store.index_copy_(2, dst, store.index_select(2, src))
 

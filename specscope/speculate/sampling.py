@@ -6,6 +6,7 @@ The order is vLLM's: logit bias, penalties, what may come at all, temperature, m
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from specscope.kernels.place import put
-from specscope.model.backend import Backend
 from specscope.speculate.allowed import mask_
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.likeliest import likeliest
@@ -80,73 +80,61 @@ class Memory:
         return self._kept[:size].view(count, -1)
 
 
-def target_rows(parts: Sequence[LogitRows], backend: Backend, memory: Memory) -> TargetRows:
+def target_rows(parts: Sequence[LogitRows], memory: Memory) -> TargetRows:
     """Of a batch of one request or more, in order. Nothing is read from a device."""
     logits = parts[0].logits
     greedy = [part.shaped() for part in parts if part.params.greedy]
     sampled = [part for part in parts if not part.params.greedy]
-    choices = [logits.new_empty(0, dtype=torch.int64), *(argmax(run) for _, run in _runs(greedy))]
+    choices = [logits.new_empty(0, dtype=torch.int64), *map(argmax, _runs(greedy))]
     none = logits.new_empty(0, logits.shape[1], dtype=torch.float32)
-    return TargetRows(torch.cat(choices), all_probabilities(sampled, backend, memory) if sampled else none)
+    return TargetRows(torch.cat(choices), all_probabilities(sampled, memory) if sampled else none)
 
 
-def all_probabilities(parts: Sequence[LogitRows], backend: Backend, memory: Memory | None = None) -> Tensor:
+def all_probabilities(parts: Sequence[LogitRows], memory: Memory | None = None) -> Tensor:
     """What one sampled request or more are sampled from, in order. Float32 [rows of all, V], in `memory` if given."""
     logits = [part.shaped() for part in parts]
     sizes = [len(rows) for rows in logits]
     out = (memory or Memory()).rows(sum(sizes), logits[0])
     where = out.split(sizes)
-    in_kernel = [backend is Backend.TRITON and p.params.top_k <= 0 and p.params.top_p >= 1 for p in parts]
-    for members in _alike(parts, in_kernel):
+    for members in _alike(parts):
         for part, rows, place in zip(parts[members], logits[members], where[members], strict=True):
             scaled(rows, part.params.temperature, place)
         start = sum(sizes[: members.start])
         _softmax_(out[start : start + sum(sizes[members])], parts[members.start].params)
-    for members, run in _runs([rows if yes else None for rows, yes in zip(logits, in_kernel, strict=True)]):
-        from specscope.kernels import sampling  # triton is imported only where it runs
-
-        params = [part.params for part, size in zip(parts[members], sizes[members], strict=True) for _ in range(size)]
-        temperature, min_p = put(np.array([(p.temperature, p.min_p) for p in params], np.float32).T, run.device)
-        start = sum(sizes[: members.start])
-        sampling.probabilities(run, temperature, min_p, out[start : start + len(run)])
     return out
 
 
-def _alike(parts: Sequence[LogitRows], in_kernel: Sequence[bool]) -> Iterator[slice]:
-    """Parts side by side that differ in temperature at most, some AT_ONCE rows together; none of those in a kernel."""
-    kind = lambda i: (in_kernel[i], parts[i].params.min_p, parts[i].params.top_k, parts[i].params.top_p)  # noqa: E731
-    for (kernel, *_), same in groupby(range(len(parts)), kind):
+def _alike(parts: Sequence[LogitRows]) -> Iterator[slice]:
+    """Parts side by side that differ in temperature at most; on a processor some AT_ONCE rows together."""
+    most = AT_ONCE if parts[0].logits.device.type == "cpu" else sys.maxsize
+    kind = lambda i: (parts[i].params.min_p, parts[i].params.top_k, parts[i].params.top_p)  # noqa: E731
+    for _, same in groupby(range(len(parts)), kind):
         members: list[int] = []
-        for i in () if kernel else same:
-            if members and sum(len(parts[m].logits) for m in (*members, i)) > AT_ONCE:
+        for i in same:
+            if members and sum(len(parts[m].logits) for m in (*members, i)) > most:
                 yield slice(members[0], i)
                 members = []
             members.append(i)
-        if members:
-            yield slice(members[0], members[-1] + 1)
+        yield slice(members[0], members[-1] + 1)
 
 
-def _runs(parts: Sequence[Tensor | None]) -> Iterator[tuple[slice, Tensor]]:
-    """Tensors [n, V] that follow one another in memory as one, without a copy: which of the parts, and all their rows.
+def _runs(parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Tensors [n, V] that follow one another in memory as one, without a copy.
 
-    So a batch whose logits are parts of one tensor is one piece of work. A part that is None ends a run.
+    So a batch whose logits are parts of one tensor is one piece of work.
     """
     start = 0
     for end in range(1, len(parts) + 1):
-        first, last = parts[start], parts[end - 1]
-        if first is None or last is None:
-            start = end
-        elif end == len(parts) or not _follows(last, parts[end]):
-            rows = sum(len(part) for part in parts[start:end] if part is not None)
-            yield slice(start, end), first.as_strided((rows, first.shape[1]), first.stride())
+        if end == len(parts) or not _follows(parts[end - 1], parts[end]):
+            first = parts[start]
+            yield first.as_strided((sum(map(len, parts[start:end])), first.shape[1]), first.stride())
             start = end
 
 
-def _follows(first: Tensor, second: Tensor | None) -> bool:
+def _follows(first: Tensor, second: Tensor) -> bool:
     """Whether `second` begins where `first` ends."""
     return (
-        second is not None
-        and (first.dtype, first.stride()) == (second.dtype, second.stride())
+        (first.dtype, first.stride()) == (second.dtype, second.stride())
         and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
         and first.storage_offset() + len(first) * first.stride(0) == second.storage_offset()
     )
@@ -164,7 +152,6 @@ def distributions(
     params: SamplingParams,
     counts: TokenCounts,
     paths: Sequence[Sequence[int]],
-    backend: Backend = Backend.TORCH,
     allowed: Ints | None = None,
 ) -> list[Distribution]:
     """One distribution a row: Dense, or Points of a greedy request, which are read from the device.
@@ -178,7 +165,7 @@ def distributions(
     part = LogitRows(logits, params, counts, paths, allowed)
     if params.greedy:
         return [OneHot(token) for token in argmax(part.shaped()).tolist()]
-    return [Dense(row) for row in all_probabilities([part], backend)]
+    return [Dense(row) for row in all_probabilities([part])]
 
 
 def shaped(logits: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:

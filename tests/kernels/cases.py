@@ -97,39 +97,6 @@ def check_attention(module, rng, dtype=torch.float32, *, size=64, most_context=7
     near(got, module.tree_attention_reference(query, rows, heads, batch, scale=size**-0.5, **named), BOUND[dtype])
 
 
-def check_write(module, rng, dtype=torch.float32, *, width=96, n=5, slots=64):
-    """New rows at random slots; nothing else changes."""
-    rows = torch.randn(slots, width).to(dtype).to(DEVICE)
-    wide = torch.randn(n, width + 7).to(dtype).to(DEVICE)
-    at = torch.from_numpy(rng.permutation(slots)[:n].astype(np.int64)).to(DEVICE)
-    wanted = rows.clone()
-    module.kv_write_reference(wanted, at, wide[:, 3 : 3 + width])
-    module.kv_write(rows, at, wide[:, 3 : 3 + width])
-    assert torch.equal(rows, wanted)
-
-
-def check_compact(module, rng, dtype=torch.float32, *, widths=(96, 40), requests=3, depth=6):
-    """Random accepted paths in scattered blocks; nothing else changes."""
-    lengths = [int(rng.integers(0, 40)) for _ in range(requests)]
-    trees = [int(rng.integers(1, 3 * depth)) for _ in range(requests)]
-    count = [-(-(a + 1 + b) // BLOCK_SIZE) for a, b in zip(lengths, trees, strict=True)]
-    blocks = rng.permutation(sum(count)).tolist()
-    source, target, first = [], [], [0]
-    for length, nodes, own in zip(lengths, trees, count, strict=True):
-        table = [blocks.pop() for _ in range(own)]
-        slot = lambda position, table=table: table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE  # noqa: E731
-        path = np.sort(rng.permutation(nodes)[: int(rng.integers(0, min(depth, nodes) + 1))])
-        source += [slot(length + 1 + int(node)) for node in path]
-        target += [slot(length + 1 + i) for i in range(len(path))]
-        first.append(len(source))
-    layers = [torch.randn(sum(count) * BLOCK_SIZE, width).to(dtype).to(DEVICE) for width in widths]
-    wanted = [rows.clone() for rows in layers]
-    put = lambda numbers: torch.tensor(numbers, dtype=torch.int64, device=DEVICE)  # noqa: E731
-    module.kv_compact_reference(wanted, put(source), put(target))
-    module.kv_compact(module.LayerPointers(layers), put(source), put(target), put(first))
-    assert all(map(torch.equal, layers, wanted))
-
-
 def random_trees(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, forced=0.0):
     """Trees with tokens really drawn from a random q where they are sampled; (trees, p, choices, q or None).
 
@@ -182,14 +149,3 @@ def check_verify(
         assert torch.equal(getattr(got, name), getattr(wanted, name)), name
     for name in ("p", "p_trial", "q_trial", "accept_prob", "residual_mass", "final_p", "final_margin"):
         near(getattr(got, name), getattr(wanted, name), 2e-5)
-
-
-def check_probabilities(module, rng, *, vocabulary=37, block=16):
-    """Random logits; each row has a temperature and a min-p of its own."""
-    put = lambda rows: torch.tensor(np.array(rows), dtype=torch.float32, device=DEVICE)  # noqa: E731
-    work = (
-        put(rng.normal(size=(3, vocabulary)) * 4),
-        put(rng.uniform(0.1, 3.0, 3)),
-        put(rng.choice([0.0, 0.05, 0.5], 3)),
-    )
-    near(module.probabilities(*work, block=block), module.probabilities_reference(*work), 1e-5)

@@ -7,7 +7,9 @@ import torch
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.kernels.flat_trees import Verdicts
+from specscope.live.check_kv import check_kv
 from specscope.model.backend import Backend, pick_backend
+from specscope.model.kv_cache import KVCache
 from specscope.speculate.verify import host
 from specscope.trace.changes import Changes
 from tests.kernels import DEVICE
@@ -26,7 +28,7 @@ FORCED = Changes(
 )
 
 
-def run(tiny, backend, name, params):
+def engine_of(tiny, backend, name):
     engine = Engine(
         changes=FORCED if name == "forced" else None,
         target=str(tiny),
@@ -38,6 +40,11 @@ def run(tiny, backend, name, params):
         **DRAFTERS[name],
     )
     assert engine.run_info.backend.startswith(backend)
+    return engine
+
+
+def run(tiny, backend, name, params):
+    engine = engine_of(tiny, backend, name)
     results = engine.generate(PROMPTS, params)
     assert engine.runner.cache.pool.used == 0
     return results
@@ -67,6 +74,21 @@ def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
                 got, wanted = getattr(left.verdict, part), getattr(right.verdict, part)
                 assert got.dtype == wanted.dtype
                 np.testing.assert_allclose(got, wanted, atol=2e-5, err_msg=part)
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "not moved"])
+def test_the_kv_of_an_accepted_path_is_moved_to_its_slots(tiny, monkeypatch, moves):
+    """Where it is not, nothing is raised: other tokens' KV lies there."""
+    if not moves:
+        monkeypatch.setattr(KVCache, "move", lambda self, paths: None)
+    engine, moved, differ = engine_of(tiny, "triton", "tree"), 0, False
+    for prompt in PROMPTS:
+        engine.add(prompt, SamplingParams(max_tokens=8, temperature=0.9, seed=3, ignore_eos=True))
+    while engine.busy:
+        moved += sum(len(part.moved) > 0 for part in engine.step().requests)
+        differ |= any(one.differ for name in engine.requests for one in check_kv(engine, name).compared)
+    assert moved > 2
+    assert differ is not moves
 
 
 @pytest.mark.every(2)

@@ -9,34 +9,11 @@ import pytest
 
 from specscope import kernels
 from specscope.kernels.flat_trees import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
-from tests.kernels.cases import (
-    check_attention,
-    check_compact,
-    check_probabilities,
-    check_verify,
-    check_write,
-)
+from tests.kernels.cases import check_attention, check_verify
 
 SEEDS = 12
 
 MUTATIONS = {
-    "kv_write: mask off by one": ("kv_write", "column < width", "column < width - 1", check_write, {}),
-    "kv_write: a block edge": ("kv_write", "slot = tl.load(slots + token)", "slot = token", check_write, {}),
-    "kv_compact: unordered": (
-        "kv_compact",
-        "range(tl.load(first + request), tl.load(first + request + 1))",
-        "range(tl.load(first + request + 1) - 1, tl.load(first + request) - 1, -1)",
-        check_compact,
-        {"depth": 10},
-    ),
-    "kv_compact: the last of a path": (
-        "kv_compact",
-        "tl.load(first + request + 1))",
-        "tl.load(first + request + 1) - 1)",
-        check_compact,
-        {},
-    ),
-    "kv_compact: mask off by one": ("kv_compact", "column < width", "column < width - 1", check_compact, {}),
     "tree_attention: mask off by one": (
         "tree_attention",
         "word >> (w % 64)",
@@ -233,21 +210,6 @@ MUTATIONS = {
         check_attention,
         {"splits": 4, "keys": 16},
     ),
-    "sampling: a missing renormalisation": (
-        "sampling",
-        "total += tl.where(weight >= min_p, weight, 0.0)",
-        "total += weight",
-        check_probabilities,
-        {},
-    ),
-    "sampling: the edge of the vocabulary": (
-        "sampling",
-        "0.0) / whole, mask=x < vocabulary)",
-        "0.0) / whole, mask=x < vocabulary - 1)",
-        check_probabilities,
-        {"vocabulary": 5},
-    ),
-    "sampling: min-p forgotten": ("sampling", "weight >= min_p", "weight >= 0.0", check_probabilities, {}),
 }
 
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from specscope.model.backend import Backend
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape, OutOfBlocksError
 
 LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 4, 6)]
 
 
-def cache(blocks=12):
-    return KVCache(LAYERS, blocks, torch.float32, torch.device("cpu"))
+def cache(blocks=12, backend=Backend.TORCH):
+    return KVCache(LAYERS, blocks, torch.float32, torch.device("cpu"), backend)
 
 
 class Tables(RuleBasedStateMachine):
@@ -143,9 +144,10 @@ def test_stretches_may_reach_beyond_the_last_slot():
             assert torch.equal(stretches[:, 1, :32], whole[:, 176:])
 
 
-@given(st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True).map(sorted))
-def test_an_accepted_path_moves_safely_onto_itself(path):
-    store = cache(4)
+@pytest.mark.parametrize("backend", Backend)
+@given(path=st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True).map(sorted))
+def test_an_accepted_path_moves_safely_onto_itself(backend, path):
+    store = cache(4, backend)
     table = BlockTable(store.pool.take(4))
     slots = table.slots(0, 40)
     values = torch.arange(40.0)[None, :, None]
@@ -158,8 +160,11 @@ def test_an_accepted_path_moves_safely_onto_itself(path):
         )
     base = 10
     store.move([(slots[base + np.array(path)], slots[base : base + len(path)])])
-    kept = store.key[1][0, slots[base : base + len(path)], 0]
-    assert kept.tolist() == [base + node for node in path]
+    for layer in range(len(LAYERS)):
+        for part in (store.key[layer][0], store.value[layer][-1]):
+            kept, before = part[slots[base : base + len(path)]], part[slots[:base]]
+            assert kept[:, 0].tolist() == kept[:, -1].tolist() == [base + node for node in path]
+            assert before[:, 0].tolist() == list(range(base))
 
 
 def test_memory_is_taken_at_once_where_that_is_asked_for():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from specscope.model.backend import Backend
 from specscope.speculate.allowed import Allowed, allows, mask_, ones, unpacked
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.text_drafter import pruned
@@ -31,9 +30,8 @@ def test_the_least_length_counts_output_and_path():
     assert allowed.rows([5, 6, 7], [[]]) is None  # all may come: nothing is computed
 
 
-@pytest.mark.parametrize("backend", [Backend.TORCH, Backend.TRITON])
 @pytest.mark.parametrize("kind", [{}, {"min_p": 0.1}, {"top_k": 5}, {"top_p": 0.7}, {"repetition_penalty": 1.4}])
-def test_what_is_refused_has_no_mass_and_the_rest_keeps_its_shares(backend, kind):
+def test_what_is_refused_has_no_mass_and_the_rest_keeps_its_shares(kind):
     torch.manual_seed(1)
     logits, refused = torch.randn(3, V), np.random.default_rng(1).random((3, V)) < 0.6
     packed = np.packbits(~refused, axis=1, bitorder="little")
@@ -41,12 +39,10 @@ def test_what_is_refused_has_no_mass_and_the_rest_keeps_its_shares(backend, kind
     rows[:, : packed.shape[1]] = packed
     params = SamplingParams(temperature=0.8, **kind)
     part = LogitRows(logits, params, paths=[[], [], []], allowed=rows.view(np.int32))
-    p = all_probabilities([part], backend)
+    p = all_probabilities([part])
     assert float(p[torch.from_numpy(refused)].sum()) == 0
     assert p.sum(-1).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
-    wanted = all_probabilities(
-        [LogitRows(logits.masked_fill(torch.from_numpy(refused), -1e9), params, paths=[[]] * 3)], backend
-    )
+    wanted = all_probabilities([LogitRows(logits.masked_fill(torch.from_numpy(refused), -1e9), params, paths=[[]] * 3)])
     assert torch.allclose(p, wanted, atol=1e-6)
     assert torch.equal(logits, logits.clone())
 
@@ -55,7 +51,7 @@ def test_greedy_choices_are_among_what_is_allowed_and_logits_stay():
     logits = torch.arange(V, dtype=torch.bfloat16).repeat(2, 1)
     before, allowed = logits.clone(), Allowed(V, range(40, V), min_tokens=1)
     part = LogitRows(logits, SamplingParams(min_tokens=1), allowed=allowed.rows([], [[], [3]]))
-    assert target_rows([part], Backend.TORCH, Memory()).choices.tolist() == [39, V - 1]
+    assert target_rows([part], Memory()).choices.tolist() == [39, V - 1]
     assert torch.equal(logits, before)
 
 
@@ -65,7 +61,7 @@ def test_a_row_that_allows_nothing_is_no_nan():
     assert bool(masked.isfinite().all())
     part = LogitRows(torch.randn(2, V), SamplingParams(temperature=1.0), allowed=rows)
     assert part.dead == {0}
-    assert not bool(all_probabilities([part], Backend.TORCH).isnan().any())
+    assert not bool(all_probabilities([part]).isnan().any())
 
 
 def test_pruning_keeps_what_may_come_behind_its_own_path():

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.model.backend import Backend
 from specscope.speculate import sampling
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
@@ -194,7 +193,7 @@ def test_a_batch_has_what_each_request_has_alone(every, apart, at_once, seed):
         for i, (params, rows) in enumerate(zip(every, logits.split(2), strict=True))
     ]
     with patch.object(sampling, "AT_ONCE", at_once):
-        target = target_rows(parts, Backend.TORCH, Memory())
+        target = target_rows(parts, Memory())
     alone = [distributions(part.logits, part.params, part.counts, part.paths) for part in parts]
     assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, OneHot)]
     wanted = [row.probs for rows in alone for row in rows if isinstance(row, Dense)]
@@ -210,16 +209,16 @@ def test_requests_that_are_sampled_alike_are_processed_together(monkeypatch):
         LogitRows(row[None], SamplingParams(temperature=0.5 + i / 10, **kind))
         for i, (kind, row) in enumerate(zip(kinds, torch.randn(24, VOCAB), strict=True))
     ]
-    all_probabilities(parts, Backend.TORCH)
+    all_probabilities(parts)
     assert sizes == [8, 8, 4, 3, 1]
     sizes.clear()
-    all_probabilities([LogitRows(torch.randn(25, VOCAB), SamplingParams(temperature=1.0))] * 2, Backend.TORCH)
+    all_probabilities([LogitRows(torch.randn(25, VOCAB), SamplingParams(temperature=1.0))] * 2)
     assert sizes == [25, 25]  # trees
 
 
 def test_memory_is_used_again_and_grows():
     memory, part = Memory(), LogitRows(torch.randn(2, VOCAB), SamplingParams(temperature=1.0))
-    first = all_probabilities([part], Backend.TORCH, memory)
-    again = all_probabilities([part], Backend.TORCH, memory)
+    first = all_probabilities([part], memory)
+    again = all_probabilities([part], memory)
     assert first.data_ptr() == again.data_ptr()
-    assert len(all_probabilities([part] * 5, Backend.TORCH, memory)) == 10
+    assert len(all_probabilities([part] * 5, memory)) == 10

@@ -306,7 +306,7 @@ def grow_sampled(level: Level, growing: Sequence[tuple[SampledTreeBuilder, slice
     if not growing:
         return
     parts = [tree.rows(level, rows) for tree, rows in growing]
-    q = all_probabilities(parts, level.backend)
+    q = all_probabilities(parts)
     if any(part.allowed is not None for part in parts):
         q = _with_nothing(q, parts)
     wanted = [(tree, children) for tree, _ in growing for children in tree.wanted()]

@@ -7,11 +7,8 @@ import torch
 
 from specscope.kernels.flat_trees import NOBODY, FlatTrees, Tree
 from specscope.kernels.tree_verify import tree_verify
-from specscope.model.backend import Backend
-from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Verdict
 
 
@@ -26,11 +23,9 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
 
 
 @torch.inference_mode()
-def warm_up_verdicts(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compile what verdicts launch: logits as a target gives them, and as penalties and drafters do; a tree."""
-    for kind in (dtype, torch.float32):
-        logits = torch.zeros(2, vocabulary, dtype=kind, device=device)
-        p = all_probabilities([LogitRows(logits, SamplingParams(temperature=1.0))], Backend.TRITON)
+def warm_up_verdicts(vocabulary: int, device: torch.device) -> None:
+    """Compile what verdicts launch: of a tree with one node."""
+    p = torch.full((2, vocabulary), 1 / vocabulary, device=device)
     nobody, token = np.full(1, NOBODY, np.int32), np.zeros(1, np.int32)
     tree = Tree(token, nobody, token.astype(np.uint8), np.full(2, 0.5), np.full(2, NOBODY))
     tree_verify(FlatTrees.build([tree]).on(device), p, torch.zeros(0, dtype=torch.int64, device=device), None)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
-from specscope.model.backend import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
 from specscope.speculate.verify.distribution import Dense
@@ -61,9 +60,7 @@ class VerifyBatch:
         return np.repeat(by_tree, np.diff(self.trees.root))
 
 
-def step_batch(
-    parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None, backend: Backend, memory: Memory
-) -> VerifyBatch:
+def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None, memory: Memory) -> VerifyBatch:
     """The batch of an engine's step. A part: a request, its draft, and the target's logits [n + 1, V] at its rows.
 
     `changes`: what a fork forces; `memory`: where the target's probabilities are put.
@@ -73,7 +70,7 @@ def step_batch(
         coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
         tree_input = VerifyInput(draft.tree, draft.q, coin, context.params.greedy)
         inputs.append(tree_input if changes is None else changed_input(tree_input, changes, context.position))
-    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], backend, memory))
+    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], memory))
 
 
 def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> VerifyInput:

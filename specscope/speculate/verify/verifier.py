@@ -53,7 +53,7 @@ class Verifier:
         """
         if not parts:
             return None
-        batch = step_batch(parts, changes, self.backend, memory)
+        batch = step_batch(parts, changes, memory)
         verdicts, drawn_from = self._judge(batch)
         return JudgedStep(verdicts, batch, parts, drawn_from)
 

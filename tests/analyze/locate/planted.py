@@ -106,14 +106,14 @@ def bonus_without_top_p(patch, engine):
     """The row of an accepted leaf has no top-p where the bonus token is drawn from it."""
     right_rows, right_batch, free = host.target_rows, verifier.step_batch, []
 
-    def batch(parts, changes, backend, memory):
+    def batch(parts, changes, memory):
         bare = [
             (dataclasses.replace(context, params=dataclasses.replace(context.params, top_p=1.0)), draft, logits)
             for context, draft, logits in parts
         ]
-        other = sampling.target_rows([inputs._rows(*part) for part in bare], backend, sampling.Memory())
+        other = sampling.target_rows([inputs._rows(*part) for part in bare], sampling.Memory())
         free[:] = [host.Residual(row) for row in other.p]
-        return right_batch(parts, changes, backend, memory)
+        return right_batch(parts, changes, memory)
 
     def rows(made):
         targets, children = right_rows(made), made.trees.children()

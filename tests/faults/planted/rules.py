@@ -32,13 +32,13 @@ def cut_at_the_root(**without):
     def install(patch, engine):
         step_batch = verifier.step_batch
 
-        def relaxed(parts, changes, backend, memory):
-            batch = step_batch(parts, changes, backend, memory)
+        def relaxed(parts, changes, memory):
+            batch = step_batch(parts, changes, memory)
             free = [
                 (dataclasses.replace(context, params=dataclasses.replace(context.params, **without)), draft, logits)
                 for context, draft, logits in parts
             ]
-            other = target_rows([inputs._rows(*part) for part in free], backend, Memory())
+            other = target_rows([inputs._rows(*part) for part in free], Memory())
             below = np.concatenate([np.arange(len(draft.tree) + 1) > 0 for _, draft, _ in parts])
             p = torch.where(torch.from_numpy(below)[:, None], other.p, batch.target.p)
             return dataclasses.replace(batch, target=dataclasses.replace(batch.target, p=p))
@@ -65,7 +65,7 @@ def params_of(change):
 def cut_first(patch, engine):
     """Top-p is taken before the temperature."""
 
-    def probabilities(parts, backend, memory=None):
+    def probabilities(parts, memory=None):
         rows = []
         for part in parts:
             shaped = part.shaped().float()

@@ -68,7 +68,7 @@ def noise_again(patch, engine):
         return step_batch(parts, *rest)
 
     def draft(level, growing):
-        q = all_probabilities([tree.rows(level, rows) for tree, rows in growing], level.backend)
+        q = all_probabilities([tree.rows(level, rows) for tree, rows in growing])
         start = 0
         for tree, rows in growing:
             end = start + rows.stop - rows.start
