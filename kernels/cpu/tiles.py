@@ -23,6 +23,7 @@ jit = partial(njit, error_model="numpy")  # a division by zero is no exception: 
 _features = binding.get_host_cpu_features()
 WIDE = bool(_features.get("avx512f"))  # registers: 32 of 16 numbers, else 16 of 8
 PAIRED = WIDE and bool(_features.get("avx512bf16"))  # an instruction for sums of two products of bfloat16 numbers
+TILED = bool(_features.get("amx-bf16"))  # instructions for whole tiles of such sums, which libraries use and we do not
 LANES = 16 if WIDE else 8
 PANEL = 16  # columns of a panel
 AHEAD = 2048  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page

@@ -1,6 +1,5 @@
 """Fast paths are tried, never believed in: where one raises, differs or is switched off, the next one stands in."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -13,14 +12,13 @@ import transformers
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
+from specscope.kernels.cpu import tiles
 from specscope.model import device as device_module
 from specscope.model.device import pick_dtype
 from specscope.model.fast import fast_paths
 from specscope.model.fast import linear as linear_module
-from specscope.model.fast import path_speeds as path_speeds_module
 from specscope.model.fast.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, is_half, usable
-from specscope.model.fast.linear import PackedLinear
-from specscope.model.fast.path_speeds import ROWS, PathSpeeds
+from specscope.model.fast.linear import FEW, PackedLinear, compiled_rows
 from specscope.model.loader import load_tokenizer
 from tests.fast_paths import machine_without, without
 
@@ -102,16 +100,28 @@ def test_on_lesser_processors(isa, refuses, tiny):
     assert len(wide[3]) == 12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_few_rows_and_many_take_the_path_that_is_measured_to_be_faster(dtype, monkeypatch):
-    names = [path.name for path in usable(dtype)]
-    if len(names) < 2:
-        pytest.skip("there is one path")
-    slow, fast = names[:2]
-    table = {name: dict.fromkeys(ROWS, 9.0) for name in names}
-    table[fast] |= {rows: 1.0 for rows in ROWS if rows <= 4}
-    table[slow] |= {rows: 1.0 for rows in ROWS if rows > 4}
-    monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, True, table))
+def bfloat16_layer(outputs=64):
+    layer = torch.nn.Linear(48, outputs, bias=False).requires_grad_(False)
+    layer.weight.copy_(torch.randint(-8, 8, (outputs, 48)) / 8)  # which all formats hold
+    return layer.bfloat16()
+
+
+@pytest.fixture(params=[False, True], ids=["pairs", "tiles"])
+def tiled(request, monkeypatch):
+    """Whether the processor has instructions for bfloat16 that our own kernels lack. All paths work here."""
+    if not {"numba", "onednn"} <= {path.name for path in usable(torch.bfloat16)}:
+        pytest.skip("there are not two paths")
+    monkeypatch.setattr(tiles, "TILED", request.param)
+    monkeypatch.setattr(linear_module, "has_bfloat16", lambda: request.param)
+    return request.param
+
+
+def test_our_own_kernels_take_all_rows_unless_a_library_has_better_instructions(tiled):
+    assert compiled_rows(torch.bfloat16) == (FEW if tiled else sys.maxsize)
+    assert compiled_rows(torch.float32) == sys.maxsize
+
+
+def test_few_rows_and_many_take_the_path_for_them(tiled, monkeypatch):
     taken = []
 
     def noted(path):
@@ -121,72 +131,30 @@ def test_few_rows_and_many_take_the_path_that_is_measured_to_be_faster(dtype, mo
 
         return dataclasses.replace(path, lay_out=lay_out)
 
-    monkeypatch.setattr(linear_module, "usable", lambda _: [noted(path) for path in PATHS if path.dtype is dtype])
-    layer = torch.nn.Linear(48, 64, bias=False).requires_grad_(False)
-    layer.weight.copy_(torch.randint(-8, 8, (64, 48)) / 8)  # which all formats hold
-    packed = PackedLinear([layer.to(dtype)], pack=True)
-    for rows in (1, 4, 5, 16):
-        x = torch.randn(rows, 48).bfloat16().to(dtype)
+    there = usable(torch.bfloat16)
+    monkeypatch.setattr(linear_module, "usable", lambda _: [noted(path) for path in there])
+    layer = bfloat16_layer()
+    packed = PackedLinear([layer], pack=True)
+    for rows in (1, FEW, FEW + 1, 40):
+        x = torch.randn(rows, 48).bfloat16()
         assert fast_paths.same_numbers(torch.nn.functional.linear(x, layer.weight), packed(x))
-    assert taken == [fast, fast, slow, slow]
+    assert taken == ["numba", "numba", *(["onednn"] if tiled else ["numba"]) * 2]
 
 
-def test_the_most_rows_that_were_tried_stand_for_all_above():
-    ours, theirs = dict.fromkeys(ROWS, 1.2), dict.fromkeys(ROWS, 1.0)
-    speeds = PathSpeeds({}, True, {"ours": ours, "theirs": theirs})
-    assert speeds.most_rows("ours", ["theirs"], 1.3) == sys.maxsize
-    assert speeds.most_rows("ours", []) == sys.maxsize
-    assert speeds.most_rows("ours", ["theirs"]) == 0
-    ours[64] = 1.5
-    assert speeds.most_rows("ours", ["theirs"], 1.3) == 32
-
-
-@pytest.mark.parametrize("one", [True, False], ids=["one layout", "two layouts"])
-def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of_it(one, monkeypatch):
-    names = [path.name for path in usable(torch.bfloat16)]
-    if fast_paths.NUMBA not in names or len(names) < 2:
-        pytest.skip("there are not two paths")
-    table = {name: dict.fromkeys(ROWS, 1.0 if name == fast_paths.NUMBA else 2.0) for name in names}
-    # A library that is a little faster with 16 rows is not worth a second layout: it would not be used.
-    table[next(name for name in names if name != fast_paths.NUMBA)][16] = 0.9 if one else 0.5
-    monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, True, table))
-    layer = torch.nn.Linear(48, 64, bias=False).requires_grad_(False).bfloat16()
+def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of_it(tiled):
+    layer = bfloat16_layer()
     for rows in (1, 16, 40):
         x = torch.randn(rows, 48).bfloat16()
         got = PackedLinear([layer], pack=True, wide=True)(x)
-        assert got.dtype is (torch.float32 if one else torch.bfloat16)
+        assert got.dtype is (torch.bfloat16 if tiled else torch.float32)
         assert fast_paths.same_numbers(layer(x), got)
         assert PackedLinear([layer], pack=True)(x).dtype is torch.bfloat16
 
 
-def test_what_our_product_cannot_take_still_has_a_layout_for_few_rows_and_one_for_many(monkeypatch):
-    """Though ours would be the only one for all other weights."""
-    others = [path.name for path in usable(torch.float32) if path.name != fast_paths.NUMBA]
-    if fast_paths.NUMBA not in [path.name for path in usable(torch.float32)] or len(others) < 2:
-        pytest.skip("there are not three paths")
-    table = {fast_paths.NUMBA: dict.fromkeys(ROWS, 1.0)} | {name: dict.fromkeys(ROWS, 2.0) for name in others}
-    table[others[0]][1], table[others[1]][16] = 1.5, 1.5
-    monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, True, table))
-    for outputs, layouts in ((64, [fast_paths.NUMBA]), (40, others[:2])):
-        layer = torch.nn.Linear(48, outputs, bias=False).requires_grad_(False)
-        layer.weight.copy_(torch.randint(-8, 8, (outputs, 48)) / 8)  # which all formats hold
-        assert [path.name for path in PackedLinear([layer], pack=True)._layouts] == layouts
-
-
-def test_speeds_are_kept_for_the_next_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(path_speeds_module, "place", lambda folder, about: tmp_path / folder / "x.json")
-    path_speeds_module._speeds.cache_clear()
-    first = path_speeds_module.path_speeds(torch.float32)
-    path_speeds_module._speeds.cache_clear()
-    monkeypatch.setattr(path_speeds_module, "_measure", None)
-    assert path_speeds_module.path_speeds(torch.float32) == first or len(usable(torch.float32)) < 2
-    (tmp_path / "paths").mkdir(exist_ok=True)
-    (tmp_path / "paths" / "x.json").write_text("{")
-    path_speeds_module._speeds.cache_clear()
-    with contextlib.suppress(TypeError):  # damaged: it measures again, which is out of order here
-        path_speeds_module.path_speeds(torch.float32)
-        assert len(usable(torch.float32)) < 2
-    path_speeds_module._speeds.cache_clear()
+def test_what_our_product_cannot_take_has_the_layout_of_a_library(tiled):
+    names = lambda outputs: [path.name for path in PackedLinear([bfloat16_layer(outputs)], pack=True)._layouts]  # noqa: E731
+    assert names(64) == ["numba", *(["onednn"] if tiled else [])]
+    assert names(40) == ["onednn"]
 
 
 HIDDEN = """

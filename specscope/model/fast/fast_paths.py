@@ -19,7 +19,7 @@ from torch.nn import functional
 from specscope.errors import UserError, first_line
 
 VARIABLE = "SPECSCOPE_DISABLE"
-NUMBA = "numba"  # of which whole layers are made too (decoder.py)
+NUMBA, ONEDNN = "numba", "onednn"  # of the first, whole layers are made too (decoder.py)
 FUSE = "fuse"  # cheaper norms and layers (fuse.py), which are tried on the model itself
 # How many rows MKL is told to expect. Its layout for this many is the fastest for fewer too, down to a single one.
 EXPECTED_ROWS = 32
@@ -105,14 +105,14 @@ def is_half(weight: Tensor) -> bool:
     return bool((lost <= torch.finfo(torch.float32).eps * exact.norm(dim=-1)).all())
 
 
-# Which of them is the fastest depends on the machine and on the rows: path_speeds.py finds out.
+# Those of a dtype that are faster on most processors come first (benchmarks/notes/2026-11.md has figures).
 PATHS = (
     FastPath(NUMBA, torch.float32, _numba, fits=lambda weight: len(weight) % 16 == 0 and is_half(weight), halves=True),
     FastPath(NUMBA, torch.bfloat16, _numba, fits=lambda weight: len(weight) % 16 == 0),
     FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half, halves=True),
     FastPath("mkl", torch.float32, _mkl),
-    FastPath("onednn", torch.float32, _onednn),
-    FastPath("onednn", torch.bfloat16, _onednn),
+    FastPath(ONEDNN, torch.float32, _onednn),
+    FastPath(ONEDNN, torch.bfloat16, _onednn),
     FastPath("fbgemm", torch.bfloat16, _fbgemm_bfloat16, fits=is_half),
 )
 NAMES = (*dict.fromkeys(path.name for path in PATHS), FUSE)

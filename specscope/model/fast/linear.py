@@ -1,8 +1,8 @@
 """Linear layers on the CPU: those over one input as one product, their weight laid out for the fastest library.
 
 What a step of few rows costs is reading the weights. Float32 weights that were published in bfloat16 or float16 can be
-kept in 16 bits and lose no more than float32 rounds away. Which library lays them out is found by trial
-(fast_paths.py).
+kept in 16 bits and lose no more than float32 rounds away. Which library lays them out is no matter of timing: the first
+one in fast_paths.py that works here, so that every start on a machine computes the same numbers at the same speed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specscope.model.fast.fast_paths import NUMBA, FastPath, Product, is_half, usable
-from specscope.model.fast.path_speeds import FEW, MANY, path_speeds
+from specscope.model.fast.fast_paths import NUMBA, ONEDNN, FastPath, Product, has_bfloat16, is_half, usable
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.product import Panels
 
-SAVED = 1.3  # how much slower than a library's a compiled layer's products may be
+FEW = 8  # rows that our own kernels multiply about as fast as a library that has instructions which they lack
 PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out again
 
 
@@ -73,25 +73,14 @@ class PackedLinear(nn.Module):
 
 
 def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
-    """x -> x W^T + b with a repacked weight, by path: the fastest that works for few rows, then the one for many.
-
-    A library that is the fastest for one row may not be for many: then there are two layouts of the weight. Where
-    layers are compiled, the rows that they take go through our own product here too: then no row depends on the others.
-    """
-    fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
+    """x -> x W^T + b with a repacked weight, by path: the best that works, and where that is for few rows, the next."""
     layouts: dict[FastPath, Product] = {}
-    speeds, compiled = path_speeds(weight.dtype), compiled_rows(weight.dtype)
-    for rows in (FEW, MANY):
-        names = speeds.fastest(rows, fitting)
-        if compiled and (rows == FEW or compiled == sys.maxsize):
-            names.sort(key=lambda name: name != NUMBA)
-        for name in names:
-            path = fitting[name]
-            try:
-                layouts[path] = layouts.get(path) or path.lay_out(weight, bias)
-                break
-            except Exception:  # what a small weight's trial did not show, such as memory running out
-                del fitting[name]
+    for path in usable(weight.dtype):
+        if path.fits(weight):
+            with suppress(Exception):  # what a small weight's trial did not show, such as memory running out
+                layouts[path] = path.lay_out(weight, bias)
+                if path.name != NUMBA or compiled_rows(weight.dtype) > FEW:
+                    break
     return layouts
 
 
@@ -108,9 +97,8 @@ def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | No
     """One product out of those for few and for many rows; None where there is none."""
     if len(layouts) < 2:
         return next(iter(layouts.values()), None)
-    (few, few_rows), (many, many_rows) = layouts.items()
-    compiled = compiled_rows(weight.dtype) if few.name == NUMBA else 0
-    limit = (compiled or path_speeds(weight.dtype).most_rows(few.name, [many.name])) * weight.shape[1]
+    few_rows, many_rows = layouts.values()
+    limit = FEW * weight.shape[1]
     return lambda x: few_rows(x) if x.numel() <= limit else many_rows(x)
 
 
@@ -125,12 +113,15 @@ def _join(parts: Sequence[Tensor]) -> nn.Parameter:
 def compiled_rows(dtype: torch.dtype) -> int:
     """Up to how many rows whole layers of our own kernels are the fastest here; 0 where they cannot be used.
 
-    Their products may be a little slower than a library's: there are no small operators between them.
+    They are for any number of rows, unless the processor multiplies bfloat16 numbers by instructions that they lack.
     """
     names = {path.name for path in usable(dtype)}
     if NUMBA not in names:
         return 0
-    return path_speeds(dtype).most_rows(NUMBA, names - {NUMBA}, SAVED)
+    from specscope.kernels.cpu.tiles import PAIRED, TILED  # numba is imported only where it runs
+
+    lack = TILED or (has_bfloat16() and not PAIRED)
+    return FEW if lack and dtype is torch.bfloat16 and ONEDNN in names else sys.maxsize
 
 
 def may_pack(model: nn.Module) -> bool:
