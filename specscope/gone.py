@@ -8,7 +8,6 @@ _TUNE = "`specscope tune` finds the tree to use, and --tree takes it"
 _ALONE = "use one drafter, such as --drafter eagle"
 _COLLECTOR = "docs/telemetry.md shows how an OpenTelemetry Collector keeps chosen requests"
 _COUNTS = "`specscope watch` reads counts from the server's metrics page"
-_RULES = "an alerting rule of Prometheus does it, over the metrics page"
 
 # Each name as people write it (a flag, a verb, a drafter, a variable, a setting), and the end of the sentence.
 GONE = {
@@ -40,7 +39,7 @@ GONE = {
     "--web-port": "`ssh -t HOST specscope ...` shows the screen from another machine",
     "info spans": "Jaeger shows the spans of other services",
     "[keys]": "keys cannot be changed, so leave it out",
-    **dict.fromkeys(("--alert", "--exec"), _RULES),
+    **dict.fromkeys(("--alert", "--exec"), "an alerting rule of Prometheus does it, over the metrics page"),
 }
 
 

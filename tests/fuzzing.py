@@ -31,7 +31,7 @@ from specscope.watch.responses import read_json
 from specscope.watch.source import LOGS
 from tests.trace.damage import small
 from tests.trace.wrappings import WRAPPINGS
-from tests.watch.samples import PEOPLE, SGLANG, STATS, TENSORRT_PAGE, text
+from tests.watch.samples import PEOPLE, SGLANG, text
 
 WRAPPED = ("Jaeger's page in one line", "oldest Tempo", "proto of the file exporter", "compressed JSON")
 REFUSALS = (UserError, UnreadableError, DamagedError)
@@ -133,8 +133,8 @@ def samples() -> dict[str, tuple[bytes, ...]]:
     return {
         "capture": (b"\n".join(lines) + b"\n", *(WRAPPINGS[how](small("planted")[:4]) for how in WRAPPED)),
         "log": (text("log.txt").encode(), *((PEOPLE / name).read_bytes() for name in LOG_FILES)),
-        "metrics": (text("metrics_before.txt").encode(), SGLANG.encode(), TENSORRT_PAGE.encode()),
-        "responses": (*(answer.encode() for answer in answers), json.dumps(STATS).encode()),
+        "metrics": (text("metrics_before.txt").encode(), SGLANG.encode()),
+        "responses": tuple(answer.encode() for answer in answers),
         "otlp_json": tuple(lines),
         "otlp_protobuf": tuple(export.SerializeToString() for export in exports),
         "conditions": (

@@ -7,6 +7,8 @@ from tests.support.commands import specscope
 
 # Command lines as people have them in scripts and notes; each is refused by the name that is gone.
 ASKED: list[tuple[str, list[str]]] = [
+    ("--alert", ["watch", "log.txt", "--headless", "--alert", "tau < 3"]),
+    ("--exec", ["watch", "log.txt", "--headless", "--exec", "./page-me"]),
     ("bench", ["bench", "serve", "http://127.0.0.1:9"]),
     ("synthetic", ["capture", "prompts.txt", "-o", "run.jsonl", "--drafter", "synthetic:0.8,0.5"]),
     ("--prefix-cache", ["serve", "--prefix-cache"]),

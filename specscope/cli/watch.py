@@ -64,18 +64,6 @@ POLL = 0.05  # seconds between two checks for news
 @service_option
 @click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
-@click.option(
-    "--alert",
-    "alerts",
-    multiple=True,
-    metavar="CONDITION",
-    help='Print a line, and exit with 1 at the end, where it holds: "tau < 1.5 for 2m", "rate drops > 20%". The '
-    "conditions are those of `compare --fail-if`: FIGURE (<|>) X[%], or FIGURE (drops|rises|differs) > X[%] from the "
-    "intervals before. FIGURE is tau, rate, depth N rate, drafts, drafted, accepted, output tokens or requests.",
-)
-@click.option(
-    "--exec", "command", metavar="COMMAND", help="Run this at each alert, its line in $SPECSCOPE_ALERT; needs --alert."
-)
 @privacy_options
 @click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after S seconds.")
 @click.pass_obj
@@ -91,15 +79,13 @@ def watch(
     service_name: str | None,
     headless: bool,
     follow: bool,
-    alerts: tuple[str, ...],
-    command: str | None,
     seconds: float | None,
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Watch engines that report counts but no steps: rates by position and acceptance length, by interval.
 
     \b
-      specscope watch http://localhost:8000/metrics      of vLLM, SGLang, llama.cpp, TensorRT-LLM
+      specscope watch http://localhost:8000/metrics      of vLLM, SGLang or llama.cpp
       specscope watch vllm.log                           lines of vLLM, SGLang or llama.cpp; - is standard input
       specscope watch response.json                      figures of each request, or llm.get_metrics()
 
@@ -112,8 +98,6 @@ def watch(
         raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
         raise UserError("standard input (-) can be watched only once")
-    if command is not None and not alerts:
-        raise UserError("--exec runs at an alert: give --alert, such as --alert 'tau < 1.5 for 2m'")
     if no_clobber and capture is None:
         raise UserError("--no-clobber is about a capture: give -o FILE")
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
@@ -121,16 +105,13 @@ def watch(
     about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": service_name or ""}
     options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, **about)
     with ends_at_once():
-        from specscope.watch.alert import Alerts
-
-        alarm = Alerts.of(alerts, command)
         opened, open_outputs = _opened(sources, interval, options, follow or not headless)
         if not headless:
             given = " ".join(shell_word(without_login(source)) for source in sources)
             need_terminal(f"specscope watch {given} --headless")
         from specscope.watch.watching import Watch
 
-        watching = Watch(opened, open_outputs, alarm)
+        watching = Watch(opened, open_outputs)
     if headless:
         sys.exit(_print(watching, seconds))
     _show(watching, seconds, lifetime)

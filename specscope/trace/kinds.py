@@ -62,7 +62,6 @@ LLAMACPP_LOG = FileKind("a log of llama.cpp", ReadAs.WATCH)
 LLAMACPP_JSON_LOG = FileKind("a log of llama.cpp, a line in each JSON value", ReadAs.WATCH)
 LLAMACPP_PAGE = FileKind("a page of metrics of llama.cpp", ReadAs.WATCH)
 PAGE = FileKind("a page of metrics", ReadAs.WATCH)
-TENSORRT_STATS = FileKind("iteration statistics of TensorRT-LLM", ReadAs.WATCH)
 WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
 BARE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")  # each a key of a resourceSpans
@@ -95,9 +94,12 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     ),
     (FileKind("an answer of llama.cpp", ReadAs.WATCH), ("timings.predicted_n", "generation_settings timings")),
     (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), ("is_processing n_ctx",)),
-    (TENSORRT_STATS, ("specDecodingStats.numDraftTokens", "iterLatencyMS iter", "iterLatencyMS numActiveRequests")),
     (
-        FileKind("an answer of TensorRT-LLM", ReadAs.WATCH),
+        FileKind("iteration statistics of TensorRT-LLM", ReadAs.NONE),
+        ("specDecodingStats.numDraftTokens", "iterLatencyMS iter", "iterLatencyMS numActiveRequests"),
+    ),
+    (
+        FileKind("an answer of TensorRT-LLM", ReadAs.NONE),
         ("request_perf_metrics.speculative_decoding", "choices.request_perf_metrics.speculative_decoding"),
     ),
     (SHAREGPT, ("conversations", "conversation")),
@@ -126,7 +128,7 @@ _BY_TEXT = (
     (FileKind("a log of SGLang", ReadAs.WATCH), r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
     (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
-    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|ray_vllm_|trtllm_)\w+(?:\{.*\})? [-+.\w]+\s*$"),
+    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
     (LLAMACPP_STREAM, r'\Adata: ?\{(?s:.*)"timings": ?\{'),
     (STREAM, r"\A\s*(?:(?:event|id)?:[^\n]*\n\s*)*data: ?\{"),
     (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),

@@ -19,14 +19,14 @@ from prometheus_client.samples import Sample
 from specscope.trace.checked import short
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.watch.counts import ENGINES, POSITIONS, ToldInterval, UnreadableError, count
-from specscope.watch.names import BY_PREFIX, RAY, Names, named
+from specscope.watch.names import BY_PREFIX, Names, named
 
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
 COARSE = 20  # of the last digit: an interval in which a rounded count grew by less goes on
 ROUNDED_FROM = 10**6  # counts of a page of six digits
 
 
-_NAMES = "|".join(map(re.escape, (*BY_PREFIX, *RAY)))
+_NAMES = "|".join(map(re.escape, BY_PREFIX))
 _OURS = re.compile(rf"^[ \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:{_NAMES}).*", re.MULTILINE)
 _ANY = re.compile(r"^[ \t]*(?:#|[a-zA-Z_:][\w:]*(?:[ \t]|\{))", re.MULTILINE)
 
@@ -41,7 +41,6 @@ class Reading:
     time_ns: int
     counters: dict[str, int] = field(default_factory=dict)
     accepted_at: dict[int, int] = field(default_factory=dict)  # by position, from 0
-    proposed_at: dict[int, int] = field(default_factory=dict)  # likewise
     gauges: dict[str, float] = field(default_factory=dict)
     averages: dict[str, float] = field(default_factory=dict)
     created: float | None = None  # when the counters began, seconds
@@ -50,7 +49,8 @@ class Reading:
     @property
     def at_depth(self) -> tuple[int, ...]:
         """Accepted tokens by depth; empty where a position is missing."""
-        return _by_depth(self.accepted_at)
+        known = sorted(self.accepted_at)
+        return tuple(self.accepted_at[position] for position in known) if known == list(range(len(known))) else ()
 
     @property
     def speculates(self) -> bool:
@@ -65,22 +65,15 @@ class Reading:
     @property
     def totals(self) -> dict[str, int]:
         """The counters, and what follows from the counts by position."""
-        totals, accepted, proposed = dict(self.counters), self.at_depth, _by_depth(self.proposed_at)
+        totals, accepted = dict(self.counters), self.at_depth
         if self.six_digits and accepted:
             totals["accepted"] = sum(accepted)  # of smaller numbers, which are not rounded
-        if "drafts" not in totals and proposed and sum(proposed) == totals.get("drafted"):
-            totals["drafts"] = proposed[0]
         return totals
 
     @property
     def rounded(self) -> bool:
         """Whether one of its counters is written with fewer digits than it has."""
         return self.six_digits and any(value >= ROUNDED_FROM for value in self.counters.values())
-
-
-def _by_depth(counts: Mapping[int, int]) -> tuple[int, ...]:
-    known = sorted(counts)
-    return tuple(counts[position] for position in known) if known == list(range(len(known))) else ()
 
 
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
@@ -103,22 +96,21 @@ def read_metrics(text: str, time_ns: int) -> list[Reading]:
 
 
 def _take(sample: Sample, time_ns: int, readings: dict[tuple[str, str, str], Reading]) -> None:
-    labels = sample.labels
-    known = named(sample.name)
-    if known is None:
+    labels, name, names = sample.labels, sample.name, named(sample.name)
+    if (
+        names is None
+        or not _reads(names, name)
+        or any(labels.get(label) == value for label, value in names.left_out.items())
+    ):
         return
-    names, name, by_ray = known
-    if not _reads(names, name) or any(labels.get(label) == value for label, value in names.left_out.items()):
-        return
-    key = (f"{names.source} (Ray)" if by_ray else names.source, _engine(names, labels), labels.get("model_name", ""))
+    key = (names.source, _engine(names, labels), labels.get("model_name", ""))
     reading = readings.setdefault(key, Reading(*key, time_ns=time_ns, six_digits=names.six_digits))
     if name in names.counters:
         counter = names.counters[name]
         reading.counters[counter] = reading.counters.get(counter, 0) + count(sample.value, name)
-    elif name in (names.accepted_at, names.proposed_at):
-        into = reading.accepted_at if name == names.accepted_at else reading.proposed_at
-        position = _position(name, labels.get(names.position, ""))
-        into[position] = into.get(position, 0) + count(sample.value, name)
+    elif name == names.accepted_at:
+        position = _position(name, labels.get("position", ""))
+        reading.accepted_at[position] = reading.accepted_at.get(position, 0) + count(sample.value, name)
     elif name == names.created:
         reading.created = sample.value
     elif not math.isfinite(sample.value):
@@ -130,7 +122,7 @@ def _take(sample: Sample, time_ns: int, readings: dict[tuple[str, str, str], Rea
 
 
 def _reads(names: Names, name: str) -> bool:
-    alone = (names.accepted_at, names.proposed_at, names.created)
+    alone = (names.accepted_at, names.created)
     return name in names.counters or name in names.gauges or name in names.averages or name in alone
 
 
@@ -161,17 +153,12 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
     past = None if before is None or reset else before
     then = past.totals if past else {}
     counts = {name: value - then.get(name, 0) for name, value in after.totals.items()}
-    at_depth, proposed = (
-        _growth(getattr(past, name) if past else {}, getattr(after, name)) for name in ("accepted_at", "proposed_at")
-    )
+    grown = zip_longest(past.at_depth if past else (), after.at_depth, fillvalue=0)
+    at_depth = tuple(now - then for then, now in grown)  # a position appears when it is first counted
     began = after.time_ns if not after.created else min(int(after.created * 1e9), after.time_ns)
     drafts, drafted = counts.get("drafts"), counts.get("drafted")
     if drafts is None or any(b > a for a, b in pairwise((drafts, *at_depth))):
         at_depth = ()  # the server counted on while it wrote its page
-    if not proposed or any(b > a for a, b in pairwise(proposed)):
-        proposed = full_chains(drafts, drafted, len(at_depth))
-    elif at_depth:
-        at_depth += (0,) * (len(proposed) - len(at_depth))  # positions at which nothing was accepted have no counter
     kv_usage = after.gauges.get("kv_usage")
     aggregate = Aggregate(
         source=after.source,
@@ -182,7 +169,7 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
         emitted=counts.get("emitted"),
         requests=counts.get("requests"),
         accepted_at=at_depth,
-        proposed_at=proposed[: len(at_depth)] if len(proposed) >= len(at_depth) else (),
+        proposed_at=full_chains(drafts, drafted, len(at_depth)),
         running=_whole(after.gauges.get("running")),
         waiting=_whole(after.gauges.get("waiting")),
         kv_usage=kv_usage if kv_usage is not None and 0 <= kv_usage <= 1 else None,
@@ -191,11 +178,6 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
         rounded=after.rounded,
     )
     return ToldInterval(after.model, before.time_ns if before else max(began, 0), after.time_ns, aggregate)
-
-
-def _growth(before: Mapping[int, int], after: Mapping[int, int]) -> tuple[int, ...]:
-    """By depth: a position appears when it is first counted."""
-    return tuple(now - then for then, now in zip_longest(_by_depth(before), _by_depth(after), fillvalue=0))
 
 
 def _restarted(before: Reading, after: Reading) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-RAY = ("ray_vllm_", "ray_vllm:")  # Ray exports vLLM's metrics under these; older versions kept the colon
-
 
 @dataclass(frozen=True)
 class Names:
@@ -17,9 +15,7 @@ class Names:
     counters: Mapping[str, str]  # to the count of an Aggregate
     gauges: Mapping[str, str] = field(default_factory=dict)  # likewise
     averages: tuple[str, ...] = ()  # kept under their own names
-    accepted_at: str = ""  # a counter with a label of the position
-    proposed_at: str = ""
-    position: str = "position"  # that label
+    accepted_at: str = ""  # a counter with the label `position`
     created: str = ""  # when the counters began
     labels: tuple[str, ...] = ()  # that tell engines of one page apart
     plain: Mapping[str, str] = field(default_factory=dict)  # their values that need not be named
@@ -45,7 +41,7 @@ VLLM = Names(
     },
     accepted_at="vllm:spec_decode_num_accepted_tokens_per_pos_total",
     created="vllm:spec_decode_num_drafts_created",
-    labels=("engine", "ReplicaId"),  # the second is Ray's
+    labels=("engine",),
 )
 # Counts are of the tokenizer manager, averages of each rank's scheduler; ranks of one engine say the same. The drafter
 # has a worker of its own in some versions.
@@ -88,31 +84,9 @@ LLAMACPP = Names(
     accepted_at="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
     six_digits=True,
 )
-# It counts no drafts: those that had a first token are as many, where the counts by position add up to the others.
-TENSORRT = Names(
-    "TensorRT-LLM /metrics",
-    "trtllm_",
-    {
-        "trtllm_spec_decode_num_draft_tokens_total": "drafted",
-        "trtllm_spec_decode_num_accepted_tokens_total": "accepted",
-    },
-    averages=(
-        "trtllm_spec_decode_acceptance_length",
-        "trtllm_spec_decode_draft_overhead",
-        "trtllm_avg_decoded_tokens_per_iter",
-    ),
-    accepted_at="trtllm_spec_decode_accepted_tokens_total",
-    proposed_at="trtllm_spec_decode_drafted_tokens_total",
-    position="token_position",
-)
-PAGES = (VLLM, SGLANG, LLAMACPP, TENSORRT)
-BY_PREFIX = {names.prefix: names for names in PAGES}
+BY_PREFIX = {names.prefix: names for names in (VLLM, SGLANG, LLAMACPP)}
 
 
-def named(name: str) -> tuple[Names, str, bool] | None:
-    """(an engine's names, the metric's name among them, whether Ray exported it); None for a metric of no engine."""
-    by_ray = name.startswith(RAY)
-    if by_ray:
-        name = VLLM.prefix + name[len(RAY[0]) :]
-    names = next((names for prefix, names in BY_PREFIX.items() if name.startswith(prefix)), None)
-    return None if names is None else (names, name, by_ray)
+def named(name: str) -> Names | None:
+    """The names of the engine that a metric is of; None for a metric of no engine."""
+    return next((names for prefix, names in BY_PREFIX.items() if name.startswith(prefix)), None)

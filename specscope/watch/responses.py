@@ -2,7 +2,7 @@
 
 Recognised: a response of vLLM's server or the last event of a stream (`metrics.speculative_decoding`), an output's
 `spec_decode_metrics`, `llm.get_metrics()`, SGLang's responses (`return_spec_tokens_details`, or `meta_info`),
-llama.cpp's (`timings`), TensorRT-LLM's (`request_perf_metrics`) and its iteration statistics.
+llama.cpp's (`timings`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from specscope.watch.llamacpp import ChunkDrafts, Timings, of_llamacpp
 from specscope.watch.metrics import Reading, difference
 from specscope.watch.names import VLLM
 from specscope.watch.sglang import of_sglang, sglang_detail
-from specscope.watch.tensorrt import TensorrtDetail, is_iteration, of_tensorrt, read_iteration
 from specscope.watch.vllm import METRICS, Detail, of_vllm
 
 
@@ -41,12 +40,9 @@ def read_json(value: Any, time_ns: int) -> list[ToldInterval]:  # noqa: ANN401
 
 
 def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN401
-    """The intervals in one response or output, or of one iteration."""
+    """The intervals in one response or output."""
     if not isinstance(value, dict):
         raise UnreadableError("a JSON value that is no response")
-    if is_iteration(value):
-        yield from read_iteration(value, time_ns)
-        return
     if "error" in value:
         raise UnreadableError("the response is an error of the server")
     if isinstance(value.get("outputs"), list):  # a RequestOutput of vLLM
@@ -85,20 +81,11 @@ def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
     elif isinstance(timings := value.get("timings"), dict) and "draft_n" in timings:
         yield of_llamacpp(declared(timings, Timings))
     else:
-        yield from _of_choices(value)
-
-
-def _of_choices(value: Mapping[str, Any]) -> Iterator[Aggregate]:
-    """Where each choice has its figures: SGLang's, or TensorRT-LLM's, which may have them beside the choices too."""
-    choices = value.get("choices")
-    for holder in (value, *(choices if isinstance(choices, list) else ())):
-        if not isinstance(holder, dict):
-            continue
-        metrics, meta = holder.get("request_perf_metrics"), holder.get("meta_info")
-        if isinstance(metrics, dict) and metrics.get("speculative_decoding") is not None:
-            yield of_tensorrt(declared(metrics["speculative_decoding"], TensorrtDetail), holder)
-        elif holder is not value and isinstance(meta, dict) and "spec_verify_ct" in meta:
-            yield of_sglang(sglang_detail(meta))
+        choices = value.get("choices")  # each of SGLang's may have its figures
+        for choice in choices if isinstance(choices, list) else ():
+            choice_meta = choice.get("meta_info") if isinstance(choice, dict) else None
+            if isinstance(choice_meta, dict) and "spec_verify_ct" in choice_meta:
+                yield of_sglang(sglang_detail(choice_meta))
 
 
 def _emitted(value: Mapping[str, Any], sequences: int) -> int | None:

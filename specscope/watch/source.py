@@ -21,15 +21,13 @@ from specscope.remote.fetch import HttpClient, StatusError
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.faults import Faults
-from specscope.trace.kinds import PAGES, STREAMS, TENSORRT_STATS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import PAGES, STREAMS, WRAPPED, ReadAs, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.llamacpp import LlamaLog
-from specscope.watch.metrics import Intervals, difference, engines, read_metrics
+from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.responses import Chunks, read_json
 from specscope.watch.sglang import SglangLog
-from specscope.watch.tensorrt import SOURCE as ITERATIONS
-from specscope.watch.tensorrt import pooled
 from specscope.watch.vllm import VllmLog
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
@@ -49,7 +47,7 @@ DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculati
 # Lines of engines that have no drafts in them, and what to do
 WITHOUT_DRAFTS = {
     "DiffusionDecoding metrics:": DIFFUSION,
-    "currank_total_requests = ": ". TensorRT-LLM's log has no acceptance: watch its /metrics",
+    "currank_total_requests = ": ". TensorRT-LLM's log has no acceptance",
 }
 
 
@@ -86,16 +84,12 @@ class Server:
         self.faults = Faults()
         self._seconds = seconds
         self._intervals = Intervals()
-        self._first: list[ToldInterval] = []  # of the first reading, where it tells intervals and no counters
 
     def open(self) -> None:
         """The first reading. Raises UserError that says what to do."""
         try:
             page = self._page()
-            if looks_like_json(page):
-                self.recognised, self._first = ITERATIONS, self._iterations(page)
-                return
-            readings = read_metrics(page, time.time_ns())
+            readings = self._readings(page)
         except UnreadableError as error:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
@@ -119,31 +113,22 @@ class Server:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
         return page.decode("utf-8", "replace")
 
-    def _iterations(self, page: str) -> list[ToldInterval]:
-        """TensorRT-LLM's iterations since the page was last read, as one interval. Raises UnreadableError."""
-        kind = kind_of(page.encode())
-        if kind is not None and kind is not TENSORRT_STATS:
+    def _readings(self, page: str) -> list[Reading]:
+        """Raises UserError for another file, UnreadableError for what is no file of any kind."""
+        kind = kind_of(page.encode()) if looks_like_json(page) else None
+        if kind is not None:
             raise UserError(f"{self.url} is {kind.words}, not a page of metrics")
-        try:
-            value = decoded(page)
-        except orjson.JSONDecodeError as error:
-            raise UnreadableError(f"the page is no JSON ({error})") from None
-        return pooled(read_json(value, time.time_ns())) if value != [] else []
+        return read_metrics(page, time.time_ns())
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """One interval after the other. While a server is unreachable it is tried again."""
-        yield from self._first
         due, away = time.monotonic(), False
         while True:
             due = max(due + self._seconds, time.monotonic())
             if stop.wait(max(due - time.monotonic(), 0)):
                 return
             try:
-                page = self._page()
-                if looks_like_json(page):
-                    intervals = self._iterations(page)
-                else:
-                    intervals = self._intervals.take(read_metrics(page, time.time_ns()))
+                intervals = self._intervals.take(self._readings(self._page()))
             except (UserError, UnreadableError) as error:
                 if isinstance(error, UnreadableError):
                     self.faults.add(self.name, str(error))
@@ -346,7 +331,7 @@ class File:
                 yield from self._read(f"line {number}", chunks.end)
             elif '"timings"' in data:
                 yield from self._document(data, number, chunks)
-            elif '"speculative_decoding"' in data or '"spec_' in data or '"request_perf_metrics"' in data:
+            elif '"speculative_decoding"' in data or '"spec_' in data:
                 yield from self._document(data, number)
         yield from self._read(f"line {number}", chunks.end)
         self._finish()

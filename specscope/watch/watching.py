@@ -23,7 +23,6 @@ from specscope.trace.stored import FetchedCapture
 from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
-from specscope.watch.alert import Alerts
 from specscope.watch.counts import ENGINES, ToldInterval
 from specscope.watch.source import Source, open_source
 
@@ -62,14 +61,13 @@ class News:
 class Watch:
     """Runs the sources until they end or `stop` is called. What they report is taken from `news`."""
 
-    def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs, alerts: Alerts | None = None) -> None:
+    def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs) -> None:
         self.sources = sources
         self.runs: dict[tuple[str, str, str], EngineRun] = {}
         self.news: deque[News] = deque()
         self.errors: list[UserError] = []
-        self.code = 0  # at the end: 1 where a capture lacks something, or there was an alert
+        self.code = 0  # at the end: 1 where a capture lacks something
         self._refused = 0  # intervals of engines beyond the limit
-        self._alerts = alerts or Alerts(())
         self._open_outputs = open_outputs
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the runs
@@ -118,9 +116,6 @@ class Watch:
             record = run.record(item)
             run.bus.publish(record)
             self.news.append(News(run, record))
-            for text in self._alerts.take(run.name, record):
-                self.code |= 1
-                self.news.append(News(None, None, text))
 
     def _run_of(self, source: Source, interval: ToldInterval) -> EngineRun | None:
         """The run of an interval's engine; None where there are too many engines."""
@@ -147,7 +142,7 @@ class Watch:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(5)
-        losses = self._alerts.close()
+        losses: list[str] = []
         with contextlib.ExitStack() as stack, self._lock:
             for run in self.runs.values():
                 if run.outputs is not None:

@@ -103,9 +103,8 @@ MADE = {
         b'[{"iter": 5, "iterLatencyMS": 20.5, "numActiveRequests": 3, "specDecodingStats": {"numDraftTokens": 9, '
         b'"numAcceptedTokens": 4, "numRequestsWithDraftTokens": 3, "acceptanceLength": 2.33}}]',
         "iteration statistics of TensorRT-LLM",
-        WATCH,
+        set(),
     ),
-    "ray.txt": (b'ray_vllm_spec_decode_num_drafts_total{engine="0"} 3.0\n', "a page of metrics", WATCH),
     "config.json": (b'{\n "architectures": ["X"],\n "hidden_size": 4\n}', "a model's config.json", set()),
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
     "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),

@@ -1,4 +1,4 @@
-"""Recorded pages and lines of vLLM; of SGLang (0.5.23) and TensorRT-LLM, pages written after their sources."""
+"""Recorded pages and lines of vLLM; of SGLang (0.5.23), pages written after its source."""
 
 import re
 from pathlib import Path
@@ -78,36 +78,5 @@ SGLANG_RESPONSE = {
             "spec_verify_ct": 10,
             "spec_correct_drafts_histogram": [3, 3, 2, 2],
         }
-    },
-}
-
-TENSORRT_PAGE = """\
-# TYPE trtllm_spec_decode_num_draft_tokens_total counter
-trtllm_spec_decode_num_draft_tokens_total{model_name="m"} 9.0
-# TYPE trtllm_spec_decode_num_accepted_tokens_total counter
-trtllm_spec_decode_num_accepted_tokens_total{model_name="m"} 4.0
-# TYPE trtllm_spec_decode_acceptance_length gauge
-trtllm_spec_decode_acceptance_length{model_name="m"} 2.33
-# TYPE trtllm_spec_decode_drafted_tokens_total counter
-trtllm_spec_decode_drafted_tokens_total{model_name="m",token_position="0"} 4.0
-trtllm_spec_decode_drafted_tokens_total{model_name="m",token_position="1"} 3.0
-trtllm_spec_decode_drafted_tokens_total{model_name="m",token_position="2"} 2.0
-# TYPE trtllm_spec_decode_accepted_tokens_total counter
-trtllm_spec_decode_accepted_tokens_total{model_name="m",token_position="0"} 3.0
-trtllm_spec_decode_accepted_tokens_total{model_name="m",token_position="1"} 1.0
-"""
-STATS = {
-    "iter": 5,
-    "iterLatencyMS": 20.5,
-    "timestamp": "11-25-2026 10:11:12.500000",
-    "numActiveRequests": 3,
-    "numQueuedRequests": 1,
-    "specDecodingStats": {
-        "numDraftTokens": 9,
-        "numAcceptedTokens": 4,
-        "numRequestsWithDraftTokens": 3,
-        "acceptanceLength": 2.33,
-        "iterLatencyMS": 4.5,
-        "draftOverhead": 0.2,
     },
 }

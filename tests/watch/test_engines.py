@@ -1,10 +1,5 @@
-"""Pages, lines and answers of SGLang, TensorRT-LLM, Ray and llama.cpp.
+"""Pages, lines and answers of SGLang and llama.cpp. Those in `tests/data/people` are as people have them."""
 
-Those in `tests/data/people` are as people have them. Those of TensorRT-LLM and Ray are written here after the names in
-their sources: no running engine made them.
-"""
-
-import json
 import re
 import threading
 import time
@@ -14,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.history.stats import measure
 from specscope.watch.counts import UnreadableError
 from specscope.watch.metrics import Intervals, difference, read_metrics
 from specscope.watch.responses import Chunks, read_json
 from specscope.watch.source import File, Server
 from specscope.watch.vllm import VllmLog
-from tests.watch.samples import STATS, TENSORRT_PAGE, text
+from tests.watch.samples import text
 from tests.watch.server import Page
 
 PEOPLE = Path(__file__).parents[1] / "data" / "people"
@@ -88,82 +82,6 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
 def test_the_recorded_answer_of_sglang():
     _, (one,) = read(PEOPLE / "sgl_0510.json")
     assert (one.drafts, one.drafted, one.accepted, one.accepted_at) == (43, 215, 63, (32, 18, 7, 3, 3))
-
-
-def test_tensorrts_page():
-    one = only(TENSORRT_PAGE)
-    assert (one.drafts, one.drafted, one.accepted) == (4, 9, 4)
-    assert (one.accepted_at, one.proposed_at) == ((3, 1, 0), (4, 3, 2))
-    assert one.averages == {"trtllm_spec_decode_acceptance_length": 2.33}
-    assert measure([one]).tau == 2
-    other = only(
-        TENSORRT_PAGE.replace('num_draft_tokens_total{model_name="m"} 9', 'num_draft_tokens_total{model_name="m"} 12')
-    )
-    assert (other.drafts, other.drafted) == (None, 12)  # the positions are not those of these drafts
-
-
-def test_tensorrts_iterations(tmp_path):
-    rows = [
-        STATS,
-        {**STATS, "specDecodingStats": None},
-        {**STATS, "iter": 6, "attentionDpRank": 1},
-        {**STATS, "iter": 7},
-    ]
-    (tmp_path / "stats.json").write_text(json.dumps(rows))
-    source, told = read(tmp_path / "stats.json")
-    assert source.recognised == "TensorRT-LLM iteration statistics"
-    assert [(one.drafts, one.drafted, one.accepted, one.running, one.waiting) for one in told] == [(3, 9, 4, 3, 1)] * 2
-    assert told[0].averages == {"acceptanceLength": 2.33, "draftOverhead": 0.2}
-    (interval,) = read_json(STATS, 7)
-    assert interval.end_ns == int(datetime(2026, 11, 25, 10, 11, 12, 500000).timestamp() * 1e9)
-    assert interval.end_ns - interval.start_ns == 20_500_000
-    with pytest.raises(UnreadableError, match="more accepted tokens than drafted"):
-        read_json({**STATS, "specDecodingStats": {**STATS["specDecodingStats"], "numAcceptedTokens": 10}}, 7)
-
-
-def test_a_server_that_answers_with_iterations():
-    """Each reading is what happened since the one before: trtllm-serve gives an iteration once."""
-    page = json.dumps([STATS, {**STATS, "iter": 6}])
-    with Page(page, page) as served:
-        source = Server(served.url, 0.05)
-        source.open()
-        assert source.recognised == "TensorRT-LLM iteration statistics"
-        stop, told = threading.Event(), []
-        for one in source.run(stop):
-            told.append(one.aggregate)
-            if len(told) == 2:
-                stop.set()
-    assert [(one.drafts, one.drafted, one.accepted) for one in told] == [(6, 18, 8)] * 2
-
-
-def test_an_answer_of_tensorrt():
-    details = {"acceptance_rate": 0.5, "total_accepted_draft_tokens": 6, "total_draft_tokens": 12}
-    choice = {"index": 0, "avg_decoded_tokens_per_iter": 2.5, "request_perf_metrics": {"speculative_decoding": details}}
-    answer = {"object": "chat.completion", "choices": [choice], "usage": {"completion_tokens": 20}}
-    (told,) = read_json(answer, 7)
-    one = told.aggregate
-    assert (one.source, one.drafts, one.drafted, one.accepted, one.emitted) == (
-        "TensorRT-LLM response",
-        None,
-        12,
-        6,
-        20,
-    )
-    assert one.averages == {"avg_decoded_tokens_per_iter": 2.5}
-
-
-@pytest.mark.parametrize("prefix", ["ray_vllm_", "ray_vllm:"])
-def test_rays_names_are_vllms(prefix):
-    page = text("metrics_after.txt").replace("vllm:", prefix)
-    one = only(page)
-    assert (one.source, one.drafts, one.accepted) == ("vLLM /metrics (Ray)", 155, 13)
-    two = "\n".join(
-        line.replace("{", f'{{ReplicaId="r{replica}",', 1)
-        for line in page.splitlines()
-        if not line.startswith("#")
-        for replica in (0, 1)
-    )
-    assert [reading.engine for reading in read_metrics(two, 1)] == ["0 ReplicaId r0", "0 ReplicaId r1"]
 
 
 def test_a_llamacpp_page_of_a_million_is_rounded():
@@ -244,7 +162,7 @@ def test_tensorrts_log_has_no_acceptance(tmp_path):
         "states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
     )
     (tmp_path / "t.log").write_text(line * 3)
-    with pytest.raises(UserError, match="TensorRT-LLM's log has no acceptance: watch its /metrics"):
+    with pytest.raises(UserError, match="TensorRT-LLM's log has no acceptance"):
         read(tmp_path / "t.log")
 
 
@@ -304,10 +222,8 @@ def test_a_llamacpp_log_is_followed_through_its_rotation(tmp_path):
 
 PAGES = {
     "vLLM": text("metrics_after.txt"),
-    "Ray": text("metrics_after.txt").replace("vllm:", "ray_vllm_"),
     "SGLang": (PEOPLE / "prom_sglang.txt").read_text(),
     "llama.cpp": (PEOPLE / "llamacpp" / "metrics_after.txt").read_text(),
-    "TensorRT-LLM": TENSORRT_PAGE,
 }
 
 

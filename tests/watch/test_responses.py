@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specscope.trace.history.stats import measure
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.responses import read_json
-from tests.watch.samples import PEOPLE, SGLANG_RESPONSE, STATS, text
+from tests.watch.samples import PEOPLE, SGLANG_RESPONSE, text
 
 CHAT = json.loads(text("chat_greedy.json"))
 
@@ -124,7 +124,7 @@ json_values = st.recursive(
 @given(st.data())
 def test_no_response_is_a_traceback(data):
     """Any value in the place of any other."""
-    samples = [CHAT, SGLANG_RESPONSE, STATS, json.loads(text("get_metrics.json"))]
+    samples = [CHAT, SGLANG_RESPONSE, json.loads(text("get_metrics.json"))]
     samples += [json.loads((PEOPLE / name).read_text()) for name in ("llamacpp/chat.json", "sgl_0510.json")]
     base = copy.deepcopy(data.draw(st.sampled_from(samples)))
     at = base

@@ -267,7 +267,7 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
     [
         ("# HELP up x\n# TYPE up gauge\nup 1\n", "reports no speculation metrics; is speculation on"),
         ("<html>", "is not Prometheus text"),
-        ("{}", "without speculation figures"),
+        ("{}", "is not Prometheus text"),
         ("", "reports no speculation metrics"),
         (SGLANG.replace("spec_accept", "other"), "reports no speculation metrics"),
     ],

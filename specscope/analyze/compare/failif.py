@@ -23,7 +23,7 @@ GROUPED = f"{TAU} where "
 
 def parse(text: str) -> list[Threshold]:
     """The conditions of a text. Raises UserError."""
-    return parse_thresholds("--fail-if", text, (*FIGURES, *COUNTED), grouped=rf"{GROUPED}.+ is .+")
+    return parse_thresholds(text, (*FIGURES, *COUNTED), grouped=rf"{GROUPED}.+ is .+")
 
 
 def counted(a: Mapping[str, int | None], b: Mapping[str, int | None]) -> list[Estimate]:

@@ -1,8 +1,7 @@
-"""Conditions on figures, as `compare --fail-if` and `watch --alert` take them: `tau drops > 2%`, `tau < 1.5 for 2m`.
+"""Conditions on figures, as `compare --fail-if` takes them: `tau drops > 2%`.
 
-FIGURE (<|>) X[%]                    the figure itself, of side B or of an interval
-FIGURE (drops|rises|differs) > X[%]  its change, from A to B or from the intervals before
-... for N(s|m|h)                     in each interval of that time; a comparison has none
+FIGURE (<|>) X[%]                    the figure itself, of side B
+FIGURE (drops|rises|differs) > X[%]  its change, from A to B
 
 Several are joined by `or`. FIGURE is a figure by its name: tau, rate, depth N rate, a count, and what the verb adds to
 these. X% of a change is of the older figure, and of a rate its share; X alone is in the figure's own unit.
@@ -29,7 +28,6 @@ COUNTED: Mapping[str, str] = {
 }
 LARGEST = 1e10
 LONGEST = 400  # characters of a condition
-UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def depth_rate(depth: int) -> str:
@@ -55,13 +53,10 @@ class Threshold:
     way: Way
     size: float  # a share where `percent`
     percent: bool
-    seconds: float = 0.0  # for how long
 
     def __str__(self) -> str:
         size = f"{self.size * 100:.10g}%" if self.percent else f"{self.size:.10g}"
-        unit = next(unit for unit in reversed(UNITS) if self.seconds % UNITS[unit] == 0 or unit == "s")
-        lasting = f" for {self.seconds / UNITS[unit]:.10g}{unit}" if self.seconds else ""
-        return f"{self.figure} {self.way}{' >' if self.of_change else ''} {size}{lasting}"
+        return f"{self.figure} {self.way}{' >' if self.of_change else ''} {size}"
 
     @property
     def of_change(self) -> bool:
@@ -80,62 +75,44 @@ class Threshold:
 
 
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-_FOR = r"for +[0-9]{1,9}(?:\.[0-9]{1,9})? *[smh]"
 _CONDITION = re.compile(
-    rf"(?P<figure>\S.*?)(?: +(?P<way>drops|rises|differs) *>| *(?P<sign>[<>])) *(?P<size>{_NUMBER}) *(?P<percent>%?)"
-    rf"(?: *\b(?P<lasting>{_FOR}))?",
+    rf"(?P<figure>\S.*?)(?: +(?P<way>drops|rises|differs) *>| *(?P<sign>[<>])) *(?P<size>{_NUMBER}) *(?P<percent>%?)",
     re.ASCII,
 )
-# A condition ends with its number or its time, so that a label's value may hold the word `or`.
-_NEXT = re.compile(rf"([<>] *[0-9.]+ *%?(?: *\b{_FOR})?) *\bor\b", re.ASCII)
+# A condition ends with its number, so that a label's value may hold the word `or`.
+_NEXT = re.compile(r"([<>] *[0-9.]+ *%?) *\bor\b", re.ASCII)
 _DEPTH = re.compile(r"depth ([1-9][0-9]{0,2})( rate)?", re.ASCII)
 
 
-def parse_thresholds(
-    flag: str, text: str, figures: Collection[str], *, grouped: str = "", lasting: bool = False
-) -> list[Threshold]:
-    """The conditions of a text. Raises UserError that begins with the flag.
+def parse_thresholds(text: str, figures: Collection[str], *, grouped: str) -> list[Threshold]:
+    """The conditions of a text. Raises UserError.
 
     `figures`: those that the verb has, besides the rates by depth. `grouped`: a pattern of names of further ones.
-    `lasting`: whether `for 2m` may follow.
     """
     parts = _NEXT.sub(r"\1\n", text.replace("\n", " ")).split("\n")
     try:
-        return [_parse(part.strip(), figures, grouped, lasting) for part in parts]
+        return [_parse(part.strip(), figures, grouped) for part in parts]
     except UserError as error:
-        raise UserError(f"{flag} {short(text)}: {error}") from None
+        raise UserError(f"--fail-if {short(text)}: {error}") from None
 
 
-def _parse(part: str, figures: Collection[str], grouped: str, lasting: bool) -> Threshold:
+def _parse(part: str, figures: Collection[str], grouped: str) -> Threshold:
     parsed = _CONDITION.fullmatch(part) if len(part) < LONGEST else None
     if parsed is None:
-        more = ', and for how long: "tau < 1.5 for 2m"' if lasting else ""
         raise UserError(
             'write FIGURE (drops|rises|differs) > X[%] or FIGURE (<|>) X[%], such as "tau drops > 2%", '
-            f'"depth 1 rate < 0.5"{more}'
+            '"depth 1 rate < 0.5"'
         )
     figure = " ".join(parsed["figure"].split())
     if match := _DEPTH.fullmatch(figure):
         figure = depth_rate(int(match[1]))
-    elif figure not in figures and not (grouped and re.fullmatch(grouped, figure)):
-        raise UserError(f"there is no figure {short(figure)}; use {_listed(figures, grouped)}")
+    elif figure not in figures and not re.fullmatch(grouped, figure):
+        names = list(figures)
+        names.insert(2, "depth N rate")
+        raise UserError(f"there is no figure {short(figure)}; use {', '.join(names)} or tau where GROUP is VALUE")
     size, way, percent = float(parsed["size"]), Way(parsed["way"] or parsed["sign"]), bool(parsed["percent"])
     if size > LARGEST:
         raise UserError(f"{parsed['size'][:40]} is too large")
     if percent and not parsed["way"] and (figure.startswith((TAU, "tokens")) or figure in COUNTED):
         raise UserError(f"{figure} is a number, not a share")
-    if parsed["lasting"] and not lasting:
-        raise UserError(f"a comparison has no time: leave out {parsed['lasting']}")
-    return Threshold(figure, way, size / 100 if percent else size, percent, _seconds(parsed["lasting"]))
-
-
-def _seconds(lasting: str | None) -> float:
-    words = "" if lasting is None else lasting.removeprefix("for").strip()
-    return float(words[:-1]) * UNITS[words[-1]] if words else 0.0
-
-
-def _listed(figures: Collection[str], grouped: str) -> str:
-    names = list(figures)
-    names.insert(2, "depth N rate")
-    last = "tau where GROUP is VALUE" if grouped else names.pop()
-    return f"{', '.join(names)} or {last}"
+    return Threshold(figure, way, size / 100 if percent else size, percent)
