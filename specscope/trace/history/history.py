@@ -30,18 +30,15 @@ RECENT_BYTES = 64 * 2**20  # most bytes kept of an engine that nobody watches
 
 def weight(record: StepRecord) -> int:
     """Bytes that a record takes in memory, roughly."""
-    size = frame_weight(record) + sum(map(part_weight, record.requests))
-    return size + sum(map(info_weight, record.admitted)) + sum(map(end_weight, record.finished))
-
-
-def frame_weight(record: StepRecord) -> int:
-    """Bytes of a record apart from its requests, roughly."""
     aggregate = record.aggregate
     depths = 0 if aggregate is None else len(aggregate.accepted_at) + len(aggregate.proposed_at)
-    return 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
+    size = 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
+    size += sum(2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens) for info in record.admitted)
+    size += sum(2000 + 2 * len(end.error) + 4 * len(end.output) for end in record.finished)
+    return size + sum(map(_part_weight, record.requests))
 
 
-def part_weight(part: RequestStep) -> int:
+def _part_weight(part: RequestStep) -> int:
     """Bytes of a request's part in a step, roughly."""
     size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
     notes = part.notes
@@ -50,16 +47,6 @@ def part_weight(part: RequestStep) -> int:
     return size + (
         0 if notes is None else 12 * len(notes.dropped_token) + 8 * len(notes.fed_token) + notes.fed_norms.nbytes
     )
-
-
-def info_weight(info: RequestInfo) -> int:
-    """Bytes of a request's admission, roughly."""
-    return 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)
-
-
-def end_weight(end: RequestEnd) -> int:
-    """Bytes of a request's end, roughly."""
-    return 2000 + 2 * len(end.error) + 4 * len(end.output)
 
 
 class RecentSteps:

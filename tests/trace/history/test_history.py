@@ -1,12 +1,16 @@
 """What is kept of a run that goes on: within a number of steps, and within bytes."""
 
 import dataclasses
+import gc
+import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from specscope.trace.history.history import History, RecentSteps, weight
 from specscope.trace.record.logprobs import Logprobs
+from specscope.trace.wire.reading import read_capture
 from tests.trace.samples import records
 
 
@@ -21,6 +25,22 @@ def steps(count):
 
 def test_log_probabilities_weigh_what_they_are():
     assert weight(steps(1)[0]) > 1000 * 20 * 8
+
+
+@pytest.mark.parametrize("name", ["evidence", "eagle", "sampled", "ngram"])
+def test_real_evidence_takes_about_what_it_weighs(name):
+    made = [dataclasses.replace(r, finished=()) for r in read_capture(f"traces/{name}.jsonl").history.steps]
+    weighs, packed = sum(map(weight, made)), pickle.dumps(made)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        again = pickle.loads(packed)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(again) == len(made)
+    assert 0.7 * weighs < taken < 1.3 * weighs
 
 
 @pytest.mark.parametrize("room", [1, 7])
