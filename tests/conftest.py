@@ -72,7 +72,7 @@ def pytest_terminal_summary(terminalreporter):
     for column in ("drafter", "parameters", "temperature"):
         table.add_column(column)
     for scheduling in ("sync", "async"):
-        for pressure in ("plenty", "few blocks"):
+        for pressure in ("plenty", "few blocks", "fewer blocks"):
             table.add_column(f"{scheduling}\n{pressure}", justify="right")
     for name, params, temperature, cells in sorted(rows):
         told = [f"{tokens}" + (f" ({parted} parted)" if parted else "") for tokens, parted in cells]

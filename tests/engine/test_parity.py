@@ -40,7 +40,7 @@ PARAMS = {
     "min-p": {"min_p": 0.05},
 }
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
-PRESSURE = {"plenty": 200, "few blocks": 13}  # KV blocks
+PRESSURE = {"plenty": 200, "few blocks": 13, "fewer blocks": 10}
 HOW = list(product(("sync", "async"), PRESSURE))
 TOKENS = 26
 RARE = 5000  # compared tokens to each place where requests part: a near tie, whatever the pressures that meet it
@@ -190,7 +190,7 @@ def partings():
 def test_tokens_and_verdicts_do_not_hang_on_scheduling(
     bench, partings, name, params, temperature, record_property, request
 ):
-    """A slow cell audits each of its runs, an ordinary one the first and those that are under pressure."""
+    """A slow cell audits each of its runs, an ordinary one the first and those that are under most pressure."""
     all_of_them = request.node.get_closest_marker("slow") is not None
     engine = bench.engine(name)
     told = {"temperature": TEMPERATURES[temperature], **PARAMS[params]}
@@ -198,9 +198,9 @@ def test_tokens_and_verdicts_do_not_hang_on_scheduling(
     for scheduling, pressure in HOW:
         got = run(engine, scheduling, pressure, **told)
         wanted = wanted or got
-        assert (got.preempted > 0) == (pressure == "few blocks")
+        assert (got.preempted > 0) == (pressure != "plenty")
         places = parted(wanted, got)
-        proven(bench, engine, got, all_of_them or got is wanted or pressure == "few blocks")
+        proven(bench, engine, got, all_of_them or got is wanted or pressure == "fewer blocks")
         tokens = sum(map(len, got.tokens.values()))
         partings.tokens += tokens
         partings.places |= {(name, params, temperature, *place) for place in places}
