@@ -20,7 +20,6 @@ from specscope.measure.paired import PairedSides, Side, machine_info, measure_pa
 from specscope.measure.prompts import COPYING, PLAIN, unseen_prompts
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
@@ -37,14 +36,19 @@ NGRAM_TREE = "8"
 EAGLE_PROMPTS = 10  # of the unseen ones, evenly over their kinds
 
 
+def without_drafting(config: EngineConfig) -> EngineConfig:
+    """The same engine that drafts nothing: what others are measured beside."""
+    return dataclasses.replace(config, drafter="none", draft_model=None, tree=None)
+
+
 def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print: no speculation at batch 1 and 8, n-gram on copy-heavy prompts, the head on unseen ones."""
     console = text_console()
     console.print("loading the engine for each drafter, and generate()", style="dim")
-    bare = config.without_drafting()
+    bare = without_drafting(config)
     plain = Engine(bare)
     ngram = Engine(dataclasses.replace(bare, drafter="ngram", tree=NGRAM_TREE))
-    own = Engine(config) if config.model_part == "eagle" else None
+    own = Engine(config) if config.drafter == "eagle" else None
     peer = Peer(config)
     comparisons = [
         _batch(1, plain, peer, rounds, console),
@@ -225,7 +229,7 @@ class PhaseTimes:
 
 def show_pass(engine: Engine, phases: PhaseTimes, console: Console) -> None:
     """Print what a drafting pass after the first takes, beside the time that reading its weights takes."""
-    ns, drafter = phases.ns.get("  pass 2", []), model_of(engine.drafter)
+    ns, drafter = phases.ns.get("  pass 2", []), engine.drafter
     if not ns or not isinstance(drafter, Eagle):
         return
     size = drafter.runner.read_bytes

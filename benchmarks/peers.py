@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import peer_vllm
-from benchmarks.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_prompts, watched
+from benchmarks.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_prompts, watched, without_drafting
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
@@ -30,7 +30,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
     console = text_console()
     need_python(vllm)
     console.print("loading the engines", style="dim")
-    plain = Engine(config.without_drafting())
+    plain = Engine(without_drafting(config))
     own = Engine(config)
     peer, phases = Peer(config), PhaseTimes()
     prompts = encode(plain, unseen_prompts(EAGLE_PROMPTS))

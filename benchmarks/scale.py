@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.cpu import Peer
+from benchmarks.cpu import Peer, without_drafting
 from benchmarks.peers import need_python, vllm_process
 from benchmarks.scale_points import BATCHES, OWN, PEER, VLLM, ScalePoint, points
 from benchmarks.scale_sides import OwnDecoding, PaddedDecoding, context_seconds, fill
@@ -92,8 +92,7 @@ def made_by_vllm(
 
 def _engine(config: EngineConfig) -> Engine:
     """Without drafts."""
-    bare = config.without_drafting()
-    return Engine(dataclasses.replace(bare, max_batch=max(BATCHES)))
+    return Engine(dataclasses.replace(without_drafting(config), max_batch=max(BATCHES)))
 
 
 def _fit(engine: Engine, wanted: Sequence[ScalePoint], console: Console) -> list[ScalePoint]:

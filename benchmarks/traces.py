@@ -29,7 +29,6 @@ from specscope.trace.wire.sending.export import SpanSink
 from specscope.trace.wire.spans import SpanLevel
 
 REQUESTS, TOKENS = 24, 64
-TREE = "dynamic:8,depth=3,top=4"  # instead of adaptive trees
 RATIOS = (1.0, 0.1, 0.01)
 KEPT = 120  # requests that a row rests on, at least: the run is sent as often as that takes, each time as another run
 ENGINES, PAPER = 1000, (1.0, 0.1, 0.01, 0.001)  # of the table on paper
@@ -125,8 +124,6 @@ def run_traces(config: EngineConfig, step_ms: float, json_file: str | None) -> N
     """Measure and print."""
     console = text_console()
     rows, sizes = list[TraceRow](), list[TraceSizes]()
-    if config.adapts:  # to measured costs: then sizes would depend on the machine's load
-        config = dataclasses.replace(config, tree=TREE, adaptive=False)
     for evidence in ("full", "lean"):
         with console.status(f"running {REQUESTS} requests with {evidence} evidence"):
             run, vocabulary, records = recorded(dataclasses.replace(config, evidence=evidence))

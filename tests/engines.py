@@ -1,41 +1,27 @@
 """Engines with every drafter over one tiny target, for tests that go back, look and fork."""
 
-from pathlib import Path
-
 import pytest
 
 from specscope import Engine
 from specscope.engine.build import drafter_blocks
-from specscope.speculate.drafters.combined import model_of
-from specscope.speculate.sizing.sizer import Sizer
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from tests.heads import head_tensors, write_head, write_parallel_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
 HEAD = "the cat sat on the mat and the dog ran after the cat, "  # three full blocks
-COSTS = str(Path(__file__).parent / "data" / "costs.json")  # so that adaptive trees do not hang on this machine
 DRAFTERS = {
     "none": {"drafter": "none"},
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
     "suffix": {"drafter": "suffix", "tree": "dynamic:6,depth=4"},
-    "suffix+eagle": {"drafter": "suffix+eagle", "tree": "dynamic:6,depth=2,top=3"},
-    "suffix+eagle adaptive": {
-        "drafter": "suffix+eagle",
-        "tree": "dynamic:6,depth=3,top=3",
-        "adaptive": True,
-        "costs": COSTS,
-    },
-    "ngram+eagle": {"drafter": "ngram+eagle", "tree": "dynamic:6,depth=2,top=3", "ngram_min": 1},
-    "suffix+draft": {"drafter": "suffix+draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=2,top=2"},
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
     "p-eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "p-eagle chain": {"drafter": "eagle", "tree": "4"},
     "p-eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
-    "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True, "costs": COSTS},
 }
 # Where each drafter is tried for a long time, those that are like another one are slow tests.
-LIKE_ANOTHER = ("p-eagle", "p-eagle chain", "ngram+eagle", "suffix+draft", "suffix+eagle")
+LIKE_ANOTHER = ("p-eagle", "p-eagle chain")
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
 
@@ -50,7 +36,7 @@ def build_engines(target, folder):
     made = {}
     for name, how in DRAFTERS.items():
         head = heads.get(name.split()[0], heads["eagle"])
-        extra = {"draft_model": str(head)} if how["drafter"].endswith("eagle") else {}
+        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
         made[name] = Engine(
             target=str(target), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
         )
@@ -64,10 +50,8 @@ def fresh(engine, blocks):
     while engine.busy:
         engine.step()
     engine.timeline, engine.last, engine.steps = None, None, 0
-    if engine.sizer is not None:
-        engine.phases.sizer = Sizer(engine.sizer.plan, engine.sizer.costs, draws=engine.sizer.draws)
-    model = model_of(engine.drafter)
-    pools = [engine.runner.cache.pool, *(() if model is None else (model.cache.pool,))]
+    model = isinstance(engine.drafter, ModelDrafter)
+    pools = [engine.runner.cache.pool, *((engine.drafter.cache.pool,) if model else ())]
     for pool, count in zip(pools, (blocks, drafter_blocks(engine.config, blocks)), strict=False):
         assert pool.used == 0
         pool.__init__(count)

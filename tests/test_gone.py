@@ -6,13 +6,18 @@ from specscope.gone import GONE, instead, refuse_gone
 from tests.support.commands import specscope
 
 # Command lines as people have them in scripts and notes; each is refused by the name that is gone.
+CAPTURE = ["capture", "prompts.txt", "-o", "run.jsonl"]
 ASKED: list[tuple[str, list[str]]] = [
     ("--alert", ["watch", "log.txt", "--headless", "--alert", "tau < 3"]),
     ("--exec", ["watch", "log.txt", "--headless", "--exec", "./page-me"]),
     ("bench", ["bench", "serve", "http://127.0.0.1:9"]),
-    ("synthetic", ["capture", "prompts.txt", "-o", "run.jsonl", "--drafter", "synthetic:0.8,0.5"]),
     ("--prefix-cache", ["serve", "--prefix-cache"]),
     ("--no-prefix-cache", ["tui", "--no-prefix-cache"]),
+    *((name, [*CAPTURE, name]) for name in ("--adaptive", "--no-adaptive")),
+    ("--costs", [*CAPTURE, "--costs", "costs.json"]),
+    ("--speculation auto", [*CAPTURE, "--speculation", "auto"]),
+    *((name, [*CAPTURE, "--drafter", name]) for name in GONE if "+" in name),
+    ("synthetic", [*CAPTURE, "--drafter", "synthetic:0.8,0.5"]),
     ("--suffix-shared", ["serve", "--drafter", "suffix", "--suffix-shared", "1000"]),
     ("--evidence counts", ["vllm", "--capture", "x.jsonl", "--evidence", "counts", "--", "serve", "m"]),
     ("--web", ["tui", "--web", "--", "replay", "run.jsonl"]),

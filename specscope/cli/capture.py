@@ -24,7 +24,7 @@ from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.undrafted import Undrafted, count_undrafted, undrafted_text
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinishReason, RunInfo, StepRecord
+from specscope.trace.record.records import FinishReason, StepRecord
 from specscope.trace.record.tree import Ints
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.outputs import OutputOptions, Outputs
@@ -72,7 +72,7 @@ def capture_run(
         warn(line)
     tell_failed(errors, len(specs))
     what = "interrupted; captured" if interrupt.asked else "captured"
-    line = f"{what} {summary(engine.run_info, total, undrafted, loop_share(texts))}"
+    line = f"{what} {summary(total, undrafted, loop_share(texts))}"
     line += f" → {outputs.captured}" if outputs.captured else ""
     console.print(line, highlight=False, soft_wrap=True)
     if outputs.sampled:
@@ -115,7 +115,7 @@ def _count(record: StepRecord, total: Acceptance, progress: Callable[[str, int],
     progress(f"step {record.step}, {plural(total.emitted, 'token')}, acceptance length {tau}", len(record.finished))
 
 
-def summary(run: RunInfo, total: Acceptance, undrafted: Counter[Undrafted], looped: float) -> str:
+def summary(total: Acceptance, undrafted: Counter[Undrafted], looped: float) -> str:
     """A run in a line: the acceptance length of its drafts, the tokens of all its steps, and why some had no drafts.
 
     `looped`: share of the output in loops, where an acceptance length says little.
@@ -127,5 +127,4 @@ def summary(run: RunInfo, total: Acceptance, undrafted: Counter[Undrafted], loop
     if total.tau is not None:
         tau = f"mean acceptance length {total.tau:.2f} over {plural(total.drafts, 'draft')}"
     loops = f"{looped:.0%} of the output in loops (specscope report)" if looped >= TOLD else ""
-    adaptive, nothing = "adaptive" if run.adaptive else "", undrafted_text(undrafted, total.steps)
-    return "; ".join(text for text in (f"{counts}, {tau}", loops, adaptive, nothing) if text)
+    return "; ".join(text for text in (f"{counts}, {tau}", loops, undrafted_text(undrafted, total.steps)) if text)

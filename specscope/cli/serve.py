@@ -115,7 +115,7 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
     --api-key are given. Ctrl-C waits for requests to finish.
 
     \b
-      specscope serve --drafter suffix+eagle -o run.jsonl
+      specscope serve --drafter suffix -o run.jsonl
       curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once upon"}'
     """
     # A missing extra is reported before a model is loaded

@@ -40,7 +40,7 @@ FORK_PARAMS = (
 )
 FORK_TAKES = (
     ("temperature=0.7", f"another sampling parameter; likewise {', '.join(FORK_PARAMS[1:])}"),
-    ("drafter=NAME", "another drafter: eagle, ngram, suffix, suffix+eagle, draft_model or none"),
+    ("drafter=NAME", "another drafter: eagle, ngram, suffix, draft_model or none"),
     ("draft_model=MODEL", "another draft model or EAGLE head"),
     ("tree=TREE", "another draft tree: 5, 3x5, top:3x5, dynamic:24, ..."),
     ("rule=RULE", "another rule of verification: standard, block, traversal or match"),

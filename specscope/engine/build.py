@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
 import os
 import platform
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
 import specscope
-from specscope import user_cache
 from specscope.engine.config import EngineConfig, ModelsGiven, models_given
 from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
-from specscope.model.fast.fast_paths import disabled, versions
+from specscope.model.fast.fast_paths import disabled
 from specscope.model.graphs import CudaCapture
 from specscope.model.heads.head_loader import load_head
 from specscope.model.heads.head_runner import HeadRunner
@@ -32,27 +29,20 @@ from specscope.model.loader import LoadedModel, find_model, load_model, load_tok
 from specscope.model.places import check_context, check_layers
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter, NoDrafter
-from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
-from specscope.speculate.sizing.measure import CONTEXT, Bench, fitting, measure
-from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.costs import Costs, about_run, keep_cached, read_cached, read_costs, write_costs
-from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tokens import read_vocabulary
-from specscope.trace.record.tree import MAX_NODES
 from specscope.trace.record.vocabulary import Vocabulary
 
 GIB = 2**30
-NGRAM_DEPTH, NGRAM_WIDTH = 8, 3  # of prompt lookup beside a model
 
 
 @dataclass
@@ -65,7 +55,6 @@ class Parts:
     vocabulary: Vocabulary
     max_context: int
     run_info: RunInfo
-    costs: Costs | None = None  # where trees are adaptive
 
 
 def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
@@ -89,8 +78,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     blocks = count_blocks(target, config.kv_memory)
     drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
     runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
-    model = model_of(drafter)
-    for cache in (runner.cache, *(() if model is None else (model.cache,))):
+    for cache in (runner.cache, *((drafter.cache,) if isinstance(drafter, ModelDrafter) else ())):
         cache.pool.keep_apart(config.max_batch)
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON:
@@ -103,72 +91,14 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         progress(f"rule {config.rule} has no GPU kernel: verdicts are computed on the host")
     if not given.is_whole:  # a hub name's files may have come only now
         given = models_given(config)
-    run_info = _run_info(config, target, drafter, max_context, blocks, ran_by, given)
-    costs = engine_costs(config, runner, drafter, run_info, progress)
     return Parts(
         runner=runner,
         drafter=drafter,
         tokenizer=tokenizer,
         vocabulary=read_vocabulary(tokenizer),
         max_context=max_context,
-        run_info=run_info if costs is None else replace(run_info, costs=costs.digest),
-        costs=costs,
+        run_info=_run_info(config, target, drafter, max_context, blocks, ran_by, given),
     )
-
-
-def engine_costs(
-    config: EngineConfig, runner: ModelRunner, drafter: Drafter, run: RunInfo, progress: Callable[[str], None]
-) -> Costs | None:
-    """What a step costs here, from a file or measured now; None where trees are not adaptive. Raises UserError."""
-    plan = config.plan
-    if not config.adapts or not isinstance(plan, DynamicPlan):
-        return None
-    about = {
-        **about_run(run),
-        "revision": run.revision,
-        "draft": _shape_of(drafter),
-        "tree": run.tree,
-        "rule": run.rule,
-        "evidence": run.evidence,
-        "backend": run.backend,
-        "device": run.device if runner.loaded.device.type == "cuda" else user_cache.processor(),
-        "threads": str(torch.get_num_threads()),
-        **versions(runner.loaded.dtype),
-        # Costs that were measured in another way are not these.
-        "measured": "in paired rounds, threads spinning, drafts after steps, by batches",
-        "batch": str(fitting(runner, config.max_batch)),
-        "context": str(CONTEXT),
-        "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
-    }
-    named = config.costs
-    known = read_cached(about) if named is None else read_costs(named, about)
-    if known is not None:
-        return known
-    verifier = Verifier(runner.cache.backend, notes=run.evidence == "full", rule=config.rule)
-    model = model_of(drafter)
-    if model is None:
-        return None
-    measured = measure(Bench(runner, model, verifier, plan, config.max_batch), about, progress)
-    if measured is None:
-        progress("the KV cache is too small to measure what a step costs: trees are not adaptive")
-        return None
-    if named is not None:
-        write_costs(named, measured)
-    else:
-        with contextlib.suppress(OSError):
-            keep_cached(measured)
-    return measured
-
-
-def _shape_of(drafter: Drafter) -> str:
-    """A drafter's model by what its passes cost: two folders of one name may hold different heads."""
-    model = model_of(drafter)
-    shape: object = ""
-    if isinstance(model, Eagle):
-        shape = model.runner.head.config
-    elif isinstance(model, DraftModel):
-        shape = model.runner.loaded.revision
-    return hashlib.blake2b(str(shape).encode(), digest_size=8).hexdigest()
 
 
 def check_memory(gib: float, device: torch.device) -> None:
@@ -213,15 +143,10 @@ def make_drafter(
     plan = config.plan
     if plan is None:
         return NoDrafter()
-    if not config.model_part:
-        return _text_drafter(config, plan)
-    if config.text_part and isinstance(plan, DynamicPlan):
-        every = dataclasses.replace(plan, nodes=min(plan.candidates, MAX_NODES))  # they are ranked with the text's
-        alone = dataclasses.replace(config, drafter=config.model_part, tree=str(every), costs=None)
-        known = None if other is None else model_of(other)
-        model = make_drafter(alone, target, tokenizer, blocks, backend, progress, known)
-        assert isinstance(model, ModelDrafter)
-        return CombinedDrafter(_text_drafter(config, plan), model, plan)
+    if config.drafter == "suffix":
+        return SuffixDrafter(plan.max_nodes, plan.max_depth)
+    if config.drafter == "ngram":
+        return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
     if config.drafter == "eagle":
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
@@ -236,17 +161,6 @@ def make_drafter(
         check_layers(config.draft_layers, len(target.layers), target.name)
         draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
     return DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
-
-
-def _text_drafter(config: EngineConfig, plan: TreePlan) -> SuffixDrafter | NgramDrafter:
-    """The drafter that looks into the text. Beside a model it may go as deep as there are nodes."""
-    if config.text_part == "suffix":
-        depth = plan.max_nodes if config.model_part else plan.max_depth
-        return SuffixDrafter(plan.max_nodes, depth)
-    if config.model_part:
-        depth = min(NGRAM_DEPTH, plan.max_nodes)
-        return NgramDrafter(depth, NGRAM_WIDTH, config.ngram_max, config.ngram_min)
-    return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
 
 
 def evidence(config: EngineConfig, target: LoadedModel) -> str:
@@ -273,16 +187,14 @@ def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: A
 
 def _draft_vocab(drafter: Drafter) -> int:
     """How many tokens a drafter that is a model knows; 0 for any other."""
-    model = model_of(drafter)
-    if isinstance(model, Eagle):
-        return model.runner.vocab_size if model.runner.d2t is None else len(model.runner.d2t)
-    return model.runner.loaded.vocab_size if isinstance(model, DraftModel) else 0
+    if isinstance(drafter, Eagle):
+        return drafter.runner.vocab_size if drafter.runner.d2t is None else len(drafter.runner.d2t)
+    return drafter.runner.loaded.vocab_size if isinstance(drafter, DraftModel) else 0
 
 
 def _draft_tokens(drafter: Drafter) -> str:
     """Which of the target's tokens a head with a reduced vocabulary drafts; "" for any other drafter."""
-    model = model_of(drafter)
-    d2t = model.runner.d2t if isinstance(model, Eagle) else None
+    d2t = drafter.runner.d2t if isinstance(drafter, Eagle) else None
     return "" if d2t is None else pack(d2t.tolist())
 
 
@@ -295,14 +207,13 @@ def _run_info(
     ran_by: str,
     given: ModelsGiven,
 ) -> RunInfo:
-    model = model_of(drafter)
     on_gpu = target.device.type == "cuda"
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target.name,
         revision=target.revision,
         drafter=drafter.name,
-        draft_model=model.runner.loaded.name if isinstance(model, DraftModel | Eagle) else "",
+        draft_model=drafter.runner.loaded.name if isinstance(drafter, DraftModel | Eagle) else "",
         tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
         dtype=str(target.dtype).removeprefix("torch."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,23 +17,17 @@ from specscope.trace.checked import Flag, base_of, checked, required_types, shor
 from specscope.trace.head_folder import is_head
 from specscope.trace.model_digest import model_digest, of_layers
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
-from specscope.trace.record.method import MODELS, TEXTS, model_part, text_part
+from specscope.trace.record.method import MODELS
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 from specscope.trace.record.tree import ROOT
 
-COMBINED = tuple(f"{text}+{model}" for model in MODELS for text in TEXTS)
-DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", *COMBINED, "none")
+DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {
     "eagle": "dynamic:4,depth=2,top=4",
     "ngram": "3x5",
     "suffix": "dynamic:16,depth=12",
     "draft_model": "5",
-    **dict.fromkeys(COMBINED, "dynamic:12,depth=2,top=4"),
-}
-# The largest, where each step's tree follows its costs
-ADAPTIVE_TREES = {
-    **dict.fromkeys(("eagle", *(name for name in COMBINED if model_part(name) == "eagle")), "dynamic:16,depth=5,top=4"),
 }
 MOST_THREADS = os.cpu_count() or 1
 
@@ -55,17 +49,15 @@ class EngineConfig:
         str | None,
         Flag("Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]", "MODEL"),
     ] = None
-    # One of DRAFTERS; auto: suffix+eagle with the default target, eagle where its tree is given or not adaptive, or a
-    # head is; ngram with another target
+    # One of DRAFTERS; auto: eagle with the default target, or where a head is given; ngram with another target
     drafter: Annotated[
         str,
         Flag(
-            "eagle, ngram, suffix, suffix+eagle, ngram+eagle, draft_model or none.  "
-            "[default: suffix+eagle; eagle with --tree, --no-adaptive or a head of your own; ngram with --target]",
+            "eagle, ngram, suffix, draft_model or none.  [default: eagle; ngram with --target]",
             "DRAFTER",
         ),
     ] = "auto"
-    # None, for "eagle", alone or combined: the default target's head
+    # None, for "eagle": the default target's head
     draft_model: Annotated[
         str | None,
         Flag("An EAGLE head, a smaller model, or self:N (the target's first N layers).", "MODEL"),
@@ -75,14 +67,7 @@ class EngineConfig:
         str | None,
         Flag("Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.", "TREE"),
     ] = None
-    speculation: Annotated[
-        str,
-        Flag(
-            "Whether to draft; auto is the same as --adaptive: draft as much as pays, which may be nothing.  "
-            "[default: on]",
-            choices=("on", "off", "auto"),
-        ),
-    ] = "on"
+    speculation: Annotated[str, Flag("Whether to draft.  [default: on]", "[on|off]")] = "on"
     disable_above: Annotated[
         Count | None,
         Flag("Stop drafting when more than N requests decode; resume when a quarter fewer do.", "N"),
@@ -101,15 +86,6 @@ class EngineConfig:
             choices=RULES,
         ),
     ] = STANDARD
-    # Depth and nodes follow measured costs and recent acceptance; needs a dynamic tree. None: where no tree is given
-    adaptive: Annotated[
-        bool | None,
-        Flag("Fit each tree to measured costs and recent acceptance.  [default: on unless --tree is given]"),
-    ] = None
-    costs: Annotated[
-        str | None,
-        Flag("Step costs for adaptive trees; measured if FILE does not exist.  [default: in your cache]", "FILE"),
-    ] = None
     dtype: Annotated[
         str,
         Flag("Number format of the models.  [default: auto]", choices=("auto", "float32", "bfloat16", "float16")),
@@ -141,7 +117,7 @@ class EngineConfig:
     ngram_min: Count = 2  # shortest
 
     def __post_init__(self) -> None:
-        for name in ("target", "draft_model", "tree", "device", "costs"):
+        for name in ("target", "draft_model", "tree", "device"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
         if self.drafter not in DRAFTERS:
@@ -149,22 +125,17 @@ class EngineConfig:
             raise UserError(f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)}")
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
-        if self.model_part == "draft_model" and self.draft_model is None:
-            raise UserError(f"the drafter {self.drafter} needs --draft-model: a model with the target's vocabulary")
-        if self.model_part == "eagle" and self.draft_model is None and self.target is not None:
-            raise UserError(
-                f"the drafter {self.drafter} needs --draft-model: the folder of a head trained for the target"
-            )
+        if self.drafter == "draft_model" and self.draft_model is None:
+            raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
+        if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
+            raise UserError("the drafter eagle needs --draft-model: the folder of a head trained for the target")
         if self.drafter in ("ngram", "suffix", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
-        if self.speculation not in ("on", "off", "auto"):
-            raise UserError(f"speculation must be on, off or auto, not {self.speculation!r}")
-        if self.speculation == "auto":
-            if self.adaptive is False:
-                raise UserError("--speculation auto sizes trees by their costs: leave out --no-adaptive")
-            object.__setattr__(self, "adaptive", True)
+        if self.speculation not in ("on", "off"):
+            refuse_gone(f"--speculation {self.speculation}")
+            raise UserError(f"--speculation must be on or off, not {short(self.speculation)}")
         if self.graphs not in ("auto", "off"):
             raise UserError(f"graphs must be auto or off, not {self.graphs!r}")
         if self.evidence not in ("auto", "full", "lean"):
@@ -175,15 +146,7 @@ class EngineConfig:
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
-        if self.adaptive and (not self.model_part or not isinstance(self.plan, DynamicPlan)):
-            raise UserError("--adaptive needs a dynamic tree: --drafter eagle or draft_model with --tree dynamic:16")
-        if self.costs is not None and not self.adapts:
-            raise UserError("--costs is of use to adaptive trees alone: leave it out, or add --adaptive")
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
-
-    def without_drafting(self) -> EngineConfig:
-        """The same engine that drafts nothing: what others are measured beside."""
-        return replace(self, drafter="none", draft_model=None, tree=None, adaptive=False, costs=None)
 
     def _check_rule(self) -> None:
         if self.rule not in RULES:
@@ -194,31 +157,10 @@ class EngineConfig:
             )
 
     def _pick_drafter(self) -> str:
-        """A model that was given drafts; the default target has a head of its own, beside which the text may draft.
-
-        A tree that was given is the head's alone, so that what is seen of it is the head's.
-        """
+        """A model that was given drafts; the default target has a head of its own."""
         if self.draft_model is not None:
             return "eagle" if is_head(Path(self.draft_model)) else "draft_model"
-        if self.target is not None or not is_head(DEFAULT_HEAD):
-            return "ngram"
-        alone = self.tree is not None or self.adaptive is False
-        return "eagle" if alone else "suffix+eagle"
-
-    @property
-    def adapts(self) -> bool:
-        """Whether trees are adaptive: where that was asked for, or nothing was said of the tree of a head."""
-        return (self.drafter in ADAPTIVE_TREES and self.tree is None) if self.adaptive is None else self.adaptive
-
-    @property
-    def text_part(self) -> str:
-        """Which part looks into the text: suffix or ngram; "" for none."""
-        return text_part(self.drafter)
-
-    @property
-    def model_part(self) -> str:
-        """Which part runs a model: eagle or draft_model; "" for none."""
-        return model_part(self.drafter)
+        return "eagle" if self.target is None and is_head(DEFAULT_HEAD) else "ngram"
 
     @property
     def head(self) -> str:
@@ -228,7 +170,7 @@ class EngineConfig:
     @property
     def draft_layers(self) -> int | None:
         """N of --draft-model self:N; None for a model of its own."""
-        if self.model_part != "draft_model" or not (self.draft_model or "").startswith("self:"):
+        if self.drafter != "draft_model" or not (self.draft_model or "").startswith("self:"):
             return None
         layers = (self.draft_model or "").removeprefix("self:")
         count = whole(layers)
@@ -239,8 +181,7 @@ class EngineConfig:
     @property
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
-        trees = {**DEFAULT_TREES, **(ADAPTIVE_TREES if self.adapts else {})}
-        text = self.tree or trees.get(self.drafter)
+        text = self.tree or DEFAULT_TREES.get(self.drafter)
         if text is None:
             return None
         plan = parse_plan(text)
@@ -248,11 +189,6 @@ class EngineConfig:
             raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {plan}")
         if self.drafter == "suffix" and not isinstance(plan, DynamicPlan):
             raise UserError(f"the suffix drafter takes the largest tree, as dynamic:16,depth=12, and not {plan}")
-        if self.drafter in COMBINED and not isinstance(plan, DynamicPlan):
-            raise UserError(
-                f"the drafter {self.drafter} ranks deterministic nodes: it takes a tree like "
-                f"{DEFAULT_TREES[self.drafter]}, not {plan}"
-            )
         return plan
 
     @property
@@ -286,9 +222,9 @@ def models_given(config: EngineConfig) -> ModelsGiven:
     """The models an engine is given. Takes half a second for each 270 MB that were never hashed on this machine."""
     target = given_digest(config.target)
     given = ModelsGiven(config.target or "", target)
-    if not config.model_part:
+    if config.drafter not in MODELS:
         return given
-    if config.model_part == "eagle":
+    if config.drafter == "eagle":
         digest = model_digest(Path(config.head).expanduser())
     elif config.draft_layers is not None:
         digest = of_layers(target, config.draft_layers)

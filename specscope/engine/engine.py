@@ -25,14 +25,10 @@ from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.sampling import Memory
-from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
-from specscope.trace.plan import DynamicPlan
-from specscope.trace.record.method import MODEL_NAMES
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Flight, Moved, StepRecord
-from specscope.trace.record.rules import MATCH
 from specscope.trace.wire.bus import Bus, Sink, Subscription
 
 
@@ -82,7 +78,6 @@ class Engine:
             verifier=self.verifier,
             commits=StepCommit(parts, full),
             gate=self.gate,
-            sizer=_sizer(self.config, parts),
             changes=changes,
             clock=DeviceClock() if self.runner.loaded.device.type == "cuda" else None,
         )
@@ -105,11 +100,6 @@ class Engine:
     def max_context(self) -> int:
         """Tokens of a prompt and its output at most."""
         return self.parts.max_context
-
-    @property
-    def sizer(self) -> Sizer | None:
-        """The sizer that decides how much to draft, where trees are adaptive."""
-        return self.phases.sizer
 
     # Requests
 
@@ -263,7 +253,6 @@ class Engine:
         with self.intake.lock:
             now.number, now.blocks = self.steps, (pool.used, pool.free)
             now.device_ns = () if clock is None else clock.turn()
-            self.phases.learn(now)
             self.current = None
             self.steps += 1
             while self._cancel_later:
@@ -304,10 +293,3 @@ class Engine:
         if self.phases.clock is not None:
             self.phases.clock.give_up()
         self.bus.publish(Moved(self.timeline.last))
-
-
-def _sizer(config: EngineConfig, parts: Parts) -> Sizer | None:
-    if parts.costs is None or not isinstance(config.plan, DynamicPlan):
-        return None
-    model = MODEL_NAMES.get(config.model_part, "model")
-    return Sizer(config.plan, parts.costs, draws=config.rule != MATCH, model=model)

@@ -20,7 +20,6 @@ from specscope.model.batch import Segment
 from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.raw_rows import form_notes
 from specscope.speculate.raw_rows import logprobs as raw_logprobs
-from specscope.speculate.sizing.sizer import Sizer
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.changes import Changes
 from specscope.trace.record.records import PHASES, Phase, RequestStep, Verdict, followed_by
@@ -38,7 +37,6 @@ class Phases:
     verifier: Verifier
     commits: StepCommit
     gate: SpeculationGate
-    sizer: Sizer | None = None  # where trees are adaptive
     changes: Changes | None = None  # what is forced, in a fork
     clock: DeviceClock | None = None
 
@@ -120,25 +118,11 @@ class Phases:
         return len(request.tokens) + self.parts.drafter.max_depth < self.parts.max_context
 
     def _most_nodes(self, now: StepState, request: Request) -> int:
-        """Nodes that the request's draft may have in this step; where trees are adaptive, its budget is set here."""
+        """Nodes that the request's draft may have in this step."""
         if now.off or not self._has_room(request):
             return 0
-        budget = None
-        if self.sizer is not None:
-            batch = max(len(self.scheduler.running), 1)
-            greedy, length = request.params.greedy, len(request.tokens)
-            budget = now.budgets[request.id] = self.sizer.choose(request.id, batch, greedy=greedy, length=length)
-            if budget.is_off:
-                return 0
-        context = now.contexts[request.id] = request.to_draft(budget)
+        context = now.contexts[request.id] = request.context
         return self.parts.drafter.most_nodes(context)
-
-    def learn(self, now: StepState) -> None:
-        """What the step showed of how much to draft."""
-        if self.sizer is not None:
-            self.sizer.learn(now.outcomes())
-            for request in now.finished:
-                self.sizer.forget(request.id)
 
 
 @dataclass
@@ -159,7 +143,7 @@ class StepCommit:
     def commit(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
         part, draft, verdict = now.plan.parts[place], now.drafts[place], now.verdicts[place]
-        request, start, budget = part.request, part.request.computed, now.budgets.get(part.request.id)
+        request, start = part.request, part.request.computed
         emitted, preceded, form, logprobs = 0, request.preceded, None, None
         request.computed += part.feed
         if verdict is not None:
@@ -183,7 +167,6 @@ class StepCommit:
             verdict=verdict,
             emitted=emitted,
             notes=draft.notes,
-            sizing=budget.reason if budget is not None and (draft.levels or not budget.depth) else "",
             preceded=None if verdict is None else preceded,
             blocks=request.table.written(start, start + part.feed + len(draft.tree)),
             moved=NO_NODES if verdict is None or request.id not in now.moves else verdict.path,

@@ -10,7 +10,6 @@ import numpy as np
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.sizing.budget import Budget
 from specscope.speculate.tokens import Tokens
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
@@ -67,11 +66,7 @@ class Request:
     @property
     def context(self) -> Context:
         """What drafters may know. The tokens are the live list: they read it before the step ends."""
-        return self.to_draft(None)
-
-    def to_draft(self, budget: Budget | None) -> Context:
-        """The same, with how much shall be drafted where trees are adaptive."""
-        return Context(self.id, self.tokens, len(self.prompt_tokens), self.params, budget, self.allowed)
+        return Context(self.id, self.tokens, len(self.prompt_tokens), self.params, self.allowed)
 
     @property
     def info(self) -> RequestInfo:

@@ -9,7 +9,7 @@ from specscope.errors import UserError
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
-from specscope.speculate.drafters.combined import model_of
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 
 
 class Room:
@@ -18,7 +18,7 @@ class Room:
     def __init__(self, runner: ModelRunner, drafter: Drafter) -> None:
         self.runner = runner
         self.cache: KVCache = runner.cache
-        self.model = model_of(drafter)
+        self.model = drafter if isinstance(drafter, ModelDrafter) else None
         self.max_nodes = drafter.max_nodes
 
     def check(self, prompt: int, max_tokens: int, max_context: int) -> None:

@@ -197,8 +197,6 @@ def _age(request: Request) -> tuple[int, str]:
 class SpeculationGate:
     """Whether a step drafts at all: not where that was chosen, nor while many requests decode.
 
-    Trees that follow costs are another matter (speculate/sizing).
-
     At the limit the number of requests goes up and down from step to step, so drafting is on again only well below it.
     Prefills do not count: they come and go in bursts (vLLM 49548). Which requests draft decides how drafts fall, and
     so which tokens a sampled request is given, though not how they are distributed.

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
-from specscope.speculate.drafters.base import Context, Draft, path_scores
+from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory
-from specscope.speculate.sizing.budget import Budget
-from specscope.speculate.sizing.sizer import BudgetOutcome
 from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.record.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 
@@ -40,7 +38,6 @@ class StepState:
     phases: list[Phase] = field(default_factory=list)
     passes: tuple[Phase, ...] = ()  # the drafter's
     contexts: dict[str, Context] = field(default_factory=dict)  # of the requests that may draft, as they were told it
-    budgets: dict[str, Budget] = field(default_factory=dict)  # by request, where trees are adaptive
     waiting: int = 0  # requests that were left in the queue
     off: str = ""  # why it does not draft, "" where it does
     # When it has run
@@ -52,25 +49,6 @@ class StepState:
         """Note what target and drafter gave beside the verdicts."""
         noted = iter(() if self.judged is None else self.judged.notes())
         self.parents = [None if verdict is None else next(noted) for verdict in self.verdicts]
-
-    def outcomes(self) -> list[BudgetOutcome]:
-        """What became of the budgets of the requests that decoded. When the step is whole."""
-        return [
-            BudgetOutcome(
-                request=part.request.id,
-                greedy=part.request.params.greedy,
-                budget=self.budgets.get(part.request.id),
-                levels=draft.levels,
-                sure=draft.sure,
-                tree=draft.tree,
-                scores=path_scores(draft),
-                path=verdict.path,
-                tokens=verdict.accepted + 1,
-                candidates=draft.outcomes,
-            )
-            for part, draft, verdict in zip(self.plan.parts, self.drafts, self.verdicts, strict=True)
-            if verdict is not None
-        ]
 
     def record(self) -> StepRecord:
         """The record of the step, when it has run. Changes nothing."""

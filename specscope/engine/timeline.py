@@ -9,7 +9,6 @@ different, a branch begins.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import deque
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
-from specscope.speculate.sizing.sizer import Learned, Sizer
 from specscope.trace.history.history import KEPT
 from specscope.trace.history.same import same_step
 from specscope.trace.record.records import Preceded, StepRecord
@@ -39,10 +37,6 @@ class Rewindable(Protocol):
     @property
     def drafter(self) -> Drafter:
         """Its drafter."""
-
-    @property
-    def sizer(self) -> Sizer | None:
-        """Its sizer, where trees are adaptive."""
 
     def cancel(self, name: str) -> None:
         """End a request."""
@@ -74,7 +68,6 @@ class Moment:
     waiting: tuple[Mark, ...]
     running: tuple[Mark, ...]
     ended: tuple[Request, ...]  # cancelled between steps; to be reported by this one
-    learned: Learned | None  # the sizer's, where trees are adaptive
     crowded: bool  # whether drafting was off because of the load
     record: StepRecord | None = None  # of the step, when it has run
 
@@ -125,8 +118,7 @@ class Timeline:
         waiting, running = (
             tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
         )
-        learned = None if engine.sizer is None else copy.deepcopy(engine.sizer.learned)
-        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, engine.gate.crowded))
+        self.moments.append(Moment(waiting, running, tuple(engine.ended), engine.gate.crowded))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
@@ -202,8 +194,6 @@ class Timeline:
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
         engine.ended[:] = moment.ended
         engine.gate.crowded = moment.crowded
-        if engine.sizer is not None and moment.learned is not None:
-            engine.sizer.learned = moment.learned
         self.undone.extendleft(m.record for m in reversed(self.moments[index:]) if m.record is not None)
         del self.moments[index:]
         self._undo_inputs()

@@ -15,7 +15,6 @@ from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.model.warm_up import warm_up_passes
 from specscope.speculate.drafters.base import Drafter
-from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.parallel import ParallelEagle
@@ -27,9 +26,8 @@ def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     from specscope.speculate.verify.device import warm_up_verdicts  # triton is imported only where it runs
 
     runners: list[ModelRunner | HeadRunner] = [runner]
-    model = model_of(drafter)
-    if isinstance(model, Eagle | DraftModel):
-        runners.append(model.runner)
+    if isinstance(drafter, Eagle | DraftModel):
+        runners.append(drafter.runner)
     for model_runner in runners:
         warm_up_passes(model_runner, max_context)
     warm_up_verdicts(runner.loaded.vocab_size, runner.cache.device)
@@ -51,10 +49,9 @@ def capture_graphs(
     runners: list[ModelRunner | HeadRunner] = [runner]
     wanted = [verify_shapes(config)]
     windows = [drafter.max_nodes + 1]
-    model = model_of(drafter)
-    if isinstance(model, Eagle | DraftModel) and config.plan is not None:
-        runners.append(model.runner)
-        wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(model, ParallelEagle)))
+    if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
+        runners.append(drafter.runner)
+        wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(drafter, ParallelEagle)))
         windows.append(config.plan.max_fed + wanted[-1][-1].rows)
     announced, refused = 0, ""
     for model_runner, these, window in zip(runners, wanted, windows, strict=True):

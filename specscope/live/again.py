@@ -13,11 +13,10 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.drafters.combined import CombinedDrafter, model_of
-from specscope.trace.plan import DynamicPlan
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
-from specscope.trace.record.tree import DraftTree, TreeShape
+from specscope.trace.record.tree import DraftTree
 
 SCRATCH = "\0scratch"  # the drafter's request: no user's request can have this name
 
@@ -40,10 +39,7 @@ def run_again(
     draft = replace(draft, row=drafted.row)
     if all(np.array_equal(getattr(drafted.tree, name), getattr(part.tree, name)) for name in ("token", "parent")):
         return logits, replace(draft, q=drafted.q), ()
-    # A ranked tree may differ: of an adaptive plan the whole was drafted, of which the tree may be a part; of two
-    # drafters, the model's part.
-    ranked = not part.tree.is_sampled and (engine.sizer is not None or isinstance(engine.drafter, CombinedDrafter))
-    return logits, draft, () if ranked else ("the drafter, run again, drafts another tree than it did then",)
+    return logits, draft, ("the drafter, run again, drafts another tree than it did then",)
 
 
 def _context(engine: Engine, tokens: Sequence[int], prompt_len: int, params: SamplingParams) -> Context:
@@ -68,15 +64,10 @@ def target_again(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Te
 
 
 def drafter_again(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
-    """The draft of a drafter that is a model over the same context; None for other drafters, or an empty tree.
-
-    Where a budget counted the draws, as many are made as the tree has.
-    """
-    drafter = model_of(engine.drafter)
-    if drafter is None or not len(tree):
+    """The draft of a drafter that is a model over the same context; None for other drafters, or an empty tree."""
+    drafter = engine.drafter
+    if not isinstance(drafter, ModelDrafter) or not len(tree):
         return None
-    if isinstance(drafter.plan, DynamicPlan) and tree.is_sampled:
-        context = replace(context, shape=TreeShape(tuple(tree.parent.tolist())))
     try:
         if drafter.aux_layers:
             table = BlockTable()

@@ -21,7 +21,6 @@ from specscope.model.batch import Segment
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK
@@ -35,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.2}
 
 def check_kv(engine: Engine, name: str) -> KVCheck:
     """Compare what target and drafter hold of a running request. Raises UserError where it has ended."""
-    request, drafter = engine.requests.get(name), model_of(engine.drafter)
+    request, drafter = engine.requests.get(name), engine.drafter
     if request is None:
         raise UserError(f"{name} is not running: its KV was given back")
     tokens, state = list(request.tokens), None

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from specscope.engine.build import Parts, drafter_blocks, make_drafter
-from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.engine.forms import Forms
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.combined import CombinedDrafter, model_of
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.tokens import Tokens
 from specscope.trace.changes import Changes
 from specscope.trace.history.wording import plural
-from specscope.trace.plan import DynamicPlan, parse_plan
 from specscope.trace.record.records import RequestStep
 
 
@@ -42,8 +39,6 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
         cache = engine.runner.cache
         twin.table, twin.computed = cache.fork(request.table), shared
         cache.truncate(twin.table, shared)
-    if isinstance(engine.drafter, CombinedDrafter) and isinstance(twin_engine.drafter, CombinedDrafter):
-        twin_engine.drafter.fork(engine.drafter, request.id, twin.id, before - 1)
     twin_engine.requests[twin.id] = twin
     twin_engine.scheduler.waiting.append(twin)
     try:
@@ -87,18 +82,6 @@ def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -
     return twin
 
 
-def _settings(old: EngineConfig, changes: Changes) -> dict[str, Any]:
-    """The config values that the changes replace. Raises UserError."""
-    wanted: dict[str, Any] = dict(changes.engine)
-    tree = wanted.get("tree") if old.text_part and old.model_part and "drafter" not in wanted else None
-    if tree and not isinstance(parse_plan(tree), DynamicPlan):  # beside a text there are dynamic trees alone
-        wanted |= {"drafter": old.model_part, "draft_model": old.draft_model}
-    if "drafter" not in wanted:
-        return wanted
-    # What the old drafter had is not the new one's.
-    return {"draft_model": None, "tree": None, "adaptive": False, **wanted}
-
-
 def beside(engine: Engine, changes: Changes) -> Engine:
     """An engine over the same target and cache, with a scheduler and a drafter of its own."""
     unknown = set(changes.engine) - {"drafter", "draft_model", "tree", "rule"}
@@ -106,16 +89,16 @@ def beside(engine: Engine, changes: Changes) -> Engine:
         raise UserError(
             f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model, tree and rule"
         )
-    settings = _settings(engine.config, changes)
-    # Costs are at hand; and a fork's cache hits must not depend on what others left
-    config = dataclasses.replace(engine.config, costs=None, async_scheduling=False, **settings)
+    # What the old drafter had is not the new one's.
+    settings = {**({"draft_model": None, "tree": None} if "drafter" in changes.engine else {}), **changes.engine}
+    config = dataclasses.replace(engine.config, async_scheduling=False, **settings)
     loaded, cache = engine.runner.loaded, engine.runner.cache
     blocks = drafter_blocks(config, cache.pool.blocks)
-    same = (config.model_part, config.draft_model) == (engine.config.model_part, engine.config.draft_model)
-    other = model_of(engine.drafter) if same else None
+    same = (config.drafter, config.draft_model) == (engine.config.drafter, engine.config.draft_model)
+    other = engine.drafter if same else None
     drafter = make_drafter(config, loaded, engine.tokenizer, blocks, cache.backend, lambda _: None, other)
-    if (model := model_of(drafter)) is not None:
-        model.cache.pool.keep_apart(config.max_batch)
+    if isinstance(drafter, ModelDrafter):
+        drafter.cache.pool.keep_apart(config.max_batch)
     parts = Parts(
         runner=ModelRunner(loaded, 0, drafter.aux_layers, cache=cache),
         drafter=drafter,
@@ -127,8 +110,6 @@ def beside(engine: Engine, changes: Changes) -> Engine:
             drafter=drafter.name,
             tree="" if config.plan is None else str(config.plan),
             rule=config.rule,
-            costs=engine.run_info.costs if config.adapts else "",
         ),
-        costs=None if engine.sizer is None or not config.adapts else engine.sizer.costs,
     )
     return Engine(config, parts=parts, changes=changes)

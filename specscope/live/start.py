@@ -15,7 +15,6 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
 from specscope.model.bundled import NAME
 from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place
-from specscope.trace.costs import read_costs
 from specscope.user_cache import Others
 
 if TYPE_CHECKING:
@@ -63,13 +62,13 @@ def on_passing_thread(work: Callable[[], T]) -> T:
 
 
 def check_places(config: EngineConfig) -> None:
-    """Check models, heads, device and costs file before torch is imported. Raises UserError.
+    """Check models, heads and device before torch is imported. Raises UserError.
 
     Importing torch takes seconds.
     """
     check_device(config.device)
     check_model(config.target)
-    if config.draft_model is not None and config.model_part == "eagle":
+    if config.draft_model is not None and config.drafter == "eagle":
         head_place(config.draft_model)
     elif config.draft_model is not None and config.draft_layers is None:
         check_model(config.draft_model)
@@ -79,8 +78,6 @@ def check_places(config: EngineConfig) -> None:
         check_layers(config.draft_layers, layers, name)
     if config.max_context is not None and isinstance(longest, int):
         check_context(config.max_context, longest, name)
-    if config.costs is not None:
-        read_costs(config.costs, {})
 
 
 def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:

@@ -7,6 +7,7 @@ downloaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from specscope.trace.files import read_object
 from specscope.trace.head_folder import check_kind, is_head
 from specscope.trace.history.history import History
 from specscope.trace.model_digest import model_digest, short
+from specscope.trace.plan import DynamicPlan, read_plan
 from specscope.trace.record.method import model_part
 from specscope.trace.record.records import RunInfo
+from specscope.trace.record.tree import MAX_NODES
 
 FIRST = ", first "  # in the name of a model that is a target's first layers
 
@@ -62,15 +65,23 @@ def draft_named(run: RunInfo, given: str | None) -> str | None:
 
 
 def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
-    """The configuration of the engine that made a capture."""
-    draft = draft_named(run, draft_model)
-    if draft is None and model_part(run.drafter) == "draft_model":
+    """The configuration of the engine that made a capture.
+
+    Of an older one whose model drafted beside a text: the model alone, with all that its search may hold. Of one whose
+    verdicts were made up: nothing drafts.
+    """
+    drafter, draft, tree = model_part(run.drafter) or run.drafter, draft_named(run, draft_model), run.tree
+    if draft is None and drafter == "draft_model":
         draft = run.draft_model
+    if drafter != run.drafter and isinstance(plan := read_plan(tree), DynamicPlan):
+        tree = str(replace(plan, nodes=min(plan.candidates, MAX_NODES)))
+    if drafter.startswith("synthetic:"):
+        drafter, tree = "none", ""
     return EngineConfig(
         target=target_named(run, target),
-        drafter=run.drafter,
+        drafter=drafter,
         draft_model=draft,
-        tree=run.tree or None,
+        tree=tree or None,
         dtype=run.dtype,
         max_context=run.max_context,
         **{"rule": run.rule, **more},

@@ -14,7 +14,6 @@ import numpy as np
 from specscope.engine.engine import Engine
 from specscope.engine.prompt_encoder import Prompt
 from specscope.live.fork import beside
-from specscope.speculate.drafters.combined import model_of
 from specscope.trace.changes import Changes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import StepRecord
@@ -44,7 +43,7 @@ class Lane:
         self.done = False  # whether it has run all that it was given
         self.every = 1  # it steps in each round whose number is a multiple of this
         self.part = (0, 1)  # which part of the KV cache is its own, of how many: in_turn sets it
-        if (model := model_of(engine.drafter)) is not None:
+        if (model := engine.scheduler.room.model) is not None:
             model.cache.pool.keep_apart(batch)
         self._work: Iterator[Work] = iter(())
 

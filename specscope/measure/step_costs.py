@@ -19,7 +19,6 @@ from specscope.engine.engine import Engine
 from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
 from specscope.measure.paired import machine_info, median_interval
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
-from specscope.speculate.drafters.combined import model_of
 from specscope.trace.costs import BatchCosts, CostPoint, Costs, about_run, rising
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import DraftTree
@@ -93,7 +92,7 @@ class CostLanes:
 @contextmanager
 def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int) -> Iterator[CostLanes]:
     """Lanes for steps with up to `most_nodes` nodes per request. `work`: prompts to decode meanwhile, repeatedly."""
-    has_model = model_of(engine.drafter) is not None
+    has_model = engine.scheduler.room.model is not None
     searches = [*SEARCHES, *(search for search in LARGER if search[0] < 2 * most_nodes)]
     plans = [DynamicPlan(*search) for search in searches] if has_model else []
     wanted: dict[str, dict[str, str | None]] = {"plain": PLAIN}

@@ -5,21 +5,18 @@ A step of B requests with n drafted nodes in all, of which the drafter made some
     step(B + n, B) + first(B) + sum over later passes of pass(rows that it is fed)
 
 where step is all but drafting, first the first pass with all that drafting takes once, and every curve lies on straight
-lines between what was measured. Adaptive trees follow from these costs, and `tune` rates trees by them. An engine
-measures them before it serves anything (speculate/sizing/measure.py), `tune` while requests decode
+lines between what was measured. `tune` rates trees by these costs, and measures them while requests decode
 (measure/step_costs.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,12 +27,12 @@ from specscope.trace.checked import decoded
 from specscope.trace.files import read_whole, write_whole
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.record.records import RunInfo
-from specscope.user_cache import LARGEST, is_good, place, store
+from specscope.user_cache import LARGEST
 
 KIND = "specscope costs"
 OF_ENGINES, OF_TUNE = "specscope engine costs", "specscope step costs"  # older files, of either use
 MOST_ROWS = 2**31  # of a point
-MODELS = ("target", "revision", "drafter", "draft model", "dtype", "tree")  # what must agree; machines may differ
+MODELS = ("target", "drafter", "draft model", "dtype")  # what must agree; machines may differ
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ class Costs:
     steps: tuple[tuple[CostPoint, ...], ...]  # of each batch that was measured, by rows in all: its plain step is first
     first: tuple[CostPoint, ...]  # a first drafting pass, by requests; none for a drafter that is no model
     passes: tuple[CostPoint, ...]  # each later pass, by rows
-    quiet: bool = True  # whether nothing else kept the machine busy
     kind: str = KIND
 
     @property
@@ -95,11 +91,6 @@ class Costs:
         """Seconds of a step in which each request has a tree of so many nodes, drafted by the plan."""
         later = sum(self.pass_seconds(batch * width) for width in fed(plan))
         return self.step_seconds(batch * (1 + nodes), batch) + self.first_seconds(batch) + later
-
-    @property
-    def digest(self) -> str:
-        """The digest by which a capture names the costs behind its trees."""
-        return hashlib.blake2b(msgspec.json.encode(self), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -195,28 +186,8 @@ def fed(plan: TreePlan) -> list[int]:
     return [count for level in plan.shape.levels if (count := len(parents.intersection(level)))]
 
 
-def cached_file(about: Mapping[str, str]) -> Path:
-    """The file in the user's cache for engines of this kind on this machine."""
-    return place("costs", about)
-
-
-def read_cached(about: Mapping[str, str]) -> Costs | None:
-    """Costs measured earlier; None where there are none, or the file cannot be read."""
-    try:
-        costs = _read(str(cached_file(about)))
-    except (OSError, UserError):
-        return None
-    good = dict(costs.about) == dict(about) and is_good(cached_file(about), quiet=costs.quiet)
-    return costs if good else None
-
-
-def keep_cached(costs: Costs) -> None:
-    """Write the costs to the cache, so that the next engine of this kind need not measure. Raises OSError."""
-    store(cached_file(costs.about), costs)
-
-
-def read_costs(path: str, about: Mapping[str, str], whose: str = "this engine's") -> Costs | None:
-    """Costs from a file that the user names; None where it does not exist yet. Raises UserError for another engine's.
+def read_costs(path: str, about: Mapping[str, str]) -> Costs | None:
+    """Costs from a file that the user names; None where it does not exist yet. Raises UserError for another capture's.
 
     A file need not describe its engine: what it leaves out is not checked, since costs may be made up.
     """
@@ -230,13 +201,15 @@ def read_costs(path: str, about: Mapping[str, str], whose: str = "this engine's"
         here = about.get(name, costs.about.get(name))
         there = costs.about.get(name, here)
         if there != here:
-            raise UserError(f"{path} holds the costs of {name} {there or 'none'}, and {whose} is {here or 'none'}")
+            raise UserError(
+                f"{path} holds the costs of {name} {there or 'none'}, and the capture's is {here or 'none'}"
+            )
     return costs
 
 
 def read_batch(path: str, run: RunInfo, batch: int) -> BatchCosts | None:
     """Costs of a capture's engine at one batch; None where there is no such file. Raises UserError."""
-    costs = read_costs(path, about_run(run), "the capture's")
+    costs = read_costs(path, about_run(run))
     if costs is None or batch in costs.batches:
         return None if costs is None else BatchCosts(costs, batch)
     known = ", ".join(map(str, costs.batches))
@@ -275,7 +248,7 @@ def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
     seconds = [old["first"], old["first"] + old["first_request"]]
     first = [{"rows": n, "seconds": s, "low": s, "high": s} for n, s in enumerate(seconds, 1)]
     steps = [old["step"], *old["batches"]]
-    return {"about": about, "steps": steps, "first": first, "passes": old["passes"], "quiet": old.get("quiet", True)}
+    return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
 
 
 def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _dynamic(plan: DynamicPlan) -> Iterator[str]:
     yield f"shape       searched in each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
     yield f"            {plan.depth} deep; of {plan.candidates} candidates the {plan.max_nodes} best are kept"
     yield from _costs(plan, None)
-    yield "rule        top tokens, deterministic: accepted with p; an adaptive tree of a sampled request may be drawn"
+    yield "rule        top tokens, deterministic: accepted with p"
 
 
 def _mask(shape: TreeShape) -> Iterator[str]:

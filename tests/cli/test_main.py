@@ -176,7 +176,6 @@ BAD = {
     "not a number": (["capture", "P", "-o", "O", "--top-k", "many"], "--top-k"),
     "bad tree": (["capture", "P", "-o", "O", "--tree", "[(0, 0)]"], "has no parent"),
     "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),
-    "adaptive without a dynamic tree": (["capture", "P", "-o", "O", "TINY", "--adaptive"], "needs a dynamic tree"),
     "a rule that there is not": (["capture", "P", "-o", "O", "TINY", "--rule", "best"], "standard"),
     "block verification of a tree": (["capture", "P", "-o", "O", "TINY", "--rule", "block"], "takes a chain"),
     "no head given": (["capture", "P", "-o", "O", "TINY", "--drafter", "eagle"], "needs --draft-model: the folder"),

@@ -298,9 +298,8 @@ def test_requests_that_the_engine_has_not_ended_are_ended_in_the_capture(steps, 
     assert run_here(["verify", str(path)])[0] == 0
 
 
-def test_costs_that_have_no_end_are_refused(old, capture, tiny):
-    drafter = ("--drafter", "draft_model", "--draft-model", tiny, "--tree", "dynamic:8", "--adaptive")
-    code, _, err = capture(old, *drafter, "--costs", "/dev/zero")
+def test_costs_that_have_no_end_are_refused():
+    code, _, err = run_here(["tune", PLANTED, "--costs", "/dev/zero"])
     assert (code, err) == (2, "specscope: error: cannot read the costs /dev/zero: it is no regular file\n")
 
 

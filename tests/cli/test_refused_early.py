@@ -30,7 +30,6 @@ CASES = {
     "all layers": ([*CAPTURE, "--target", "TINY", "--draft-model", "self:3"], "takes 1 to 2 layers of"),
     "more than all": (["run", "hi", "--target", "TINY", "--draft-model", "self:99"], "takes 1 to 2 layers of"),
     "context": ([*CAPTURE, "--target", "TINY", "--max-context", "9999"], "max_context must be between 2 and 512"),
-    "costs": ([*CAPTURE, "--costs", "p.txt"], "p.txt holds no costs"),
     "metrics port": ([*CAPTURE, "--metrics-port", "PORT"], "choose another port if this one is in use"),
     "training data": ([*TRAIN, "--data", "bad.jsonl"], 'bad.jsonl, line 2: give "text", "prompt" and "response"'),
     "training data of none": ([*TRAIN, "--data", "empty"], "empty holds no text"),

@@ -8,7 +8,6 @@ from specscope.engine.room import Room
 from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
 from specscope.speculate.drafters.base import NoDrafter
-from specscope.speculate.drafters.combined import model_of
 from tests.engines import HEAD, build_engines, pressed
 
 NODES = 16
@@ -55,7 +54,7 @@ def test_what_just_fits_runs_and_one_more_is_refused_at_once_with_the_figures(sm
 
 def test_the_drafter_s_cache_is_asked_too(small):
     engine = small("draft tree", blocks=20)
-    pool = model_of(engine.drafter).cache.pool
+    pool = engine.drafter.cache.pool
     pool.__init__(5)
     with pytest.raises(UserError, match=r"need 7 KV blocks, but the drafter's KV cache has 5"):
         engine.add([40] * 60, params(40))
@@ -74,7 +73,7 @@ def test_a_request_ends_at_the_context_s_limit_and_needs_no_room_behind_it(small
         engine.parts.max_context = before
 
 
-@pytest.mark.parametrize("name", ["none", "ngram", "draft tree", "eagle dynamic", "suffix+eagle"])
+@pytest.mark.parametrize("name", ["none", "ngram", "draft tree", "eagle dynamic"])
 def test_nobody_starves(small, name):
     """A request that needs nearly all blocks is served though short ones come as long as it waits."""
     engine = small(name, blocks=10)
@@ -94,7 +93,7 @@ def test_nobody_starves(small, name):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", ["ngram", "draft tree", "eagle dynamic", "suffix+eagle"])
+@pytest.mark.parametrize("name", ["ngram", "draft tree", "eagle dynamic"])
 def test_every_step_gets_somewhere(small, name):
     """vLLM 49674: under the worst pressure each step feeds somebody, and the first arrival always ends."""
     engine = small(name, blocks=8)

@@ -13,7 +13,6 @@ from specscope import Engine, SamplingParams
 from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.engines import COSTS
 from tests.faults.fault import Fault, Switched
 from tests.faults.models import DRAFT, HEAD, TARGET, story, tokens_of
 
@@ -36,16 +35,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle tree": {"drafter": "eagle", "draft_model": str(HEAD), "tree": TREE},
     "eagle dynamic": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=4,top=3"},
     "suffix": {"drafter": "suffix", "tree": "dynamic:12,depth=6"},
-    "suffix+eagle": {"drafter": "suffix+eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=3,top=3"},
-    "ngram+eagle": {"drafter": "ngram+eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=2,top=3"},
-    "suffix+model": {"drafter": "suffix+draft_model", "draft_model": str(DRAFT), "tree": "dynamic:8,depth=2,top=3"},
-    "eagle adaptive": {
-        "drafter": "eagle",
-        "draft_model": str(HEAD),
-        "tree": "dynamic:8,depth=4,top=3",
-        "adaptive": True,
-        "costs": COSTS,
-    },
 }
 
 

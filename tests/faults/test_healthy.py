@@ -22,7 +22,6 @@ SOME = [
     "early chain, rules",
     "early tree, penalties",
     "eagle dynamic, greedy",
-    "eagle adaptive, warm",
 ]
 
 

@@ -74,7 +74,7 @@ def tune(
     if candidates.sampled and isinstance(plan, DynamicPlan):
         raise UserError(
             "the run's sampled requests had as many draws a step as were expected to pay: tune cannot tell what other "
-            "trees would have held. Record with --no-adaptive --tree dynamic:32"
+            "trees would have held. Record with --tree dynamic:32"
         )
     space = Space(
         max_nodes=limit,

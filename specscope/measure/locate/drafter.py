@@ -20,7 +20,6 @@ from specscope.measure.locate.drafter_answer import located_in
 from specscope.measure.locate.drive import Drive, MakeEngine, located_config
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_watch import HeadWatch
-from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.history.history import History
@@ -79,7 +78,7 @@ def walk_drafter(
     """Walk the drafter over the steps up to a place of the history, for the requests of `plans`. Raises UserError."""
     drive = _drive(history, models)
     try:
-        drafter = model_of(drive.engine.drafter)
+        drafter = drive.engine.drafter
         if isinstance(drafter, Eagle):
             watches = _of_head(drive, drafter, plans, models)
         elif isinstance(drafter, DraftModel):
@@ -123,7 +122,7 @@ def _planned(
 
 
 def _of_model(drive: Drive, planned: Sequence[DraftPlan], models: DrafterModels) -> Mapping[str, Watching]:
-    reference, drafter = ModelReference(models.draft), model_of(drive.engine.drafter)
+    reference, drafter = ModelReference(models.draft), drive.engine.drafter
     assert isinstance(drafter, DraftModel)
     return {plan.request: DraftWatch(drive, drafter, reference, plan) for plan in planned if plan.passes}
 
@@ -132,7 +131,7 @@ def _walked(
     drive: Drive, watches: Mapping[str, Watching], plans: Mapping[str, Contexts], until: int, progress: Progress
 ) -> DrafterWalked:
     history, last = drive.history, dict[str, tuple[Walk, ...]]()
-    reference = HEAD if isinstance(model_of(drive.engine.drafter), Eagle) else MODEL
+    reference = HEAD if isinstance(drive.engine.drafter, Eagle) else MODEL
     steps = drive.steps(until)
     with ExitStack() as stack:
         for watch in watches.values():

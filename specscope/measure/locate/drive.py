@@ -16,6 +16,7 @@ import numpy as np
 
 from specscope.measure.judges import engine_config_of
 from specscope.trace.history.history import History
+from specscope.trace.record.method import text_part
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.tree import ROOT, DraftTree, Ints
 
@@ -40,7 +41,6 @@ def located_config(history: History, target: str | None, draft_model: str | None
         graphs="off",
         evidence="full",
         async_scheduling=False,
-        adaptive=False,
     )
 
 
@@ -108,14 +108,14 @@ class Drive:
 
     def _draft(self, now: StepState) -> None:
         """What the drafter drafts now, with the recorded trees."""
-        from specscope.speculate.drafters.base import NO_DRAFT
+        from specscope.speculate.drafters.base import NO_DRAFT, Draft
 
-        pairs = zip(now.plan.parts, self._parts, strict=True)
-        now.contexts = {share.request.id: share.request.context for share, part in pairs if len(part.tree)}
-        drafted = self.engine.drafter.propose(list(now.contexts.values()))
-        proposed = dict(zip(now.contexts, drafted, strict=True))
+        pairs = [pair for pair in zip(now.plan.parts, self._parts, strict=True) if len(pair[1].tree)]
+        now.contexts = {share.request.id: share.request.context for share, _ in pairs}
+        asked = [part.request for _, part in pairs if part.notes is not None or not text_part(part.drafter)]
+        drafted = dict(zip(asked, self.engine.drafter.propose([now.contexts[name] for name in asked]), strict=True))
         now.drafts = [
-            self._as_recorded(part, proposed[part.request]) if part.request in proposed else NO_DRAFT
+            self._as_recorded(part, drafted.get(part.request, Draft(part.tree))) if len(part.tree) else NO_DRAFT
             for part in self._parts
         ]
 
@@ -161,9 +161,7 @@ class Drive:
         same = draft.tree.token.tolist() == part.tree.token.tolist()
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
             return draft
-        from specscope.speculate.drafters.combined import model_of
-
-        model = model_of(self.engine.drafter)
+        model = self.engine.scheduler.room.model
         state = None if model is None else model.states.get(part.request)
         if state is not None and len(state.fed) == len(draft.tree):
             state.fed = _fed_of(part.tree, draft.tree, state.fed)

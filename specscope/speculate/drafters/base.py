@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,13 +13,12 @@ from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.sampling import LogitRows
-from specscope.speculate.sizing.budget import Budget
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import DraftNotes, Phase, Verdict
-from specscope.trace.record.tree import ROOT, DraftTree, Floats, TreeShape
+from specscope.trace.record.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,7 @@ class Context:
     tokens: Sequence[int]  # prompt and output; grows between calls, earlier tokens never change
     prompt_len: int
     params: SamplingParams
-    budget: Budget | None = None  # how much to draft where that is adaptive; a drafter that cannot ignores it
     allowed: Allowed | None = None  # what may follow, where not every token may
-    shape: TreeShape | None = None  # of draws that are to be made again; None: what the plan or the budget says
 
     @property
     def position(self) -> int:
@@ -88,33 +84,10 @@ class Draft:
     # Of a drafter that is a model: its logits where it had drafted these tokens, none for the root; None where it did
     # not look.
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
-    levels: Sequence[Sequence[float]] = ()  # of a search: the log probabilities of the paths found at each depth
-    # Of a tree whose draws were counted: the drafter's largest probability at each node's parent. Its levels are the
-    # chances that nodes are accepted.
-    sure: Sequence[float] | None = None
     pruned: int = 0  # nodes of a text that the request's form does not allow
-    # Of two sources: each candidate whose turn came, its kind and whether it was the token. Filled by `commit`.
-    outcomes: Sequence[tuple[int, bool]] = ()
 
 
-def path_scores(draft: Draft) -> Floats:
-    """[n] log probability of each node's path as the drafter's model has it; -inf where the model did not draft it.
-
-    What a combined draft is ranked by is another number: the chance that it is accepted.
-    """
-    if draft is NO_DRAFT:
-        return NO_SCORES
-    if draft.notes is None:
-        return np.full(len(draft.tree), -np.inf, np.float32)
-    with np.errstate(divide="ignore"):
-        scores = np.log(draft.notes.prob)
-    for node, parent in enumerate(draft.tree.parent.tolist()):
-        if parent != ROOT:
-            scores[node] += scores[parent]
-    return scores
-
-
-NO_DRAFT, NO_SCORES = Draft(DraftTree.empty()), np.zeros(0, np.float32)
+NO_DRAFT = Draft(DraftTree.empty())
 
 
 class Drafter(Protocol):

@@ -15,8 +15,8 @@ from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
 from specscope.speculate.drafters.level import Level
-from specscope.speculate.drafters.tree_builder import TreeBuilder, grow_trees, share_rows, start_tree
-from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
+from specscope.speculate.drafters.tree_builder import TreeBuilder, grow_trees, start_tree
+from specscope.trace.plan import TreePlan
 from specscope.trace.record.records import Phase, Verdict
 from specscope.trace.record.tree import DraftTree, Floats, Ints
 
@@ -84,10 +84,9 @@ class ModelDrafter(ABC):
         """Feed every tree's frontier; a row of logits for each of its nodes."""
 
     def most_nodes(self, context: Context) -> int:
-        """0 where the request cannot draft (yet, or any more), else the plan's nodes or those of its own budget."""
-        plan = self._plan_for(context)
+        """0 where the request cannot draft (yet, or any more), else the plan's nodes."""
         base = self.known(context, self.states.get(context.request, State()))
-        return 0 if plan is None or base < 0 or base + plan.max_fed > self.max_context else plan.max_nodes
+        return 0 if base < 0 or base + self.plan.max_fed > self.max_context else self.max_nodes
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """One tree for each request; none for a request for which the drafter's cache has no room."""
@@ -101,36 +100,25 @@ class ModelDrafter(ABC):
                 g.passes.append((level, g.rows.start, g.builder.frontier))
             grow_trees(level, [(g.builder, g.rows) for g in alive])
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
-        share_rows([g.builder for g in drafting.values()])
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
-    def _plan_for(self, context: Context) -> TreePlan | None:
-        """The plan within a request's own budget, where it has one; None where it is to draft nothing."""
-        plan, budget = self.plan, context.budget
-        if context.shape is not None:
-            return StaticPlan(context.shape)
-        if budget is None or not isinstance(plan, DynamicPlan):
-            return plan
-        return DynamicPlan(budget.nodes, budget.depth, plan.top) if budget.depth else None
-
     def _begin(self, context: Context) -> Drafting | None:
-        plan = self._plan_for(context)
-        if plan is None or not self.make_room(context):
+        if not self.make_room(context):
             return None
         state = self.states.get(context.request, State())
         base = self.known(context, state)
-        if base < 0 or base + plan.max_fed > self.max_context:
+        if base < 0 or base + self.plan.max_fed > self.max_context:
             return None
-        return Drafting(context, state, start_tree(context, plan), base, state.computed)
+        return Drafting(context, state, start_tree(context, self.plan), base, state.computed)
 
     def make_room(self, context: Context) -> bool:
         """Hold the slots that the next draft takes; False where there are too few blocks."""
-        plan, state = self._plan_for(context), self.states.get(context.request, State())
+        state = self.states.get(context.request, State())
         base = self.known(context, state)
-        if plan is None or base < 0 or base + plan.max_fed > self.max_context:
+        if base < 0 or base + self.plan.max_fed > self.max_context:
             return True  # it will not draft
         try:
-            self.cache.reserve(state.table, base + plan.max_fed, state.computed)
+            self.cache.reserve(state.table, base + self.plan.max_fed, state.computed)
         except OutOfBlocksError:
             return False
         self.states[context.request] = state

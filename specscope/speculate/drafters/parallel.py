@@ -25,7 +25,7 @@ from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import grow_trees, share_rows
+from specscope.speculate.drafters.tree_builder import grow_trees
 from specscope.trace.plan import TreePlan
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.tree import DraftTree
@@ -73,10 +73,9 @@ class ParallelEagle(Eagle):
     def _grow(self, drafting: Sequence[Drafting]) -> None:
         """Run the pass, and give each tree its levels: the nodes of a frontier share the row of their depth."""
         level = self._pass(self.feed_context, drafting)
-        first = np.cumsum([0, *map(self._depths, drafting)]).tolist()
         for g in drafting:
-            g.fed = [g.base - g.cached + self._depths(g) - 1]
-        depth, alive = 0, list(zip(drafting, first, strict=False))
+            g.fed = [g.base - g.cached + self.max_depth - 1]
+        depth, alive = 0, [(g, place * self.max_depth) for place, g in enumerate(drafting)]
         while alive:
             here = Shared.of(level, [row + depth for g, row in alive for _ in g.builder.frontier])
             offset, growing = 0, []
@@ -86,21 +85,14 @@ class ParallelEagle(Eagle):
                 offset += len(g.builder.frontier)
             grow_trees(here, growing)
             alive, depth = [(g, row) for g, row in alive if g.builder.frontier], depth + 1
-        share_rows([g.builder for g in drafting])
 
     def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
         """The pass over the committed pairs, with the mask rows of each request behind its own."""
         true = hidden.split([len(segment.tokens) for segment in segments])
-        masks = [self._depths(g) - 1 for g in drafting]
-        both = [x for rows, count in zip(true, masks, strict=True) for x in (rows, self._mask_hidden.expand(count, -1))]
-        masked = [with_masks(s, count, self.mask_token) for s, count in zip(segments, masks, strict=True)]
+        masks = self._mask_hidden.expand(self.max_depth - 1, -1)
+        both = [x for rows in true for x in (rows, masks)]
+        masked = [with_masks(segment, self.max_depth - 1, self.mask_token) for segment in segments]
         return self._level(masked, torch.cat(both))
-
-    def _depths(self, g: Drafting) -> int:
-        """How deep a request's tree may be: so many rows of the pass are wanted."""
-        plan = self._plan_for(g.context)
-        assert plan is not None  # or it would not have begun
-        return plan.max_depth
 
     def _finish(self, g: Drafting) -> Draft:
         draft = super()._finish(g)

@@ -77,19 +77,14 @@ def accepted_text(step: RequestStep) -> str:
     return f"accepted {acceptance(step)}" if judged else acceptance(step)
 
 
-def unpaid(model: str) -> str:
-    """Why an adaptive tree has nothing of a head or a draft model. What a text has is another matter."""
-    return f"the {model}'s draft would not pay"
-
-
 def about_sizing(step: RequestStep) -> str:
-    """Why a step's tree has its size; "" where it is not adaptive.
+    """Why a step's tree has its size; "" where that is not told.
 
-    Older captures say of all drafts what holds for the head's alone.
+    Of trees that followed costs, in captures of ours: older ones say of all drafts what holds for the head's alone.
     """
     if not len(step.tree):
         return printable(step.sizing)
-    alone = unpaid(MODEL_NAMES.get(model_part(step.drafter), "model"))
+    alone = f"the {MODEL_NAMES.get(model_part(step.drafter), 'model')}'s draft would not pay"
     text = re.sub("^no draft pays", alone, step.sizing)
     return printable(text.replace(alone, f"{alone}, and the text's was verified", 1))
 

@@ -26,7 +26,7 @@ class Stream(IntEnum):
     VERIFY = 1
 
 
-STRIDE = 4  # draws at a node, at most, of a tree whose draws are counted
+STRIDE = 4  # draws at a node, at most, of a tree whose draws were counted, as older captures hold them
 
 
 def draw_number(parent: Number, rank: Number) -> Number:

@@ -12,7 +12,7 @@ from specscope.trace.record.declared import Count, Name, Probability, Wire, empt
 from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.tree import Floats, Ints
 
-TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # drafters that may be combined, one of each
+TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # in older captures one of each may draft together
 MODEL_NAMES = {"eagle": "head", "draft_model": "draft model"}
 MODEL, TEXT, BOTH = 0, 1, 2
 SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
@@ -26,8 +26,9 @@ class MethodNotes(ArrayEq):
 
     A block drafter (DFlash, DSpark, P-EAGLE) drafts all depths in one pass, and may say how sure it is of each node.
     With an adaptive budget fewer are verified than were drafted: the rest are not in the tree. An MTP head has modules,
-    each for a depth. Suffix decoding goes on as a text did that it has seen. Combined drafters say
-    of each node whether the model drafted it, the text, or both. Their confidence is the chance that was expected.
+    each for a depth. Suffix decoding goes on as a text did that it has seen. Two that drafted together, in older
+    captures, say of each node whether the model drafted it, the text, or both. Their confidence is the chance that was
+    expected.
     """
 
     # that a node is accepted

@@ -61,7 +61,7 @@ class Bench:
     def fresh(self, name):
         """An engine of its own, for a test that breaks it."""
         how = dict(SETTINGS.get(name, SETTINGS["eagle dynamic"]))
-        if how["drafter"].endswith("eagle"):
+        if how["drafter"] == "eagle":
             how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
@@ -76,9 +76,9 @@ class Bench:
     def options(self, engine, sample=None):
         """The models that judge it."""
         draft = None
-        if engine.config.model_part == "eagle":
+        if engine.config.drafter == "eagle":
             draft = ModelSource(engine.config.draft_model, "head")
-        if engine.config.model_part == "draft_model":
+        if engine.config.drafter == "draft_model":
             layers = engine.config.draft_layers
             draft = ModelSource(self.target, "draft", {} if layers is None else {"num_hidden_layers": layers})
         return Options(ModelSource(self.target, "tiny"), draft, sample)

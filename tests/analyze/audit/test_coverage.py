@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -13,8 +14,10 @@ from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.history.history import History
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, Bench, failed, run
 from tests.engines import PROMPTS
+from tests.faults.models import TARGET
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +157,9 @@ def test_a_check_that_does_not_apply_is_exit_0(bench):
     assert "drafter" not in found.to_dict()["verdict"]
 
 
-def test_the_models_part_of_a_combined_drafter_is_named(bench):
-    engine = bench.engine("suffix+eagle")
-    history = run(engine, RULES["greedy"], tokens=12, prompts=PROMPTS[:2])
-    options = dataclasses.replace(bench.options(engine), draft=None, why_no_draft="it is not at hand")
+def test_the_model_beside_a_text_is_named_in_older_captures():
+    history = read_capture(Path(__file__).parents[2] / "data" / "before_deletion" / "combined.jsonl.gz").history
+    options = Options(target=ModelSource(str(TARGET), "target"), why_no_draft="it is not at hand")
     found = audit(history, "run.jsonl", options)
     assert found.exit is Exit.NOT_JUDGED
     assert "The drafter agrees at" in found.to_dict()["verdict"]  # its text was judged

@@ -30,7 +30,7 @@ def changed(history, change):
     return made
 
 
-@pytest.mark.parametrize("name", ["eagle", "p-eagle", "draft tree", "suffix+eagle"])
+@pytest.mark.parametrize("name", ["eagle", "p-eagle", "draft tree"])
 def test_outputs_that_are_swapped_between_requests_are_judged(bench, name):
     """The steps of two requests change places: no step of theirs follows from what was committed."""
     engine = bench.engine(name)
@@ -163,7 +163,7 @@ def judge_damaged(lines, options, path, seeds):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("rule", ["greedy", "all"])
-@pytest.mark.parametrize("name", ["eagle dynamic", "draft tree", "suffix+eagle"])
+@pytest.mark.parametrize("name", ["eagle dynamic", "draft tree", "suffix"])
 def test_damage_is_never_an_exception(bench, tmp_path, name, rule):
     engine = bench.engine(name)
     history = run(engine, RULES[rule], tokens=8, prompts=PROMPTS[:3])

@@ -1,6 +1,7 @@
 """What is judged from records is what smaller trees do: exactly where it is exact, and in the mean where coins fall."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +17,15 @@ from specscope.trace.changes import Changes
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import measure
 from specscope.trace.plan import parse_plan
+from specscope.trace.wire.reading import read_capture
 from tests.faults.models import DRAFT, HEAD, TARGET, story
+
+DATA = Path(__file__).parents[2] / "data" / "before_deletion"
 
 DRAFTERS = {
     "model": {"drafter": "draft_model", "draft_model": str(DRAFT)},
     "eagle": {"drafter": "eagle", "draft_model": str(HEAD)},
-    "suffix+eagle": {"drafter": "suffix+eagle", "draft_model": str(HEAD)},
 }
-ALONE = [name for name in DRAFTERS if "+" not in name]  # combined ones are refused
 LARGE = "dynamic:24,depth=4,top=5"
 WIDE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0)]"
 
@@ -65,7 +67,7 @@ def kept_paths(told, mask, row):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("drafter", ALONE)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(
     "tree", ["dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=3", "dynamic:10,depth=4,top=4", LARGE]
 )
@@ -93,7 +95,7 @@ def test_a_smaller_dynamic_tree_is_what_the_drafter_drafts(drafter, tree):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("drafter", ALONE)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(
     "tree", ["3", "2x2", "[(0,), (1,), (0, 0), (0, 1)]", "dynamic:4,depth=2,top=4", "dynamic:9,depth=3,top=3"]
 )
@@ -201,6 +203,6 @@ def test_rank_paths_are_those_of_the_string():
 
 
 def test_trees_of_two_sources_are_refused():
-    history, _ = recorded("suffix+eagle", "dynamic:8,depth=2", prompts=2)
+    """As older captures hold them."""
     with pytest.raises(UserError, match="from a text and a model"):
-        evidence([history])
+        evidence([read_capture(DATA / "combined.jsonl.gz").history])

@@ -333,7 +333,6 @@ def test_a_fault_is_located_at_its_operation(fault, captures):
 
 
 HEALTHY = ["eagle chain", "eagle tree", "eagle dynamic", "model chain", "model tree", "model dynamic", "early tree"]
-HEALTHY += ["suffix+eagle", "ngram+eagle", "suffix+model"]
 HEALTHY += ["p-eagle", "p-eagle chain", "eagle 1", "eagle 3.1", "window", "partial"]
 
 
@@ -360,7 +359,7 @@ def test_nothing_is_located_where_requests_wait(drafter, crowded, captures, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["eagle chain", "model tree", "suffix+model"])
+@pytest.mark.parametrize("drafter", ["eagle chain", "model tree"])
 def test_nothing_is_located_in_a_run_of_bfloat16(drafter, tmp_path):
     """The walk is in float32: other trees come out of it than were recorded."""
     setting = Setting(drafter, WARM, requests=2, tokens=60)

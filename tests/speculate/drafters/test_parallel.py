@@ -221,15 +221,6 @@ def test_a_seed_gives_its_tokens_whatever_the_batch(make, tree):
     assert [r.token_ids for r in engine.generate(PROMPTS, params)] == alone
 
 
-def test_requests_of_several_sizes_share_a_pass(make, plain):
-    """Adaptive trees have their own depths: each request gets as many mask rows as its tree is deep."""
-    engine = make("dynamic:6,depth=3,top=3", adaptive=True)
-    results = engine.generate(PROMPTS, greedy(bias=True))
-    assert [r.token_ids for r in results] == plain[True]
-    rows = {int(s.notes.rows[0]) - len(s.notes.fed_token) for r in results for s in r.steps if len(s.tree)}
-    assert rows <= {0, 1, 2}
-
-
 def test_plan_depths_decide_how_many_rows_are_fed(make):
     engine = make("dynamic:4,depth=2,top=4")
     assert parse_plan("dynamic:4,depth=2,top=4").max_depth == 2

@@ -6,7 +6,6 @@ import torch
 
 from specscope.engine.engine import Engine
 from specscope.speculate.sampling import distributions
-from specscope.speculate.sizing.sizer import Sizer
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT, Drawn
@@ -27,8 +26,6 @@ def engines(deep, tmp_path_factory):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_notes_are_those_of_the_distributions(engines, name, params):
     engine = engines[name]
-    if engine.sizer is not None:  # it has not learned yet that drafting does not pay
-        engine.phases.sizer = Sizer(engine.config.plan, engine.sizer.costs, draws=engine.sizer.draws)
     engine.keep_timeline()  # keeps the tensors of the step that ran last
     for prompt in PROMPTS[:3]:
         engine.add(prompt, params)

@@ -13,7 +13,6 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from specscope.trace.wire.unspan import Decoder
-from tests.engines import COSTS
 from tests.support.commands import specscope
 from tests.trace.damage import SAMPLES, TRACES, small, with_wrong_numbers
 from tests.trace.look_at import look_at
@@ -110,7 +109,7 @@ VERBS = {
     "compare": ["compare", "{}", "{whole}"],
     "compare itself": ["compare", "{}", "{again}"],
     "compare back": ["compare", "{whole}", "{}", "--json"],
-    "tune": ["tune", "{}", "--costs", COSTS],
+    "tune": ["tune", "{}", "--costs", str(TRACES.parent / "tests" / "data" / "costs.json")],
     "export": ["export", "{}", "-o", "{out}"],
 }
 
