@@ -44,6 +44,8 @@ DRAFTERS = {  # by capture: its drafter's model, where it has one
 FIGURE, AGAIN = re.compile(r"\d[\d,.]*"), re.compile("passes over|rows at the borders")
 NAMES = sorted([*DRAFTERS, "counts"])
 SOON = ("combined_fault", "adaptive_combined", "prefix_cache")  # the others are like these, or quick to name
+# "Delete first" asks for these: `diagnose --against` and `--no-adaptive` are gone.
+LISTED = re.compile(r"captures\[0\]\.beside: \[\] -> nothing|tune.* -> .*Record with --tree dynamic:32")
 SHARED = "suffix_shared"  # what searched other requests' texts again is gone too
 JUDGED = [name for name in DRAFTERS if name != SHARED]
 MODELS = [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for name in JUDGED]
@@ -102,7 +104,8 @@ def _reworded(told):
 def same(name, verb, got):
     """A line for each difference from what was said then."""
     expected = json.loads(lzma.decompress(EXPECTED.read_bytes()))
-    return list(differences(expected[name][verb], json.loads(json.dumps(got)), name, verb))
+    lines = differences(expected[name][verb], json.loads(json.dumps(got)), name, verb)
+    return [line for line in lines if not LISTED.search(line)]
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +133,7 @@ def test_the_engine_runs_again_as_it_did(name):
 
 
 def test_lookups_in_other_requests_texts_are_not_judged_and_nothing_is_accused():
-    """"Delete first" asks for it: audit found that they agreed."""
+    """ "Delete first" asks for it: audit found that they agreed."""
     (told,) = asked("diagnose", SHARED)["captures"]
     assert (told["exit"], told["suspects"]) == (2, [])
     assert "its lookups went through the texts of other requests too" in str(told["left_out"])
