@@ -111,8 +111,8 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
     """Serve a model through an OpenAI-compatible API, with speculative decoding.
 
     /v1/completions and /v1/chat/completions accept OpenAI's and vLLM's fields, with or without streaming. /metrics,
-    /health, /v1/models, /version and /openapi.json are there too. Only this machine can connect, unless --host and
-    --api-key are given. Ctrl-C waits for requests to finish.
+    /health, /v1/models and /version are there too. Only this machine can connect, unless --host and --api-key are
+    given. Ctrl-C waits for requests to finish.
 
     \b
       specscope serve --drafter suffix -o run.jsonl

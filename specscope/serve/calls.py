@@ -80,7 +80,6 @@ class OutputChoice:
     index: int
     prompt: Encoded
     stream: TextStream
-    echo: str = ""  # the prompt's text, where the output begins with it
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where they were requested

@@ -66,14 +66,13 @@ class CompletionForm(Form):
     """/v1/completions."""
 
     def whole(self, metrics: RequestMetrics | None) -> Completion:
-        """The answer, with the prompt before the text where `echo` was requested."""
-        choices = [self._choice(c, c.echo + c.text, c.logprobs, c.finish) for c in self.call.choices]
+        """The texts."""
+        choices = [self._choice(c, c.text, c.logprobs, c.finish) for c in self.call.choices]
         return Completion(**self._head, choices=choices, usage=self.usage(), metrics=metrics)
 
     def begin(self) -> Sequence[Completion]:
-        """The prompts, where `echo` was requested."""
-        choices = [CompletionChoice(c.index, c.echo, None, None, None) for c in self.call.choices if c.echo]
-        return [Completion(**self._head, choices=[choice]) for choice in choices]
+        """Nothing."""
+        return ()
 
     def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> Completion:
         """A piece of text."""

@@ -22,7 +22,6 @@ from specscope.remote.http import Application, Bodies, Refusal
 from specscope.serve.calls import Call
 from specscope.serve.errors import JSON, ApiError, of_refusal, stopping
 from specscope.serve.forms import Form
-from specscope.serve.openapi import page
 from specscope.serve.reading import decode
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
 from specscope.serve.responses import Model, ModelList, Version
@@ -67,10 +66,6 @@ def make_app(service: Service) -> Application:
     async def refused(request: Request, refusal: Refusal) -> Response:
         return refuse(refusal)
 
-    async def openapi(request: Request) -> Response:
-        return Response(shown, media_type=JSON)
-
-    shown = page(service.model, service.engine.run_info.max_context, service.engine.runner.loaded.vocab_size)
     routes = [
         Route("/v1/completions", generate(CompletionRequest), methods=["POST"]),
         Route("/v1/chat/completions", generate(ChatRequest), methods=["POST"]),
@@ -78,7 +73,6 @@ def make_app(service: Service) -> Application:
         Route("/health", health, methods=["GET"]),
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
-        Route("/openapi.json", openapi, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {
         ApiError: _refused,
@@ -216,7 +210,8 @@ async def _no_route(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         message = f"{request.url.path} accepts {allowed}, not {request.method}"
         return ApiError(405, message, headers={"allow": allowed or ""}).response()
-    message = f"unknown path {request.url.path[:200]}: /openapi.json lists the paths"
+    paths = ", ".join(route.path for route in request.app.routes)
+    message = f"unknown path {request.url.path[:200]}: there are {paths}"
     return ApiError(error.status_code, message).response()
 
 

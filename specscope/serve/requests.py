@@ -1,10 +1,11 @@
 """What clients may ask: the bodies of /v1/completions and /v1/chat/completions, under OpenAI's and vLLM's names.
 
-Unknown fields are ignored. Those that would change the output and are not implemented are declared by `only`.
+Unknown fields are ignored, but for those of REFUSED.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,42 +13,56 @@ from msgspec import Meta
 
 from specscope.trace.record.params import MOST_LOGPROBS, MOST_TOKENS
 
-# The types of request fields: their bounds are the schema on the OpenAPI page, and what the decoder checks.
+# Fields that would change the output and are not implemented: their values beside null that change nothing, and what to
+# do instead. They are refused in a body, in its structured_outputs and in each message.
+_LEAVE_OUT, _BIAS, _STRUCTURED = "leave it out", "use logit_bias", "use structured_outputs"
+Refusals = dict[str, tuple[Sequence[Any], str]]
+REFUSED: Refusals = {
+    "best_of": ([1], "use n"),
+    "use_beam_search": ([False], _LEAVE_OUT),
+    "prompt_logprobs": ([], _LEAVE_OUT),
+    "skip_special_tokens": ([True], _LEAVE_OUT),
+    "bad_words": ([[]], _BIAS),
+    "allowed_token_ids": ([], _BIAS),
+    "truncate_prompt_tokens": ([], _LEAVE_OUT),
+    "logits_processors": ([[]], _LEAVE_OUT),
+    "repetition_detection": ([], _LEAVE_OUT),
+    "return_token_ids": ([False], _LEAVE_OUT),
+    "return_tokens_as_token_ids": ([False], _LEAVE_OUT),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ([], _STRUCTURED)),
+    "structural_tag": ([], _LEAVE_OUT),
+    "echo": ([False], _LEAVE_OUT),
+    "suffix": ([""], _LEAVE_OUT),
+    "prompt_embeds": ([], _LEAVE_OUT),
+    "tools": ([[]], _LEAVE_OUT),
+    "tool_choice": (["none", "auto"], _LEAVE_OUT),
+    "tool_calls": ([[]], _LEAVE_OUT),
+    "functions": ([[]], _LEAVE_OUT),
+    "function_call": (["none", "auto"], _LEAVE_OUT),
+    "modalities": ([["text"]], _LEAVE_OUT),
+    "audio": ([], _LEAVE_OUT),
+    "web_search_options": ([], _LEAVE_OUT),
+    "reasoning_effort": ([], _LEAVE_OUT),
+    "chat_template": ([], "the model's own is used"),
+    "documents": ([[]], _LEAVE_OUT),
+    "add_generation_prompt": ([True], _LEAVE_OUT),
+    "continue_final_message": ([False], _LEAVE_OUT),
+}
 
-MODEL, TOKEN = "x-specscope-model", "x-specscope-token"  # the page fills in this server's models and vocabulary
-REFUSED = "x-specscope-refused"  # holds what to do instead of using a field that is not implemented
+# The types of request fields: what the decoder checks.
 
 Number = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
-TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS, extra_json_schema={TOKEN: True})]
+TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
 PromptText = Annotated[str, Meta(min_length=1)]
-_MANY: Any = {"type": "array", "minItems": 1, "maxItems": 1024}
-_TOKEN: Any = {"type": "integer", "minimum": 0, "maximum": MOST_TOKENS, TOKEN: True}
-_TOKENS: Any = {"type": "array", "items": _TOKEN, "minItems": 1, "maxItems": 2**20}
-_TEXT: Any = {"type": "string", "minLength": 1}
 # Text, texts, token ids or lists of them: msgspec has no union of lists, so what is mixed is refused later (service.py)
-PROMPT: Any = {"anyOf": [_TEXT, {**_MANY, "items": _TEXT}, _TOKENS, {**_MANY, "items": _TOKENS}]}
 CompletionPrompt = PromptText | Annotated[list[PromptText | TokenId | TokenIds], Meta(min_length=1, max_length=2**20)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stop = Annotated[list[StopText], Meta(max_length=64)]
-LogitBias = Annotated[
-    dict[Annotated[int, Meta(ge=0, le=MOST_TOKENS)], Annotated[float, Meta(ge=-100, le=100)]],
-    Meta(
-        max_length=10_000,
-        extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}},
-    ),
-]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=10_000)]
 Logprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
-ModelName = Annotated[str, Meta(max_length=1000, extra_json_schema={MODEL: True})]
-
-
-def only(*harmless: Any, instead: str = "leave it out") -> Meta:  # noqa: ANN401
-    """For a field that would change the output and is not implemented: only null and these values are accepted."""
-    return Meta(extra_json_schema={"enum": [None, *harmless], REFUSED: instead})
-
-
-STRUCTURED = "use structured_outputs"
+ModelName = Annotated[str, Meta(max_length=1000)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -81,7 +96,6 @@ class Structured(msgspec.Struct):
     choice: Annotated[list[str], Meta(min_length=1, max_length=1000)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Annotated[Any, only()] = None
 
 
 class Sampling(msgspec.Struct, kw_only=True):
@@ -108,32 +122,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     max_tokens: Tokens | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
-    best_of: Annotated[Any, only(1, instead="use n")] = None
-    use_beam_search: Annotated[Any, only(False)] = None
-    prompt_logprobs: Annotated[Any, only()] = None
-    skip_special_tokens: Annotated[Any, only(True)] = None
-    bad_words: Annotated[Any, only([], instead="use logit_bias")] = None
-    allowed_token_ids: Annotated[Any, only(instead="use logit_bias")] = None
-    truncate_prompt_tokens: Annotated[Any, only()] = None
-    logits_processors: Annotated[Any, only([])] = None
-    repetition_detection: Annotated[Any, only()] = None
-    return_token_ids: Annotated[Any, only(False)] = None
-    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
-    guided_json: Annotated[Any, only(instead=STRUCTURED)] = None
-    guided_regex: Annotated[Any, only(instead=STRUCTURED)] = None
-    guided_choice: Annotated[Any, only(instead=STRUCTURED)] = None
-    guided_grammar: Annotated[Any, only(instead=STRUCTURED)] = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
     """The body of /v1/completions."""
 
     prompt: CompletionPrompt
-    echo: bool | None = None
     logprobs: Logprobs | None = None
-    suffix: Annotated[Any, only("")] = None
-    prompt_embeds: Annotated[Any, only()] = None
-    add_special_tokens: Annotated[Any, only(True)] = None
 
 
 class TextPart(msgspec.Struct):
@@ -148,7 +143,6 @@ class ChatMessage(msgspec.Struct):
 
     role: Annotated[str, Meta(min_length=1, max_length=100)]
     content: str | Annotated[list[TextPart], Meta(max_length=1000)] | None = None
-    tool_calls: Annotated[Any, only([])] = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates read it."""
@@ -164,18 +158,4 @@ class ChatRequest(Sampling, kw_only=True):
     max_completion_tokens: Tokens | None = None  # wins over max_tokens; without both, what the context has left
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Annotated[Any, only()] = None
-    web_search_options: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only()] = None
-    chat_template: Annotated[Any, only(instead="the model's own is used")] = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
-    documents: Annotated[Any, only([])] = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
-    echo: Annotated[Any, only(False)] = None
-    add_special_tokens: Annotated[Any, only(False)] = None

@@ -88,8 +88,6 @@ def _check_together(asked: Sampling) -> None:
         raise ApiError(400, "stream_options needs stream: true", "stream_options")
     if isinstance(asked, ChatRequest) and asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    if isinstance(asked, CompletionRequest) and asked.echo and asked.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not implemented: leave one out", "echo")
 
 
 def _by_kind(asked: Sampling, room: int) -> tuple[int, int | None]:
@@ -242,15 +240,12 @@ class Service:
         unique = uuid4().hex
         name = f"{kind}-{given}-{unique[:8]}" if ID.fullmatch(given) else f"{kind}-{unique}"
         many = len(prompts) * n > 1
-        vocabulary = self.engine.vocabulary
-        echo = isinstance(asked, CompletionRequest) and bool(asked.echo)
         choices = [
             OutputChoice(
                 f"{name}-{index}" if many else name,
                 index,
                 prompt,
-                TextStream(vocabulary, params.stop, keep_stop=bool(asked.include_stop_str_in_output)),
-                echo=(prompt.text or vocabulary.text(prompt.tokens)) if echo else "",
+                TextStream(self.engine.vocabulary, params.stop, keep_stop=bool(asked.include_stop_str_in_output)),
             )
             for index, prompt in enumerate(encoded for encoded in prompts for _ in range(n))
         ]

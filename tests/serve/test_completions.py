@@ -124,14 +124,6 @@ def test_no_part_of_a_stop_string_is_shown(server, stream, keep):
     assert (pieces[-1]["finish_reason"], pieces[-1]["stop_reason"]) == ("stop", stop)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_echo(server, stream):
-    plain = server.complete().json()["choices"][0]["text"]
-    answer = server.complete(echo=True, stream=stream)
-    told = events(answer) if stream else [answer.json()]
-    assert "".join(one["choices"][0]["text"] for one in told) == "abcabcab" + plain
-
-
 def test_the_figures_of_a_request_are_its_records(served_engine):
     records = []
     with running(served_engine, speculation_level="detailed", times=True) as server:

@@ -12,6 +12,7 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.remote.http import Limits
+from specscope.serve.requests import REFUSED
 from specscope.serve.server import bind
 from specscope.serve.service import ServeOptions
 from tests.serve.running import running
@@ -71,6 +72,7 @@ def test_errors_have_one_shape(server):
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"regex": "a", "structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": [1, 999]}, "prompt"),
         ({"prompt": "x" * 2000}, "prompt"),
@@ -88,9 +90,34 @@ def test_what_cannot_be_done_is_named(server, asked, param):
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("name", [*REFUSED, "add_special_tokens"])
+def test_what_is_not_implemented_is_refused_and_never_dropped(server, name):
+    """In both kinds of request; null is taken everywhere."""
+    for ask in (server.complete, server.chat):
+        error = ask(**{name: {"a": [1]}}).json()["error"]
+        assert (error["code"], error["param"]) == (400, name)
+        assert error["message"].startswith(f"{name} is not implemented: ")
+        assert ask(**{name: None}).status_code == 200
+    message = {"role": "user", "content": "x", name: ["x"]}
+    answer = server.chat(messages=[{"role": "user", "content": "x"}, message])
+    assert (answer.status_code == 400) is (name in REFUSED)
+    if name in REFUSED:
+        assert answer.json()["error"]["param"] == f"messages[1].{name}"
+
+
+@pytest.mark.parametrize("name", ["tools", "unheard_of"])
+def test_a_body_that_is_nested_too_deeply_is_an_error_of_the_client(server, name):
+    body = f'{{"prompt": "x", "max_tokens": 1, "{name}": {"[" * 9000}{"]" * 9000}}}'.encode()
+    answer = httpx2.post(server.url + "/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, "the body is not valid JSON" in answer.text) == (400, True)
+
+
 def test_harmless_fields_are_ignored(server):
-    answer = server.complete(best_of=1, suffix=None, user="me", metadata={"a": "b"}, unheard_of=[1])
-    assert answer.json()["choices"][0]["text"] == server.complete().json()["choices"][0]["text"]
+    harmless = {name: values[0] for name, (values, _) in REFUSED.items() if values}
+    for ask, special in ((server.complete, True), (server.chat, False)):
+        answer = ask(**harmless, add_special_tokens=special, user="me", metadata={"a": "b"}, unheard_of=[1])
+        assert answer.json()["choices"] == ask().json()["choices"]
+        assert ask(add_special_tokens=not special).json()["error"]["param"] == "add_special_tokens"
 
 
 def test_the_key(strict, caplog):
@@ -178,9 +205,7 @@ def test_slow_senders_are_cut_off(strict):
 
 def test_a_reader_that_takes_nothing_holds_nothing(served_engine):
     with running(served_engine, limits=Limits(send_seconds=0.3)) as server:
-        body = json.dumps(
-            {"prompt": "x" * 400, "echo": True, "n": 20, "stream": True, "max_tokens": 100, "temperature": 0}
-        )
+        body = json.dumps({"prompt": "x" * 400, "n": 20, "stream": True, "max_tokens": 100, "temperature": 0})
         with socket.socket() as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             raw.connect(server.address)
