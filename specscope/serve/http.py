@@ -22,8 +22,7 @@ from specscope.remote.http import Application, Bodies, Refusal
 from specscope.serve.calls import Call
 from specscope.serve.errors import JSON, ApiError, of_refusal, stopping
 from specscope.serve.forms import Form
-from specscope.serve.reading import decode
-from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
+from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions, decode
 from specscope.serve.responses import Model, ModelList, Version
 from specscope.serve.service import Service
 

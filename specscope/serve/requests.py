@@ -5,12 +5,15 @@ Unknown fields are ignored, but for those of REFUSED.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
+from specscope.serve.errors import ApiError
+from specscope.trace.checked import decoded
 from specscope.trace.record.params import MOST_LOGPROBS, MOST_TOKENS
 
 # Fields that would change the output and are not implemented: their values beside null that change nothing, and what to
@@ -159,3 +162,42 @@ class ChatRequest(Sampling, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
+
+
+S = TypeVar("S", bound=Sampling)
+
+
+def decode(body: bytes | bytearray, kind: type[S]) -> S:
+    """The body as a struct. Raises ApiError that names the field."""
+    try:
+        asked, fields = decoded(body, kind), decoded(body, dict[str, Raw])
+        in_chats = kind is ChatRequest  # whose template has the special tokens
+        _refuse(fields, REFUSED | {"add_special_tokens": ([not in_chats], "leave it out")})
+        if asked.structured_outputs is not None:
+            _refuse(decoded(bytes(fields["structured_outputs"]), dict[str, Raw]), REFUSED, "structured_outputs.")
+        turns = decoded(bytes(fields["messages"]), list[dict[str, Raw]]) if in_chats else ()
+        for index, turn in enumerate(turns):
+            _refuse(turn, REFUSED, f"messages[{index}].")
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        param = path.rstrip("`").lstrip(".") or _quoted(message)
+        raise ApiError(400, f"{param}: {message}" if path else message, param) from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    return asked
+
+
+def _quoted(message: str) -> str | None:
+    """The name of the field in a message about a missing one."""
+    match = re.search(r"field `(\w+)`", message)
+    return match and match[1]
+
+
+def _refuse(fields: Mapping[str, Raw], refusals: Refusals, above: str = "") -> None:
+    """Refuse what is not implemented and would change the output. Raises ApiError that names the field."""
+    for name in filter(refusals.__contains__, fields):
+        harmless, instead = refusals[name]
+        value = decoded(bytes(fields[name]))
+        if not any(type(value) is type(allowed) and value == allowed for allowed in (None, *harmless)):
+            param = f"{above}{name}"
+            raise ApiError(400, f"{param} is not implemented: {instead}", param)
