@@ -1,4 +1,4 @@
-"""Small files in the user's cache: what was measured once on this machine. No torch."""
+"""Small files in the user's cache: what was worked out once on this machine. No torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median, quantiles
 
 import msgspec
 from platformdirs import user_cache_path
 
 LARGEST = 2**20  # bytes of such a file
-BUSY = 1.3  # times its lower quartile, a median that other load must have raised
-SPARE = 0.2  # processors that others may use meanwhile
-SOON = 600  # seconds after which figures of a busy machine are taken again
 
 
 def place(folder: str, about: Mapping[str, str]) -> Path:
@@ -44,19 +40,13 @@ def own_folder(path: Path) -> None:
             folder.chmod(0o700)
 
 
-def store(path: Path, data: object, *, make_folder: bool = True) -> None:
+def store(path: Path, data: object) -> None:
     """As JSON, whole or not at all. Raises OSError."""
-    if make_folder:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(text)
     os.replace(part.name, path)
-
-
-def is_good(path: Path, *, quiet: bool) -> bool:
-    """Whether figures need not be measured again: they were taken on a quiet machine, or not long ago."""
-    return quiet or time.time() - path.stat().st_mtime < SOON
 
 
 def processor() -> str:
@@ -69,17 +59,10 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def usual(seconds: list[float]) -> float:
-    """The lower quartile: what it takes where nothing else runs meanwhile."""
-    return round(quantiles(seconds, n=4)[0], 8)
-
-
 class Others:
-    """How many processors other processes keep busy, from when it is made on."""
+    """How many processors others keep busy, the process that started this one left out, from when it is made on."""
 
-    def __init__(self, *, with_parent: bool = True) -> None:
-        """`with_parent`: whether the process that started this one is one of them."""
-        self._with_parent = with_parent
+    def __init__(self) -> None:
         self._began, self._before = time.monotonic(), self._seconds()
 
     def busy(self) -> float:
@@ -93,18 +76,6 @@ class Others:
         now = psutil.cpu_times()._asdict()
         names = "user", "nice", "system", "irq", "softirq", "steal"  # user has guests
         used = sum(now.get(name, 0.0) for name in names) - sum(os.times()[:2])
-        if not self._with_parent:
-            with contextlib.suppress(psutil.Error):
-                used -= sum(psutil.Process(os.getppid()).cpu_times()[:2])
+        with contextlib.suppress(psutil.Error):
+            used -= sum(psutil.Process(os.getppid()).cpu_times()[:2])
         return float(used)
-
-
-def is_quiet(each: Iterable[list[float]], others: float, threads: int) -> bool:
-    """Whether nothing else kept the machine busy while so many threads were timed.
-
-    `others`: processors that other processes had: they slow all calls alike, so the calls do not show it. Else half of
-    the calls took about what the faster ones did.
-    """
-    if others > max((os.cpu_count() or 1) - threads, SPARE):
-        return False
-    return median(median(seconds) / quantiles(seconds, n=4)[0] for seconds in each) < BUSY

@@ -105,7 +105,7 @@ SLEEPS: dict[str, int] = {
     "tests/serve/test_crowd.py": 2,
     "tests/test_interrupt.py": 2,
     "tests/test_lifetime.py": 5,
-    "tests/test_user_cache.py": 3,
+    "tests/test_user_cache.py": 2,
     "tests/trace/wire/test_bus.py": 3,
     "tests/vllm/fakes.py": 1,
     "tests/vllm/serving.py": 1,

@@ -38,7 +38,7 @@ def share_cores() -> None:
     """
     if "torch" in sys.modules or any(name in os.environ for name in WAITING_NAMES):
         return
-    others = Others(with_parent=False)  # which may be a screen that starts
+    others = Others()  # its parent may be a screen that starts
     time.sleep(LOOK_SECONDS)
     if others.busy() > spare_processors() + BUSY:
         os.environ["GOMP_SPINCOUNT"] = SPINS
