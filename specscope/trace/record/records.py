@@ -231,7 +231,7 @@ class RequestStep(ArrayEq):
     # committed tokens that became output, after EOS, stop and length truncation
     emitted: Annotated[int, Wire("specscope.emitted", Count)]
     notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
-    # why the tree has this size, where it is adaptive
+    # why the tree has this size: costs decided it, in older captures, or another engine left drafts out
     sizing: Annotated[str, Wire("specscope.draft.sizing", Short)] = ""
     # what came before it; None for a prefill chunk, and in captures of before
     preceded: Annotated[Preceded | None, Wire("specscope.preceded")] = None
@@ -546,7 +546,7 @@ class RunInfo:
     )
     # the rule of verification, for whole runs
     rule: Annotated[str, Wire("specscope.run.rule", Name, told=Told.ALWAYS)] = STANDARD
-    # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
+    # in older captures, the digest of the step costs that trees follow from; "" where they follow from none
     costs: Annotated[str, Wire("specscope.run.costs", Short, told=Told.ALWAYS)] = ""
     # what is left out of its records, and of this: whether `text` and `tokens` are told
     privacy: Annotated[Privacy, Wire("specscope.run.", form=WireForm.BY_HAND)] = Privacy.EVERYTHING
