@@ -12,7 +12,7 @@ from specscope.debug import show
 from specscope.debug.session import Session
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
-from specscope.trace.history.wording import about_sizing, acceptance, accepted_text, ending, plural, unpaid
+from specscope.trace.history.wording import about_sizing, acceptance, accepted_text, ending, plural
 from specscope.trace.record.records import FinalKind, FinishReason
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.wire.reading import CaptureReader
@@ -58,7 +58,7 @@ def test_what_the_text_had_was_verified_though_the_head_s_draft_would_not_pay():
     """Issue 43: such a step said that no draft pays, and judged two nodes."""
     figures = ": a pass must bring 0.16 tokens and 4 nodes 2.61; it would bring 0.22"
     for drafter, model in (("suffix+eagle", "head"), ("ngram+draft_model", "draft model")):
-        for told in ("no draft pays", unpaid(model)):
+        for told in ("no draft pays", f"the {model}'s draft would not pay"):
             step = dataclasses.replace(tree_step(), drafter=drafter, sizing=told + figures)
             verified = f"the {model}'s draft would not pay, and the text's was verified{figures}"
             assert about_sizing(step) == verified
