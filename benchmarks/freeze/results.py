@@ -14,6 +14,7 @@ import math
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ FILE, NEXT, PLACE, TABLES = "FILE", "NEXT", "PLACE", "tables"
 RUN_ID = re.compile(r"\b[0-9a-f]{32}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 # A place in a capture, or a figure with its unit
 FIGURE = re.compile(r"#?r\d+(?:@\d+)?(?:/\d+)?|[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
+CLOCK = re.compile(r"\b\d\d:\d\d:\d\d\b")  # in text: of a figure that has no time, it is now
+BEGAN_NS = time.time_ns()  # and so in JSON
 Result = dict[str, Any]
 
 
@@ -115,7 +118,7 @@ def _first_rejection(path: str, tables: Path) -> str | None:
     file = tables / "nodes.parquet"
     if not file.exists():
         return None
-    columns = ["request", "step", "node", "outcome"]
+    columns = ["request", "index", "node", "outcome"]
     rows = zip(*(parquet.read_table(file, columns=columns)[name].to_pylist() for name in columns), strict=True)
     return next((f"{path}#{request}@{step}/{node}" for request, step, node, said in rows if said == "rejected"), None)
 
@@ -127,7 +130,8 @@ def masked(text: str) -> str:
 
 def figures(text: str) -> list[str]:
     """The figures, ids and places of each line that has some."""
-    return [" ".join(found) for line in masked(text).splitlines() if (found := FIGURE.findall(line))]
+    lines = CLOCK.sub("", masked(text)).splitlines()
+    return [" ".join(found) for line in lines if (found := FIGURE.findall(line))]
 
 
 def reduced(value: object, many: int | None = MANY) -> object:
@@ -141,6 +145,8 @@ def reduced(value: object, many: int | None = MANY) -> object:
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, str):
         return masked(value)
+    if isinstance(value, int) and value >= BEGAN_NS:
+        return "NOW"
     return value if isinstance(value, bool | int | None) else str(value)
 
 

@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import specscope
@@ -57,19 +58,14 @@ def freeze(traces: Path, cases: Path, tell: Callable[[str], None]) -> dict[str, 
             after if after is not None and Path(after).parent == Path(path).parent else None
             for path, after in zip(chosen, [*chosen[1:], None], strict=True)
         ]
-        with multiprocessing.get_context("spawn").Pool(WORKERS, _begin, (place,)) as pool:
-            asked = [pool.apply_async(results_of, pair) for pair in zip(chosen, following, strict=True)]
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(WORKERS, spawn, os.chdir, (place,)) as pool:
             found = dict[str, Result]()
-            for path, answer in zip(chosen, asked, strict=True):
-                found[path] = answer.get()
+            for path, results in zip(chosen, pool.map(results_of, chosen, following), strict=True):
+                found[path] = results
                 codes = ", ".join(f"{name} {result['exit']}" for name, result in found[path].items())
                 tell(f"{path}: {codes}")
             return found
-
-
-def _begin(place: str) -> None:
-    """A worker looks at the inputs' copies."""
-    os.chdir(place)
 
 
 def _copy(root: Path, place: str, name: str) -> list[str]:
