@@ -238,15 +238,17 @@ def test_how_many_were_kept_is_said():
 
 
 def test_a_capture_that_was_sampled_before_is_read_without_gaps():
-    """5301d291 made it, with --sample 0.3 --keep 'tau < 1.1 and "kind=copy" in labels' --sample-capture."""
-    read = read_capture(Path(__file__).parents[2] / "data" / "before" / "sampled.jsonl.gz")
-    history, asked = read.history, 'ratio 0.3, keep tau < 1.1 and "kind=copy" in labels'
-    assert history.run.sampling == asked
-    assert read.warnings == [f"a sample of its run ({asked}): figures are of the requests that were kept"]
+    """Made with --sample 0.2 --keep 'tau < 4.5' --sample-capture; see tests/test_old_captures.py."""
+    read = read_capture(Path(__file__).parents[2] / "data" / "before_deletion" / "kept.jsonl.gz")
+    history = read.history
+    assert history.run.sampling == "ratio 0.2, keep tau < 4.5"
+    assert read.warnings == [
+        "a sample of its run (ratio 0.2, keep tau < 4.5): figures are of the requests that were kept"
+    ]
     assert (history.lost, history.in_part) == (0, False)
     told = {name: (one.end.sampled.reason, one.end.sampled.ratio) for name, one in history.requests.items()}
-    assert told == {"r0": (Reason.RATIO, 0.3), "r1": (Reason.OUTCOME, 1.0), "r3": (Reason.OUTCOME, 1.0)}
-    assert sum(step.left_out.requests for step in history.steps if step.left_out is not None) == 40
+    assert told == {**dict.fromkeys(("r0", "r1", "r4"), (Reason.RATIO, 0.2)), "r5": (Reason.OUTCOME, 1.0)}
+    assert sum(step.left_out.requests for step in history.steps if step.left_out is not None) == 14
     report = judge(history, source="x")
     assert BY_OUTCOME in {check.note for check in report.checks}
     assert not report.failed
