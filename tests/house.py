@@ -47,11 +47,10 @@ CROWDED: dict[str, int] = {
     "specscope/engine": 18,
     "specscope/model": 19,
     "specscope/trace": 19,
-    "specscope/trace/history": 20,
+    "specscope/trace/history": 19,
     "specscope/trace/record": 20,
-    "specscope/trace/wire": 17,
-    "specscope/tui/screens": 17,
-    "specscope/tui/widgets": 18,
+    "specscope/trace/wire": 16,
+    "specscope/tui/widgets": 17,
     "specscope/vllm": 16,
 }
 NAMES: dict[str, int] = {}
