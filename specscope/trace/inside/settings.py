@@ -113,7 +113,7 @@ class PluginSettings:
             trace_level=environment.get(LEVEL) or None,
             sample=environment.get(SAMPLE) or None,
             taps=_taps(environment),
-            gone=tuple(name for name in GONE if name not in ALL and _is_set(environment, name)),
+            gone=tuple(name for name in GONE if _is_set(environment, name)),
         )
 
     def level(self) -> SpanLevel:
