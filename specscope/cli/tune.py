@@ -27,7 +27,7 @@ from specscope.trace.files import FIGURES, PLOT, check_output
 if TYPE_CHECKING:
     from specscope.analyze.tune.read import Recorded
     from specscope.analyze.tune.tuning import Tuning
-    from specscope.trace.costs import BatchCosts
+    from specscope.trace.costs import Costs
     from specscope.trace.plan import TreePlan
 
 
@@ -97,19 +97,19 @@ def tune(
     _check_flags(captures, costs, save_costs, prompts, plot, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(captures)
-    priced: BatchCosts | None = None
+    priced: Costs | None = None
     engine: Any = None
     if costs is not None:
-        from specscope.trace.costs import read_batch
+        from specscope.trace.costs import read_costs
 
-        priced = read_batch(costs, data.run, batch)
+        priced = read_costs(costs, data.run, batch)
     if priced is None and not no_costs and data.run.is_ours and not data.evidence.whole:
         engine = _engine(data, target, draft_model, batch)
         priced = _measure_costs(engine, data, batch, nodes)
         if (made := costs or save_costs) is not None:
             from specscope.trace.costs import write_costs
 
-            write_costs(made, priced.costs)
+            write_costs(made, priced)
             say(f"wrote {made}")
     elif priced is None and costs is not None:
         raise UserError(f"there are no costs at {costs}, and this capture's engine cannot be measured here")
@@ -166,9 +166,7 @@ def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
     ]
 
 
-def _tune(
-    data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: BatchCosts | None, warnings: list[str]
-) -> Tuning:
+def _tune(data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: Costs | None, warnings: list[str]) -> Tuning:
     from specscope.analyze.tune.read import tune as judge
     from specscope.engine.config import DEFAULT_TREES
     from specscope.trace.plan import parse_plan
@@ -196,7 +194,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
         return start_engine(config, lambda what: progress(what, 0, 0))
 
 
-def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> BatchCosts:  # noqa: ANN401
+def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # noqa: ANN401
     from specscope.cli.judges.audit import progress_bar
     from specscope.measure.step_costs import measure_costs
     from specscope.measure.tune_work import work_of

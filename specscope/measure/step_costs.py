@@ -19,7 +19,7 @@ from specscope.engine.engine import Engine
 from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
 from specscope.measure.paired import machine_info, median_interval
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
-from specscope.trace.costs import BatchCosts, CostPoint, Costs, about_run, rising
+from specscope.trace.costs import CostPoint, Costs, about_run, rising
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import DraftTree
 
@@ -79,14 +79,14 @@ class CostLanes:
             for steps in rounds
         ]
 
-    def costs(self, rounds: Rounds, paces: Sequence[float]) -> BatchCosts:
+    def costs(self, rounds: Rounds, paces: Sequence[float]) -> Costs:
         """The costs, from the rounds of these lanes and how slow the machine was in each."""
         counted = [scaled(steps, paces) for steps in zip(*self.counted(rounds), strict=True)]
         info, batch = self.engine.run_info, self.run[0].batch
         first, passes = _passes(self.plans, counted[1:], batch) if self.plans else ((), ())
         plain = _point(batch, [step.seconds for step in counted[0]])
         about = {**machine_info(info.dtype, torch.get_num_threads()), **about_run(info), "context": str(self.context)}
-        return BatchCosts(Costs(about, ((plain, *_steps(counted[1:])),), first, passes), batch)
+        return Costs(about, (plain, *_steps(counted[1:])), first, passes)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
 
 def measure_costs(
     engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress = lambda *_: None
-) -> BatchCosts:
+) -> Costs:
     """Measure the costs, in a few seconds; longer where the machine is busy."""
     with cost_lanes(engine, work, batch, most_nodes) as measuring:
         rounds = _measure(measuring, progress)[WARM:]

@@ -9,7 +9,7 @@ from specscope.engine.engine import Engine
 from specscope.measure.lanes import Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
 from specscope.measure.prompts import unseen_prompts
 from specscope.measure.step_costs import cost_lanes
-from specscope.trace.costs import BatchCosts
+from specscope.trace.costs import Costs
 
 EVERY = 6  # rounds of the trees for each one of the costs
 Progress = Callable[[str, int, int], None]
@@ -32,7 +32,7 @@ def measure_trees(
     again: Sequence[Work],
     most_nodes: int,
     progress: Progress = lambda *_: None,
-) -> tuple[dict[str, MeasuredTree], BatchCosts]:
+) -> tuple[dict[str, MeasuredTree], Costs]:
     """Run the same work with each tree, the engines stepping in turn. `trees`: what each changes of the engine.
 
     What a step costs is measured again in the same rounds, with the prompts `again`: a different load on the machine

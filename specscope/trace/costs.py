@@ -2,10 +2,10 @@
 
 A step of B requests with n drafted nodes in all, of which the drafter made some in passes, takes
 
-    step(B + n, B) + first(B) + sum over later passes of pass(rows that it is fed)
+    step(B + n) + first(B) + sum over later passes of pass(rows that it is fed)
 
 where step is all but drafting, first the first pass with all that drafting takes once, and every curve lies on straight
-lines between what was measured. `tune` rates trees by these costs, and measures them while requests decode
+lines between what was measured, at one B. `tune` rates trees by these costs, and measures them while requests decode
 (measure/step_costs.py).
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,63 +46,17 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one engine on one machine."""
+    """The costs of one engine on one machine, at one batch."""
 
     about: Mapping[str, str]  # models, settings and machine; a file that was made up may say nothing
-    steps: tuple[tuple[CostPoint, ...], ...]  # of each batch that was measured, by rows in all: its plain step is first
+    step: tuple[CostPoint, ...]  # by rows in all: the plain step is first
     first: tuple[CostPoint, ...]  # a first drafting pass, by requests; none for a drafter that is no model
     passes: tuple[CostPoint, ...]  # each later pass, by rows
-    kind: str = KIND
 
     @property
-    def batches(self) -> list[int]:
-        """The batch sizes that were measured."""
-        return [curve[0].rows for curve in self.steps]
-
-    def step_seconds(self, rows: float, batch: int) -> float:
-        """Seconds of a step apart from drafting, interpolated between measured batches or extrapolated beyond them."""
-        sizes = self.batches
-        if len(sizes) == 1:
-            return at(self.steps[0], rows)
-        above = min(max(bisect_left(sizes, batch), 1), len(sizes) - 1)
-        plain, trees = [], []
-        for curve in self.steps[above - 1 : above + 1]:
-            plain.append(curve[0].seconds)
-            trees.append(self._along(curve, curve[0].rows + rows - batch) - curve[0].seconds)
-        share = (batch - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
-        further = max(plain[1] - plain[0], 0.0) * share
-        return plain[0] + further + trees[0] + min(share, 1.0) * (trees[1] - trees[0])
-
-    def _along(self, curve: tuple[CostPoint, ...], rows: float) -> float:
-        """Seconds at a number of rows; past the last measured point, further rows cost what the smallest batch's do."""
-        last, alone = curve[-1].rows, self.steps[0]
-        return at(curve, rows) if rows <= last else curve[-1].seconds + at(alone, rows) - at(alone, last)
-
-    def first_seconds(self, batch: int) -> float:
-        """Seconds of the first drafting pass, including what drafting costs once per step."""
-        return at(self.first, batch)
-
-    def pass_seconds(self, rows: int) -> float:
-        """Seconds of a later drafting pass."""
-        return at(self.passes, rows)
-
-    def plan_seconds(self, plan: TreePlan, nodes: float, batch: int) -> float:
-        """Seconds of a step in which each request has a tree of so many nodes, drafted by the plan."""
-        later = sum(self.pass_seconds(batch * width) for width in fed(plan))
-        return self.step_seconds(batch * (1 + nodes), batch) + self.first_seconds(batch) + later
-
-
-@dataclass(frozen=True)
-class BatchCosts:
-    """Costs at one measured batch."""
-
-    costs: Costs
-    batch: int
-
-    @property
-    def step(self) -> tuple[CostPoint, ...]:
-        """The measured steps, the plain one first."""
-        return next(curve for curve in self.costs.steps if curve[0].rows == self.batch)
+    def batch(self) -> int:
+        """Requests of a step."""
+        return self.plain.rows
 
     @property
     def plain(self) -> CostPoint:
@@ -111,8 +64,9 @@ class BatchCosts:
         return self.step[0]
 
     def seconds(self, plan: TreePlan, nodes: float) -> float:
-        """Seconds of a step in which each request has a tree of so many nodes."""
-        return self.costs.plan_seconds(plan, nodes, self.batch)
+        """Seconds of a step in which each request has a tree of so many nodes, drafted by the plan."""
+        later = sum(at(self.passes, self.batch * width) for width in fed(plan))
+        return at(self.step, self.batch * (1 + nodes)) + at(self.first, self.batch) + later
 
     @property
     def error(self) -> float:
@@ -128,19 +82,18 @@ class BatchCosts:
     @property
     def context(self) -> str:
         """Approximate tokens of a request during the measurement."""
-        return self.costs.about.get("context", "")
+        return self.about.get("context", "")
 
     @property
     def machine(self) -> dict[str, str]:
         """What it was measured on."""
         names = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
-        return {name: self.costs.about[name] for name in names if name in self.costs.about}
+        return {name: self.about[name] for name in names if name in self.about}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        about = self.costs.about
-        models = {name.replace(" ", "_"): about.get(name, "") for name in ("target", "drafter", "draft model", "dtype")}
-        first = CostPoint(self.batch, self.costs.first_seconds(self.batch), 0.0, 0.0)
+        models = {name.replace(" ", "_"): self.about.get(name, "") for name in MODELS}
+        first = CostPoint(self.batch, at(self.first, self.batch), 0.0, 0.0)
         return {
             **models,
             "batch": self.batch,
@@ -148,9 +101,9 @@ class BatchCosts:
             "machine": self.machine,
             "plain": dataclasses.asdict(self.plain),
             "step": [dataclasses.asdict(point) for point in self.step[1:]],
-            "first": dataclasses.asdict(next((p for p in self.costs.first if p.rows == self.batch), first)),
-            "passes": [dataclasses.asdict(point) for point in self.costs.passes],
-            "kind": self.costs.kind,
+            "first": dataclasses.asdict(next((p for p in self.first if p.rows == self.batch), first)),
+            "passes": [dataclasses.asdict(point) for point in self.passes],
+            "kind": KIND,
         }
 
 
@@ -186,34 +139,44 @@ def fed(plan: TreePlan) -> list[int]:
     return [count for level in plan.shape.levels if (count := len(parents.intersection(level)))]
 
 
-def read_costs(path: str, about: Mapping[str, str]) -> Costs | None:
-    """Costs from a file that the user names; None where it does not exist yet. Raises UserError for another capture's.
+@dataclass(frozen=True)
+class _CostsFile:
+    """A file. That of an engine may hold several batches."""
 
-    A file need not describe its engine: what it leaves out is not checked, since costs may be made up.
+    about: Mapping[str, str]
+    steps: tuple[tuple[CostPoint, ...], ...]  # of each batch
+    first: tuple[CostPoint, ...]
+    passes: tuple[CostPoint, ...]
+    kind: str = KIND
+
+    @property
+    def batches(self) -> list[int]:
+        """The batch sizes that were measured."""
+        return [curve[0].rows for curve in self.steps]
+
+
+def read_costs(path: str, run: RunInfo, batch: int) -> Costs | None:
+    """Costs of a capture's engine at one batch from a file that the user names; None where it does not exist yet.
+
+    Raises UserError for another capture's. A file need not describe its engine: what it leaves out is not checked,
+    since costs may be made up.
     """
     try:
-        costs = _read(path)
+        file = _read(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
-    for name in MODELS:
-        here = about.get(name, costs.about.get(name))
-        there = costs.about.get(name, here)
+    for name, here in about_run(run).items():
+        there = file.about.get(name, here)
         if there != here:
             raise UserError(
                 f"{path} holds the costs of {name} {there or 'none'}, and the capture's is {here or 'none'}"
             )
-    return costs
-
-
-def read_batch(path: str, run: RunInfo, batch: int) -> BatchCosts | None:
-    """Costs of a capture's engine at one batch; None where there is no such file. Raises UserError."""
-    costs = read_costs(path, about_run(run))
-    if costs is None or batch in costs.batches:
-        return None if costs is None else BatchCosts(costs, batch)
-    known = ", ".join(map(str, costs.batches))
-    raise UserError(f"{path} holds costs at batch {known}: give --batch {costs.batches[0]}, or measure anew")
+    if batch not in file.batches:
+        known = ", ".join(map(str, file.batches))
+        raise UserError(f"{path} holds costs at batch {known}: give --batch {file.batches[0]}, or measure anew")
+    return Costs(file.about, file.steps[file.batches.index(batch)], file.first, file.passes)
 
 
 def about_run(run: RunInfo) -> dict[str, str]:
@@ -223,16 +186,17 @@ def about_run(run: RunInfo) -> dict[str, str]:
 
 def write_costs(path: str, costs: Costs) -> None:
     """Write costs as the JSON that read_costs reads. Raises UserError."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
+    file = _CostsFile(costs.about, (costs.step,), costs.first, costs.passes)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
 
 
-def _read(path: str) -> Costs:
+def _read(path: str) -> _CostsFile:
     try:
         data = decoded(read_whole(path, "the costs", LARGEST))
         known = {OF_ENGINES: _of_engine, OF_TUNE: _of_tune}.get(
             data.get("kind", OF_ENGINES if "batches" in data else KIND)
         )
-        costs = msgspec.convert(data if known is None else known(data), Costs)
+        costs = msgspec.convert(data if known is None else known(data), _CostsFile)
     except (ValueError, KeyError, TypeError, AttributeError):  # whatever it holds
         costs = None
     if costs is None or not _is_sound(costs):
@@ -253,14 +217,14 @@ def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:
     """Costs from the older format of `tune`, at one batch."""
-    models = {name: old[name.replace(" ", "_")] for name in ("target", "drafter", "draft model", "dtype")}
+    models = {name: old[name.replace(" ", "_")] for name in MODELS}
     about = {**old["machine"], **models, "context": str(old["context"])}
     steps = [[{**old["plain"], "rows": old["batch"]}, *old["step"]]]
     first = [{**old["first"], "rows": old["batch"]}] if old["passes"] or old["first"]["seconds"] else []
     return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
 
 
-def _is_sound(costs: Costs) -> bool:
+def _is_sound(costs: _CostsFile) -> bool:
     """Whether points are in rising order of rows, batches in rising order of size, and all seconds valid."""
     if costs.kind != KIND or not costs.steps or not all(costs.steps):
         return False

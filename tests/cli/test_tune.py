@@ -36,7 +36,7 @@ def costs(tmp_path):
     passes = (CostPoint(1, 0.002, 0.002, 0.002),)
     file = tmp_path / "costs.json"
     about = {**about_run(told), "cpu": "one", "context": "50"}
-    write_costs(str(file), Costs(about, ((point, *step),), passes, passes))
+    write_costs(str(file), Costs(about, (point, *step), passes, passes))
     return file
 
 

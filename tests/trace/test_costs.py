@@ -6,11 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.costs import BatchCosts, CostPoint, Costs, about_run, at, fed, read_batch, read_costs, write_costs
+from specscope.trace.costs import CostPoint, Costs, about_run, at, fed, read_costs, write_costs
 from specscope.trace.plan import parse_plan
 from tests.analyze.histories import RUN
 
@@ -28,44 +26,17 @@ def curve(*points):
 STEP = curve((1, 10.0), (2, 12.0), (65, 75.0))
 FOUR = curve((4, 16.0), (5, 17.0), (8, 23.0))
 TWENTY = curve((20, 48.0), (21, 52.0), (60, 91.0))
-COSTS = Costs({}, (STEP, FOUR, TWENTY), curve((1, 1.0), (4, 2.5)), curve((4, 0.5)))
-
-
-@pytest.mark.parametrize(("batch", "points"), [(1, STEP), (4, FOUR), (20, TWENTY)])
-def test_a_batch_that_was_measured_is_its_curve(batch, points):
-    for rows in range(batch, points[-1].rows + 1):
-        assert COSTS.step_seconds(rows, batch) == pytest.approx(at(points, rows))
-
-
-def test_between_batches_it_lies_between():
-    assert COSTS.step_seconds(12, 12) == pytest.approx((16 + 48) / 2)
-    assert COSTS.step_seconds(13, 12) == pytest.approx((16 + 48) / 2 + (1 + 4) / 2)
-    assert COSTS.step_seconds(2, 2) == pytest.approx(10 + (16 - 10) / 3)
-
-
-def test_beyond_the_largest_a_request_adds_the_same_and_trees_cost_as_there():
-    assert COSTS.step_seconds(36, 36) == pytest.approx(48 + (48 - 16))
-    assert COSTS.step_seconds(37, 36) - COSTS.step_seconds(36, 36) == pytest.approx(4.0)
-    assert COSTS.first_seconds(6) == pytest.approx(3.5)
-
-
-def test_beyond_the_most_rows_a_row_takes_what_it_takes_of_one_request():
-    assert COSTS.step_seconds(30, 4) == pytest.approx(23.0 + at(STEP, 30) - at(STEP, 8))
-
-
-def test_where_one_batch_was_measured_rows_decide():
-    assert Costs({}, (STEP,), (), ()).step_seconds(7, 3) == pytest.approx(at(STEP, 7))
-
-
-@given(st.integers(1, 70), st.lists(st.integers(0, 200), min_size=2, max_size=2))
-def test_more_rows_or_requests_never_take_less(batch, nodes):
-    few, many = sorted(nodes)
-    assert COSTS.step_seconds(batch + few, batch) <= COSTS.step_seconds(batch + many, batch) + 1e-9
-    assert COSTS.step_seconds(batch, batch) <= COSTS.step_seconds(batch + 1, batch + 1) + 1e-9
+FILE = {
+    "about": {},  # it says nothing of its engine
+    "steps": (STEP, FOUR, TWENTY),
+    "first": curve((1, 1.0), (4, 2.5)),
+    "passes": curve((4, 0.5)),
+    "kind": "specscope costs",
+}
 
 
 STEPS = curve((2, 0.010), (4, 0.020), (8, 0.024), (16, 0.040))
-OF_RUN = Costs({**about_run(RUN), "cpu": "one"}, (STEPS,), curve((2, 0.003)), curve((2, 0.002), (8, 0.005)))
+OF_RUN = Costs({**about_run(RUN), "cpu": "one"}, STEPS, curve((2, 0.003)), curve((2, 0.002), (8, 0.005)))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +61,7 @@ def test_what_each_later_pass_feeds(tree, widths):
 
 
 def test_a_step_is_rows_and_passes():
-    costs = BatchCosts(OF_RUN, 2)
+    costs = OF_RUN
     assert costs.seconds(parse_plan("3"), 3) == pytest.approx(0.024 + 0.003 + 2 * 0.002)
     assert costs.seconds(parse_plan("dynamic:7,depth=2,top=4"), 7) == pytest.approx(0.040 + 0.003 + 0.005)
     assert costs.error == pytest.approx(0.02)
@@ -99,12 +70,15 @@ def test_a_step_is_rows_and_passes():
 def test_a_file_is_read_as_it_was_written(tmp_path):
     file = str(tmp_path / "costs")
     write_costs(file, OF_RUN)
-    assert read_costs(file, {}) == OF_RUN
-    assert read_batch(file, RUN, 2) == BatchCosts(OF_RUN, 2)
-    write_costs(file, COSTS)
-    assert read_costs(file, about_run(RUN)) == COSTS  # it says nothing of its engine
-    assert read_batch(file, RUN, 20).plain.seconds == 48.0  # an engine's costs serve `tune` too
-    assert read_costs(str(tmp_path / "none"), {}) is read_batch(str(tmp_path / "none"), RUN, 2) is None
+    assert read_costs(file, RUN, 2) == OF_RUN
+    assert read_costs(str(tmp_path / "none"), RUN, 2) is None
+
+
+@pytest.mark.parametrize(("batch", "step"), [(1, STEP), (4, FOUR), (20, TWENTY)])
+def test_an_engines_costs_serve_at_each_batch_that_it_measured(batch, step, tmp_path):
+    (tmp_path / "c").write_bytes(msgspec.json.encode(FILE))
+    found = read_costs(str(tmp_path / "c"), RUN, batch)
+    assert (found.batch, found.step, found.first) == (batch, step, FILE["first"])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +93,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
 def test_those_of_another_engine_are_refused(about, batch, said, tmp_path):
     write_costs(str(tmp_path / "costs"), dataclasses.replace(OF_RUN, about={**OF_RUN.about, **about}))
     with pytest.raises(UserError, match=said):
-        read_batch(str(tmp_path / "costs"), RUN, batch)
+        read_costs(str(tmp_path / "costs"), RUN, batch)
 
 
 HOLDS_NONE = "holds no costs: name a file that --costs wrote, or one that does not exist"
@@ -146,9 +120,9 @@ HOLDS_NONE = "holds no costs: name a file that --costs wrote, or one that does n
     ],
 )
 def test_what_cannot_be_costs_is_refused(tmp_path, changed):
-    (tmp_path / "c").write_bytes(msgspec.json.encode({**msgspec.to_builtins(COSTS), **msgspec.to_builtins(changed)}))
+    (tmp_path / "c").write_bytes(msgspec.json.encode({**FILE, **changed}))
     with pytest.raises(UserError, match=HOLDS_NONE):
-        read_costs(str(tmp_path / "c"), {})
+        read_costs(str(tmp_path / "c"), RUN, 4)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +131,7 @@ def test_what_cannot_be_costs_is_refused(tmp_path, changed):
 def test_what_holds_none_is_refused(content, tmp_path):
     (tmp_path / "costs").write_bytes(content)
     with pytest.raises(UserError, match=r"holds no costs|the costs .* larger than 1 MiB, the limit"):
-        read_costs(str(tmp_path / "costs"), {})
+        read_costs(str(tmp_path / "costs"), RUN, 1)
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "specscope engine costs"}])
@@ -166,15 +140,17 @@ def test_older_costs_of_an_engine_are_read(kind, tmp_path):
     assert old.pop("kind") == "specscope engine costs"  # which one that was made up may leave out
     old["about"] = {"target": f"{RUN.target} 3f2a", "drafter": RUN.drafter}
     (tmp_path / "c").write_bytes(msgspec.json.encode({**old, **kind}))
-    found = read_costs(str(tmp_path / "c"), {"target": RUN.target})
-    assert [list(msgspec.to_builtins(curve)) for curve in found.steps] == [old["step"], *old["batches"]]
-    assert found.first_seconds(5) == pytest.approx(old["first"] + 4 * old["first_request"])
+    run = dataclasses.replace(RUN, drafter=old["about"]["drafter"])
+    for step in (old["step"], *old["batches"]):
+        found = read_costs(str(tmp_path / "c"), run, step[0]["rows"])
+        assert list(msgspec.to_builtins(found.step)) == step
+        assert at(found.first, 5) == pytest.approx(old["first"] + 4 * old["first_request"])
     with pytest.raises(UserError, match=f"holds the costs of target {RUN.target}, and the capture's is another"):
-        read_costs(str(tmp_path / "c"), {"target": "another"})
+        read_costs(str(tmp_path / "c"), dataclasses.replace(run, target="another"), 1)
     del old["batches"]  # older still
     (tmp_path / "c").write_bytes(msgspec.json.encode({**old, "step_request": 0.001, "tree_request": 0.001}))
     with pytest.raises(UserError, match=HOLDS_NONE):
-        read_costs(str(tmp_path / "c"), {})
+        read_costs(str(tmp_path / "c"), run, 1)
 
 
 @pytest.mark.parametrize("first", [{"first": point(2, 0.003)}, {"first": CostPoint(0, 0.0, 0.0, 0.0), "passes": ()}])
@@ -191,7 +167,7 @@ def test_older_costs_of_tune_are_read(first, tmp_path):
         "kind": "specscope step costs",
     }
     (tmp_path / "c").write_bytes(msgspec.json.encode(old))
-    found = read_batch(str(tmp_path / "c"), RUN, 2)
+    found = read_costs(str(tmp_path / "c"), RUN, 2)
     assert found.step == STEPS
     assert (found.context, found.machine["cpu"]) == ("100", "one")
-    assert found.costs.first == (() if "passes" in first else OF_RUN.first)
+    assert found.first == (() if "passes" in first else OF_RUN.first)

@@ -95,14 +95,6 @@ class Step:
         place = self.after + depth - 1
         return self.text[place] if 0 <= place < len(self.text) else None
 
-    def top_of(self, parent: int) -> int | None:
-        """The place of a parent in the step's ParentNotes; None where it is not there."""
-        notes = self.part.parents
-        if notes is None:
-            return None
-        matches = np.flatnonzero(notes.node == parent)
-        return int(matches[0]) if len(matches) else None
-
 
 @dataclass(frozen=True)
 class Case:

@@ -15,7 +15,7 @@ import numpy as np
 
 from specscope.analyze.tune.judged import Judge, Path, TreeOutcome
 from specscope.errors import UserError
-from specscope.trace.costs import BatchCosts
+from specscope.trace.costs import Costs
 from specscope.trace.plan import MAX_TOP, DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.record.tree import Doubles, TreeShape, parse_tree
 
@@ -130,7 +130,7 @@ class Space:
         return StaticPlan(shape, top=self.top)
 
 
-def candidates(judge: Judge, space: Space, costs: BatchCosts | None) -> list[Candidate]:
+def candidates(judge: Judge, space: Space, costs: Costs | None) -> list[Candidate]:
     """The best trees of each size."""
     evidence = judge.evidence
     if evidence.whole:
@@ -165,13 +165,13 @@ def _looks_further(plan: StaticPlan, other: StaticPlan) -> bool:
     return plan.max_depth > other.max_depth or width > other_width
 
 
-def rate(candidate: Candidate, costs: BatchCosts | None) -> float:
+def rate(candidate: Candidate, costs: Costs | None) -> float:
     """Approximate tokens per second, or per step without costs, to compare trees by."""
     tokens = 1 + float(candidate.judged.accepted.mean())
     return tokens if costs is None else tokens / costs.seconds(candidate.plan, candidate.nodes)
 
 
-def _best_of_sizes(all_of_them: Iterable[Candidate], costs: BatchCosts | None) -> list[Candidate]:
+def _best_of_sizes(all_of_them: Iterable[Candidate], costs: Costs | None) -> list[Candidate]:
     """The best candidate of each budget; of equal ones the first."""
     best: dict[int, tuple[float, Candidate]] = {}
     for candidate in all_of_them:

@@ -9,7 +9,7 @@ from specscope.analyze.tune.candidates import Space
 from specscope.analyze.tune.evidence import RecordedCandidates, evidence
 from specscope.analyze.tune.tuning import Tuning, trees
 from specscope.errors import UserError
-from specscope.trace.costs import BatchCosts
+from specscope.trace.costs import Costs
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.wording import plural
@@ -64,7 +64,7 @@ def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
 
 
 def tune(
-    data: Recorded, named: Mapping[str, TreePlan], limit: int, costs: BatchCosts | None, warnings: Sequence[str] = ()
+    data: Recorded, named: Mapping[str, TreePlan], limit: int, costs: Costs | None, warnings: Sequence[str] = ()
 ) -> Tuning:
     """Judge all trees. `named`: trees that are judged in any case, besides the recorded one."""
     candidates, run = data.evidence, data.run
@@ -106,7 +106,7 @@ def tune(
     )
 
 
-def _notes(data: Recorded, plan: TreePlan | None, costs: BatchCosts | None) -> list[str]:
+def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[str]:
     """What cannot be judged from the capture, and what to record instead."""
     candidates, lines = data.evidence, []
     if candidates.judged_steps < candidates.drafts:

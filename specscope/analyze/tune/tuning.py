@@ -15,7 +15,7 @@ from specscope.analyze.tune.candidates import Candidate, Space, asked, candidate
 from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.analyze.tune.judged import Judge
 from specscope.errors import UserError
-from specscope.trace.costs import BatchCosts
+from specscope.trace.costs import Costs
 from specscope.trace.plan import TreePlan
 from specscope.trace.record.tree import Doubles
 
@@ -122,7 +122,7 @@ class Tuning:
     recorded_length: float  # what the run really accepted
     rows: tuple[TreeRow, ...]  # named ones first
     choice: TreeRow | None  # what to take; None without costs
-    costs: BatchCosts | None
+    costs: Costs | None
     notes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     checked: Mapping[str, Any] = field(default_factory=dict)  # how --check measured
@@ -160,7 +160,7 @@ class Tuning:
 
 
 def trees(
-    evidence: RecordedCandidates, named: Mapping[str, TreePlan], space: Space, costs: BatchCosts | None
+    evidence: RecordedCandidates, named: Mapping[str, TreePlan], space: Space, costs: Costs | None
 ) -> tuple[list[TreeRow], TreeRow | None]:
     """Every tree's row, and, with costs, the fastest of them.
 
@@ -202,7 +202,7 @@ def _speed(row: TreeRow) -> float:
     return 0.0 if row.speed is None else row.speed.value
 
 
-def _row(candidate: Candidate, length: Length, evidence: RecordedCandidates, costs: BatchCosts | None) -> TreeRow:
+def _row(candidate: Candidate, length: Length, evidence: RecordedCandidates, costs: Costs | None) -> TreeRow:
     row = TreeRow(
         tree=str(candidate.plan),
         family=candidate.family,
@@ -218,7 +218,7 @@ def _row(candidate: Candidate, length: Length, evidence: RecordedCandidates, cos
     return replace(row, step=seconds, speed=_tokens_per_s(length, seconds, evidence, costs))
 
 
-def _tokens_per_s(length: Length, seconds: float, evidence: RecordedCandidates, costs: BatchCosts) -> Length:
+def _tokens_per_s(length: Length, seconds: float, evidence: RecordedCandidates, costs: Costs) -> Length:
     """While a full batch decodes: batch * length / seconds, but steps without drafts cost and yield as plain ones do.
 
     The interval combines the error of the acceptance length with that of the measured costs.
@@ -233,7 +233,7 @@ def _with_error(value: float, error: float, known: bool) -> Length:
     return Length(value, value * (1 - error), value * (1 + error)) if known else Length(value)
 
 
-def _plain(costs: BatchCosts) -> TreeRow:
+def _plain(costs: Costs) -> TreeRow:
     point = costs.plain
     return TreeRow(
         tree="",
@@ -249,7 +249,7 @@ def _plain(costs: BatchCosts) -> TreeRow:
     )
 
 
-def expected(row: TreeRow, plan: TreePlan | None, evidence: RecordedCandidates, costs: BatchCosts) -> float:
+def expected(row: TreeRow, plan: TreePlan | None, evidence: RecordedCandidates, costs: Costs) -> float:
     """A row's tokens/s at other costs. `plan`: its tree; None for no drafting."""
     if plan is None:
         return costs.batch / costs.plain.seconds

@@ -84,16 +84,6 @@ def must_compile(dtype: torch.dtype) -> bool:
     return team.must_compile()
 
 
-def versions(dtype: torch.dtype) -> dict[str, str]:
-    """The paths that can be used, and which kernels of our own: what was measured with others does not hold."""
-    names = sorted(path.name for path in usable(dtype))
-    if NUMBA not in names:
-        return {"paths": ",".join(names)}
-    from specscope.kernels.cpu.team import version
-
-    return {"paths": ",".join(names), "kernels": version()}
-
-
 def is_half(weight: Tensor) -> bool:
     """Whether float16 holds a weight to the accuracy of float32: no row changes by more than its rounding.
 

@@ -10,7 +10,7 @@ from specscope.analyze.tune.read import recorded, tune
 from specscope.analyze.tune.text import advice, tables
 from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
-from specscope.trace.costs import BatchCosts, CostPoint, Costs
+from specscope.trace.costs import CostPoint, Costs
 from specscope.trace.plan import parse_plan
 from specscope.trace.wire.reading import read_capture
 
@@ -27,7 +27,7 @@ def costs(plain=0.02, row=0.0, one_pass=0.002, base=0.02, drafter="eagle"):
     passes = tuple(CostPoint(rows, one_pass, one_pass, one_pass) for rows in (1, 8))
     first = (CostPoint(1, one_pass, one_pass, one_pass),)
     steps = (CostPoint(1, plain, plain, plain), *step)
-    return BatchCosts(Costs({"drafter": drafter, "context": "50"}, (steps,), first, passes), 1)
+    return Costs({"drafter": drafter, "context": "50"}, steps, first, passes)
 
 
 def judged(priced, name="eagle", most=16, **named):

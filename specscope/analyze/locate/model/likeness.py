@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from specscope.analyze.locate.located import FedRow
@@ -18,25 +17,6 @@ from specscope.analyze.locate.model.places import place_of_channels, place_of_he
 from specscope.analyze.locate.model.relations import RELATIONS, not_finite, other_rows
 from specscope.analyze.locate.model.rotation import rotated
 from specscope.analyze.locate.model.rounding import noise, rounded
-
-MARGIN = 8.0
-
-
-def calibrated(one: Tensor, other: Tensor) -> float:
-    """The relative error of a row that rounding explains, by two orders of summation of the reference itself.
-
-    Both are [rows, width], in the dtype the reference computed in. The largest difference of the two is one draw of
-    rounding: an engine sums in a third order, over other rows, with other functions of exp and rsqrt. The largest of
-    such draws lies within a few times this one, hence the margin of 8; faults lie orders of magnitude above it. Two
-    orders may agree by chance (a short sum has one order only), hence the floor: some units in the last place.
-    """
-    half = one.dtype in (torch.float16, torch.bfloat16) or other.dtype in (torch.float16, torch.bfloat16)
-    unit = max(torch.finfo(tensor.dtype).eps for tensor in (one, other) if tensor.dtype.is_floating_point)
-    floor = unit * (4 if half else 16)
-    if one.shape != other.shape or one.dim() != 2 or not one.numel():
-        return floor
-    error = float(relative_errors(one.float(), other.float()).max())
-    return max(MARGIN * error, floor)
 
 
 def looks(

@@ -13,7 +13,6 @@ from specscope.analyze.locate.model.block import MOST, Block, figure
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 150000.0, 1000.0, 5000000.0, 10000000.0)
 FARTHEST = 4096  # the largest distance of positions that is looked for
 SAMPLED = 32  # rows for which it is
-TURN = 2 * torch.pi
 
 
 def rotated(block: Block) -> str:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.block import relative_errors
-from specscope.analyze.locate.model.likeness import calibrated, looks
+from specscope.analyze.locate.model.likeness import looks
 
 SEEDS = st.integers(0, 10**6)
 SHAPES = st.tuples(st.integers(8, 48), st.integers(2, 9), st.sampled_from([16, 32, 64]))
@@ -317,15 +317,6 @@ def test_relative_errors_of_rows_near_zero():
     assert errors[5].tolist() == [0, 1]
     assert relative_errors(torch.full((1, 4), -torch.inf), torch.full((1, 4), -torch.inf)).item() == 0
     assert relative_errors(torch.full((1, 4), torch.nan), torch.ones(1, 4)).item() == torch.inf
-
-
-def test_calibrated_takes_the_largest_row_and_has_a_floor():
-    right = torch.ones(4, 100)
-    other = right.clone()
-    other[2] *= 1 + 1e-5
-    assert calibrated(right, other) == pytest.approx(8e-5, rel=0.02)
-    assert 1e-6 < calibrated(right, right) < 1e-5
-    assert calibrated(right.bfloat16(), right.bfloat16()) > 1e-2
 
 
 @given(SEEDS, SHAPES, st.floats(-3, -1))
