@@ -300,6 +300,7 @@ def bench_faults(folder: Path, names: tuple[str, ...], against: Path | None, vll
 @click.option("--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="How often.")
 @click.option("--steps", type=whole_from(100, 10**6), metavar="N", default=90_000, show_default=True, help="To read.")
 @click.option("--prompts", type=whole_from(1, 50), metavar="N", default=10, show_default=True, help="To decode.")
+@click.option("--target", metavar="MODEL", help="The model to decode with.  [default: SmolLM2-135M-Instruct]")
 @click.option("--dtype", default="auto", show_default=True, help="Number format of the models.")
 @click.option("--busy", is_flag=True, help="Keep two processors busy while the engines start.")
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM and the plugin.")

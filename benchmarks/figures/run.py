@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,9 +53,14 @@ class Plan:
     rounds: int
     steps: int  # of requests, in a long capture
     prompts: int
+    target: str | None
     dtype: str
     busy: bool  # while engines start
     vllm: str | None  # bin/python of an environment with vLLM and the plugin
+
+    def engine(self, drafting: str) -> dict[str, Any]:
+        """The settings of an engine, plain or drafting."""
+        return {**DRAFTING[drafting], "target": self.target, "dtype": self.dtype}
 
 
 def run_figures(folder: str, of: Sequence[str], parts: Sequence[str], against: str | None, **how: Any) -> None:  # noqa: ANN401
@@ -109,70 +114,67 @@ def taken(checkout: Path, *arguments: str) -> dict[str, float]:
 
 def _reading(plan: Plan, console: Console) -> Part:
     """The verbs over long captures, made of two samples."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for sample in ("eagle", "ngram"):
-            short, long = folder / f"short-{sample}.jsonl", folder / f"{sample}.jsonl"
-            found = subprocess.run(
-                ["git", "-C", str(ROOT), "show", f"{COMMIT}:traces/{sample}.jsonl"], capture_output=True
-            )
-            short.write_bytes(found.stdout or (ROOT / "traces" / f"{sample}.jsonl").read_bytes())
-            steps = read_capture(short).history.steps
-            lengthen(str(short), long, plan.steps * len(steps) // sum(len(step.requests) for step in steps))
-        eagle, ngram = str(folder / "eagle.jsonl"), str(folder / "ngram.jsonl")
+    found: Part = {of: {} for of in plan.checkouts}
+    with tempfile.TemporaryDirectory() as folder:
+        eagle, ngram = (str(_long(name, Path(folder), plan.steps)) for name in ("eagle", "ngram"))
         verbs = {"report": (eagle,), "verify": (eagle,), "compare": (eagle, ngram), "export": (eagle, "-o")}
-        found_all: Part = {of: {} for of in plan.checkouts}
-        for verb, arguments in verbs.items():
-            for of, checkout in plan.checkouts.items():
-                out = (str(folder / f"{of}-tables"),) if verb == "export" else ()
-                found_all[of][verb] = taken(checkout, verb, *arguments, *out)
-                console.print(f"{of}, {verb}: {found_all[of][verb]}", style="dim")
-    return found_all
+        for (verb, words), (of, checkout) in product(verbs.items(), plan.checkouts.items()):
+            out = (f"{folder}/{of}-tables",) if verb == "export" else ()
+            found[of][verb] = taken(checkout, verb, *words, *out)
+            console.print(f"{of}, {verb}: {found[of][verb]}", style="dim")
+    return found
+
+
+def _long(sample: str, folder: Path, steps: int) -> Path:
+    """A sample's capture of so many steps of requests."""
+    short, long = folder / f"short-{sample}.jsonl", folder / f"{sample}.jsonl"
+    command = ["git", "-C", str(ROOT), "show", f"{COMMIT}:traces/{sample}.jsonl"]
+    there = subprocess.run(command, capture_output=True).stdout
+    short.write_bytes(there or (ROOT / "traces" / f"{sample}.jsonl").read_bytes())
+    records = read_capture(short).history.steps
+    lengthen(str(short), long, steps * len(records) // sum(len(record.requests) for record in records))
+    return long
 
 
 def _start(plan: Plan, console: Console) -> Part:
     """Small commands, and engines: the medians of several starts, the checkouts in turn."""
     found: dict[str, dict[str, list[dict[str, float]]]] = {of: {} for of in plan.checkouts}
-    for _ in range(plan.rounds):
-        for of, checkout in plan.checkouts.items():
-            for command in ("--version", "help"):
-                found[of].setdefault(command, []).append(taken(checkout, command))
-            for name, settings in DRAFTING.items():
-                with engine(checkout, {**settings, "dtype": plan.dtype}) as (started, _):
-                    found[of].setdefault(f"engine, {name}", []).append(started)
-    return {of: {row: _medians(several) for row, several in rows.items()} for of, rows in found.items()}
-
-
-def _medians(several: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: median(one[name] for one in several) for name in several[0]}
+    for _, (of, checkout) in product(range(plan.rounds), plan.checkouts.items()):
+        for command in ("--version", "help"):
+            found[of].setdefault(command, []).append(taken(checkout, command))
+        for name in DRAFTING:
+            with engine(checkout, plan.engine(name)) as (started, _):
+                found[of].setdefault(f"engine, {name}", []).append(started)
+    return {
+        of: {row: {name: median(one[name] for one in several) for name in several[0]} for row, several in rows.items()}
+        for of, rows in found.items()
+    }
 
 
 @contextmanager
 def engine(checkout: Path, settings: dict[str, Any]) -> Iterator[tuple[dict[str, float], Callable[..., Any]]]:
     """A checkout's engine in a process of its own: what its start took, and what asks it to work."""
     command = [sys.executable, "-P", child.__file__]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment(checkout), text=True, **pipes) as process:  # type: ignore[call-overload]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment(checkout), text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        questions, answers = process.stdin, process.stdout
 
         def ask(work: dict[str, Any]) -> dict[str, float]:
-            process.stdin.write(json.dumps(work) + "\n")
-            process.stdin.flush()
-            return dict(json.loads(process.stdout.readline() or _stopped(checkout)))
+            questions.write(json.dumps(work) + "\n")
+            questions.flush()
+            if not (answer := answers.readline()):
+                raise UserError(f"an engine of {checkout} stopped: run {child.__file__} by hand")
+            return dict(json.loads(answer))
 
         yield ask(settings), ask
 
 
-def _stopped(checkout: Path) -> str:
-    raise UserError(f"an engine of {checkout} stopped: run benchmarks/figures/child.py by hand")
-
-
 def _speed(plan: Plan, console: Console) -> Part:
     """Plain and drafting, of each checkout, and generate(), in turn; processor time is of whole processes."""
-    peer = Peer(EngineConfig(drafter="none", dtype=plan.dtype))
-    turns = [[{"role": "user", "content": text}] for text in unseen_prompts(plan.prompts)]
-    prompts = [
-        peer.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False) for turn in turns
-    ]
+    peer = Peer(EngineConfig(**plan.engine("plain")))
+    prompts = [_encoded(peer.tokenizer, text) for text in unseen_prompts(plan.prompts)]
     long = list(islice(cycle(chain(*prompts)), LONG))
     work = {
         "batch 1": {"batches": [[prompt] for prompt in prompts], "tokens": TOKENS},
@@ -183,9 +185,9 @@ def _speed(plan: Plan, console: Console) -> Part:
     with ExitStack() as stack:
         with _others(2 * plan.busy):
             engines = {
-                f"{of}, {how}": stack.enter_context(engine(checkout, {**settings, "dtype": plan.dtype}))[1]
+                f"{of}, {how}": stack.enter_context(engine(checkout, plan.engine(how)))[1]
                 for of, checkout in plan.checkouts.items()
-                for how, settings in DRAFTING.items()
+                for how in DRAFTING
             }
         for name, task in work.items():
             used: dict[str, Counter[str]] = {side: Counter() for side in (*engines, GENERATE)}
@@ -204,6 +206,13 @@ def _speed(plan: Plan, console: Console) -> Part:
                         figures |= {f"over {other}{end}": ratio for end, ratio in over.items()}
                 found[of][f"{name}, {how or 'plain'}"] = figures
     return found
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
+    if not tokenizer.chat_template:
+        return list(tokenizer(text)["input_ids"])
+    turn = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False))
 
 
 @contextmanager
@@ -234,21 +243,18 @@ def _recording(plan: Plan, console: Console) -> Part:
     """Processor time with recording over without it: of the checkout's own engine, of transformers, and of vLLM."""
     found: Part = {of: {} for of in plan.checkouts}
     for of, checkout in plan.checkouts.items():
+        pairs: dict[str, list[float]] = {}
         for bench in (("observe", "--no-screen"), ("inside",)):
             command = [sys.executable, "-m", "benchmarks", *bench, "--rounds", str(plan.rounds), "--json"]
             for row in _measured(command, checkout)["comparisons"]:
-                found[of][row["name"]] = _over(*(sum(row["processor_ms"][row[side]].values()) for side in "ab"))
+                pairs[row["name"]] = [sum(row["processor_ms"][row[side]].values()) for side in "ab"]
         if plan.vllm is not None:
-            script = [plan.vllm, "-P", str(ROOT / "tests" / "vllm" / "overhead.py")]
             head = checkout / "specscope" / "heads" / "SmolLM2-135M-Instruct"
-            command = [*script, str(bundled_model(print)), str(head), str(plan.rounds)]
-            for name, (on, off) in _measured(command, checkout).items():
-                found[of][f"vLLM, {name}"] = _over(on, off)
+            script = [plan.vllm, "-P", str(ROOT / "tests" / "vllm" / "overhead.py")]
+            pairs |= _measured([*script, str(bundled_model(print)), str(head), str(plan.rounds)], checkout)
+        for name, (on, off) in pairs.items():
+            found[of][name] = {"recorded_ms": on, "off_ms": off, "recorded over off": on / off}
     return found
-
-
-def _over(on: float, off: float) -> dict[str, float]:
-    return {"recorded_ms": on, "off_ms": off, "recorded over off": on / off}
 
 
 def _measured(command: Sequence[str], checkout: Path) -> dict[str, Any]:

@@ -3,17 +3,19 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.figures import run as figures
 
 ROOT = Path(__file__).parents[2]
+HOW = {"rounds": 1, "steps": 100, "prompts": 2, "target": None, "dtype": "float32", "busy": False, "vllm": None}
 
 
 def test_figures_of_checkouts_and_of_before_stand_beside_each_other(tmp_path, capsys, monkeypatch):
-    how = {"rounds": 1, "steps": 100, "prompts": 1, "dtype": "float32", "busy": False, "vllm": None}
     monkeypatch.setitem(figures.PARTS, "start", lambda plan, console: {of: {"x": {"s": 2.0}} for of in plan.checkouts})
     before = tmp_path / "before.json"
     before.write_text(json.dumps({"start": {"old": {"x": {"s": 4.0}}}}))
-    figures.run_figures(str(tmp_path / "out"), ["new=."], ["start"], str(before), **how)
+    figures.run_figures(str(tmp_path / "out"), ["new=."], ["start"], str(before), **HOW)
     assert "0.500" in capsys.readouterr().out
     assert json.loads((tmp_path / "out/figures.json").read_text())["start"] == {"new": {"x": {"s": 2.0}}}
 
@@ -22,3 +24,19 @@ def test_a_command_takes_time_and_memory():
     took = figures.taken(ROOT, "--version")
     assert took["processor_s"] > 0
     assert 10 < took["peak_mb"] < 500
+
+
+@pytest.mark.slow
+def test_every_part_is_measured_of_each_checkout(tiny, tmp_path, monkeypatch):
+    """All but what the checkout's own benchmarks measure."""
+    monkeypatch.setitem(figures.DRAFTING, "drafting", {"drafter": "ngram", "tree": "3"})
+    parts = ["reading", "start", "speed"]
+    figures.run_figures(str(tmp_path), ["a=.", "b=."], parts, None, **HOW | {"target": str(tiny)})
+    found = json.loads((tmp_path / "figures.json").read_text())
+    for part in parts:
+        assert found[part]["a"].keys() == found[part]["b"].keys() > set()
+    assert all(row["peak_mb"] > 10 for row in found["reading"]["a"].values())
+    drafting = found["speed"]["a"]["batch 8, drafting"]
+    assert {"tokens_s", "over generate()", "over a, plain", "over b, drafting", "over b, drafting, from"} <= set(
+        drafting
+    )

@@ -48,6 +48,20 @@ def test_a_run_is_interrupted_after_a_step(session):
     assert session.cont() == Stop(StopReason.INTERRUPTED, 1)
 
 
+def test_a_watch_stops_where_its_condition_changes_and_nowhere_else(session):
+    session.breakpoints.watch("accepted > 0")
+    hits = []
+    while (stop := session.cont()).reason is StopReason.BREAKPOINT:
+        hits += [(hit.step, hit.request) for hit in stop.hits]
+    held, changes = set(), []
+    for record in session.history.steps:
+        for part in record.requests:
+            holds = part.verdict is not None and part.verdict.accepted > 0
+            changes += [(record.step, part.request)] if holds != (part.request in held) else []
+            (held.add if holds else held.discard)(part.request)
+    assert hits == changes != []
+
+
 def test_a_breakpoint_goes_before_what_was_asked_for(session):
     session.breakpoints.add("step")
     stop = session.next()

@@ -181,6 +181,16 @@ def test_slots_follow_the_table():
     assert table.slots(15, 18).tolist() == [7 * BLOCK_SIZE + 15, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1]
 
 
+def test_a_block_of_two_tables_is_copied_before_one_of_them_writes_to_it():
+    store, first = cache(4), BlockTable()
+    store.reserve(first, 20, 0)
+    second = store.fork(first)
+    store.reserve(second, 21, 20)
+    assert second.blocks[0] == first.blocks[0]
+    assert second.blocks[1] != first.blocks[1]
+    assert [store.pool.refs[block] for block in (*first.blocks, second.blocks[1])] == [2, 1, 1]
+
+
 def test_too_few_blocks_take_none():
     pool = cache(3).pool
     pool.take(2)

@@ -71,7 +71,7 @@ def main():
         began, before = time.perf_counter(), time.process_time()
         outputs = llm.generate(PROMPTS[:batch], params, use_tqdm=False)
         seconds, tokens = time.perf_counter() - began, sum(len(one.outputs[0].token_ids) for one in outputs)
-        took = used.setdefault(f"batch {batch}, temperature {temperature}", {True: [0.0, 0], False: [0.0, 0]})[on]
+        took = used.setdefault(f"vLLM, batch {batch}, temperature {temperature}", {True: [0.0, 0], False: [0.0, 0]})[on]
         took[:] = took[0] + time.process_time() - before, took[1] + tokens
         return tokens / seconds
 
