@@ -89,9 +89,8 @@ def _export(data: bytes, kind: str) -> None:
         return
     decoder = Decoder()
     for span in spans:
-        for look in (lambda span=span: decoder.feed(*span.read()), span.other):
-            with contextlib.suppress(DamagedError):
-                look()
+        with contextlib.suppress(DamagedError):
+            decoder.feed(*span.read())
 
 
 def otlp_json(data: bytes) -> None:
