@@ -150,4 +150,10 @@ def _wired(kind: Any, hints: Mapping[str, Any]) -> Iterator[WireField]:  # noqa:
         if wire is not None:
             default = field.default if field.default_factory is MISSING else field.default_factory()
             mark = next((mark for mark in marks if isinstance(mark, Withheld)), None)
-            yield WireField(field.name, hints[field.name].__origin__, wire, mark, default)
+            yield WireField(field.name, unaliased(hints[field.name].__origin__), wire, mark, default)
+
+
+def unaliased(kind: Any) -> Any:  # noqa: ANN401
+    """A type that an alias stands for: from NumPy 2.5 on, under Python 3.12, `NDArray` is a `type` statement's."""
+    value = getattr(get_origin(kind), "__value__", None)
+    return kind if value is None else value[get_args(kind)]
