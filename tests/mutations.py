@@ -62,7 +62,7 @@ def run(numbers, out):
                 print(
                     f"{number:>2} {row['file']}: {found[-1]['result']} ({time.monotonic() - began:.0f} s)", flush=True
                 )
-    out.write_text(json.dumps({"mutations": found}, indent=1) + "\n")
+                out.write_text(json.dumps({"mutations": found}, indent=1) + "\n")
     return sum(one["result"] != "caught" for one in found)
 
 
