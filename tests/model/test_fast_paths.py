@@ -106,22 +106,32 @@ def bfloat16_layer(outputs=64):
     return layer.bfloat16()
 
 
-@pytest.fixture(params=[False, True], ids=["pairs", "tiles"])
-def tiled(request, monkeypatch):
-    """Whether the processor has instructions for bfloat16 that our own kernels lack. All paths work here."""
+PROCESSORS = {  # with tiles, with pairs, with bfloat16 arithmetic at all
+    "AVX2": (False, False, False),
+    "AVX-512": (False, True, True),
+    "AMX": (True, True, True),
+    "Arm": (False, False, True),
+}
+
+
+@pytest.fixture(params=PROCESSORS)
+def lacks(request, monkeypatch):
+    """Whether the processor has instructions for bfloat16 that our own kernels lack."""
     if not {"numba", "onednn"} <= {path.name for path in usable(torch.bfloat16)}:
         pytest.skip("there are not two paths")
-    monkeypatch.setattr(tiles, "TILED", request.param)
-    monkeypatch.setattr(linear_module, "has_bfloat16", lambda: request.param)
-    return request.param
+    tiled, paired, arithmetic = PROCESSORS[request.param]
+    monkeypatch.setattr(tiles, "TILED", tiled)
+    monkeypatch.setattr(tiles, "PAIRED", paired)
+    monkeypatch.setattr(linear_module, "has_bfloat16", lambda: arithmetic)
+    return request.param in ("AMX", "Arm")
 
 
-def test_our_own_kernels_take_all_rows_unless_a_library_has_better_instructions(tiled):
-    assert compiled_rows(torch.bfloat16) == (FEW if tiled else sys.maxsize)
+def test_our_own_kernels_take_all_rows_unless_a_library_has_better_instructions(lacks):
+    assert compiled_rows(torch.bfloat16) == (FEW if lacks else sys.maxsize)
     assert compiled_rows(torch.float32) == sys.maxsize
 
 
-def test_few_rows_and_many_take_the_path_for_them(tiled, monkeypatch):
+def test_few_rows_and_many_take_the_path_for_them(lacks, monkeypatch):
     taken = []
 
     def noted(path):
@@ -138,22 +148,22 @@ def test_few_rows_and_many_take_the_path_for_them(tiled, monkeypatch):
     for rows in (1, FEW, FEW + 1, 40):
         x = torch.randn(rows, 48).bfloat16()
         assert fast_paths.same_numbers(torch.nn.functional.linear(x, layer.weight), packed(x))
-    assert taken == ["numba", "numba", *(["onednn"] if tiled else ["numba"]) * 2]
+    assert taken == ["numba", "numba", *(["onednn"] if lacks else ["numba"]) * 2]
 
 
-def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of_it(tiled):
+def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of_it(lacks):
     layer = bfloat16_layer()
     for rows in (1, 16, 40):
         x = torch.randn(rows, 48).bfloat16()
         got = PackedLinear([layer], pack=True, wide=True)(x)
-        assert got.dtype is (torch.bfloat16 if tiled else torch.float32)
+        assert got.dtype is (torch.bfloat16 if lacks else torch.float32)
         assert fast_paths.same_numbers(layer(x), got)
         assert PackedLinear([layer], pack=True)(x).dtype is torch.bfloat16
 
 
-def test_what_our_product_cannot_take_has_the_layout_of_a_library(tiled):
+def test_what_our_product_cannot_take_has_the_layout_of_a_library(lacks):
     names = lambda outputs: [path.name for path in PackedLinear([bfloat16_layer(outputs)], pack=True)._layouts]  # noqa: E731
-    assert names(64) == ["numba", *(["onednn"] if tiled else [])]
+    assert names(64) == ["numba", *(["onednn"] if lacks else [])]
     assert names(40) == ["onednn"]
 
 
