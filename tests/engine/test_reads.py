@@ -68,8 +68,8 @@ def as_on_a_device(monkeypatch):
     """Where the code asks whether a tensor is on the host, to read it there, it is told no."""
 
     def drawn(rows, coins):
-        tokens, probs, margins = torch.stack(draws._on_device(rows, torch.from_numpy(coins))).cpu()
-        return tokens.long().tolist(), probs.tolist(), margins.tolist()
+        tokens, *figures = torch.stack(draws._on_device(rows, torch.from_numpy(coins))).cpu()
+        return tokens.long().tolist(), *(figure.tolist() for figure in figures)
 
     monkeypatch.setattr(draws, "_on_host", drawn)
     monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))
