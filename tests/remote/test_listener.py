@@ -15,20 +15,17 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
 from specscope.remote.attached import Attached
-from specscope.remote.otlp import JSON, PROTOBUF, parse
+from specscope.remote.otlp import JSON, PROTOBUF
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, resource_attributes
-from tests.remote.sdk import sdk_spans
-from tests.trace.damage import SAMPLES, damaged, small
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
 from tests.trace.wrappings import export
 from tests.waiting import HANG_SECONDS, until
 
 BESIDE = Path(__file__).parents[1] / "data" / "vllm" / "spans.jsonl"  # vLLM's own spans, and the plugin's
-GROWTH = 600  # MB of either process, at most
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
@@ -68,40 +65,6 @@ def peak(process: object) -> float:
     """The most that a process has had resident, in MB."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-
-
-def mutated(seed: int) -> list[tuple[bytes, str]]:
-    """Exports made of a damaged capture: its lines as JSON, and as protobuf where they can be put so."""
-    bodies = []
-    for line in damaged(small(SAMPLES[seed % 4]), seed).splitlines():
-        bodies.append((line, JSON))
-        try:
-            message = encode_spans(sdk_spans(parse(line, JSON))).SerializeToString()
-        except Exception:  # the exporter cannot encode it
-            continue
-        bodies.append((message, PROTOBUF))
-        cut = len(message) * (seed % 7 + 1) // 8
-        bodies.append((message[:cut] + bytes([seed % 256]) + message[cut:], PROTOBUF))
-    return bodies
-
-
-def test_damaged_exports_neither_end_nor_swell_a_listener(attached):
-    before = peak(attached._process.pid), peak("self")
-    statuses = set()
-    for seed in range(12):
-        for body, kind in mutated(seed):
-            statuses.add(post(attached, body, kind))
-            if kind == PROTOBUF:
-                assert call(attached, body) in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
-        attached.viewer.poll()
-    assert statuses == {200, 400}
-    assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
-    settle(attached, lambda: RUN.run_id in attached.runs)
-    settle(attached, lambda: len(attached.runs[RUN.run_id].history.steps) == len(records()))
-    assert attached.runs[RUN.run_id].history.steps == records()
-    assert attached.error == ""
-    assert peak(attached._process.pid) - before[0] < GROWTH
-    assert peak("self") - before[1] < GROWTH
 
 
 def test_a_cycle_of_parents_is_named_and_the_rest_is_shown(attached):

@@ -12,15 +12,11 @@ from opentelemetry.sdk.resources import Resource
 
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sending import sender as sending
 from specscope.trace.wire.sending.endpoint import failure_of
-from specscope.trace.wire.sending.export import SpanSink, make_sender, readable
-from specscope.trace.wire.spans import Encoder, Span, SpanLevel
+from specscope.trace.wire.sending.export import make_sender, readable
+from specscope.trace.wire.spans import Span
 from tests.processes import free_port
-from tests.remote.sdk import sdk_spans
-from tests.trace.samples import records
-from tests.trace.strategies import RUN
 from tests.waiting import HANG_SECONDS, ends, until
 
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -48,7 +44,7 @@ class Taken:
 
     def __call__(self, spans):
         self.gate.wait(HANG_SECONDS)
-        self.ids += [one.context.span_id for one in sdk_spans(spans)]
+        self.ids += [int.from_bytes(one.message().span_id) for one in spans]
 
 
 def listening(taken, port, protocol):
@@ -69,20 +65,6 @@ def test_all_arrive_in_their_order_and_who_is_faster_waits(protocol):
         sender.close()
     assert taken.ids == list(range(1, 6401))
     assert not sender.lost
-
-
-@both
-def test_where_nobody_listens_the_end_is_not_held_up(protocol):
-    port = free_port()
-    user = "" if protocol == "grpc" else "user:secret@"  # which gRPC does not send
-    sink = SpanSink(make_sender(f"http://{user}127.0.0.1:{port}", protocol), RUN, Vocabulary(), SpanLevel.TREES)
-    encoder = Encoder(RUN, Vocabulary(), SpanLevel.TREES)
-    for record in records():
-        sink(record)
-    ends(sink.close)
-    count = sum(len(encoder.encode(record)) for record in records())
-    assert sink.failed == count
-    assert sink.losses() == [f"{count} spans not sent: nobody listens at 127.0.0.1:{port} (connection refused)"]
 
 
 @both
@@ -220,25 +202,24 @@ def test_a_login_that_cannot_be_sent_is_refused(address, monkeypatch):
         assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(("statuses", "lost"), [((200, 503, 200), 0), ((200, "", 200), 0), ((200, 400, 200), 1)])
-def test_what_may_pass_is_tried_again(statuses, lost):
+@pytest.mark.parametrize(
+    ("statuses", "count", "lost"),
+    [
+        ((200, 503, 200), 3, 0),
+        ((200, "", 200), 3, 0),
+        ((200, 400, 200), 3, 1),
+        ((200, "", 200), 2, 0),  # dropped at the end
+    ],
+)
+def test_what_may_pass_is_tried_again(statuses, count, lost):
     with answering("http/protobuf", *statuses) as port:
         sender = make_sender(f"127.0.0.1:{port}", "http/protobuf")
-        for i in range(1, 4):
+        for i in range(1, count):
             sender.put(batch(i))
             until(lambda: not sender._batches and sender._sending is None)
+        sender.put(batch(count))
         ends(sender.close)
     assert sum(sender.lost.values()) == lost
-
-
-def test_a_connection_that_is_dropped_at_the_end_costs_nothing():
-    with answering("http/protobuf", 200, "", 200) as port:
-        sender = make_sender(f"127.0.0.1:{port}", "http/protobuf")
-        sender.put(batch(1))
-        until(lambda: sender._answers)
-        sender.put(batch(2))
-        ends(sender.close)
-    assert not sender.lost
 
 
 @both
