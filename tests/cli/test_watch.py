@@ -284,20 +284,6 @@ def test_what_it_writes_and_sends_holds_no_text_of_a_response(tmp_path, level):
     assert read_capture(path).history.run.privacy is max(level, Privacy.NO_TEXT)
 
 
-def test_a_pipe_is_watched_until_it_ends():
-    process = subprocess.run(
-        [*SPECSCOPE, "watch", "-", "--headless"],
-        input=text("log.txt"),
-        capture_output=True,
-        text=True,
-        env=ENV,
-        timeout=HANG_SECONDS,
-    )
-    assert process.returncode == 0, process.stderr
-    assert "standard input: vLLM's log" in process.stderr
-    assert "~106" in process.stdout
-
-
 def test_on_a_screen_with_two_engines(tmp_path):
     path = tmp_path / "w.jsonl"
     pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))

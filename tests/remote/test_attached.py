@@ -41,21 +41,6 @@ def options(attached):
     return OutputOptions(None, endpoint, "grpc", SpanLevel.TREES, None)
 
 
-def test_an_engine_that_rests_is_shown_up_to_its_last_step(tiny, attached):
-    """Nobody steps it any more, nothing ends, and there are fewer spans than an export has."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
-    outputs = Outputs(options(attached), engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None)
-    try:
-        for _ in range(2):
-            engine.add("abcabc", PARAMS)
-            records = [engine.step() for _ in range(3)]
-            assert not any(record.finished for record in records)
-            settle(attached.viewer, engine.steps)
-            assert attached.viewer.history.steps[-3:] == records
-    finally:
-        outputs.close()
-
-
 def test_a_paused_worker_and_one_at_a_breakpoint_are_shown_up_to_their_last_step(tiny, attached):
     config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
     prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=60, ignore_eos=True), raw=True)]

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from datetime import datetime
 from pathlib import Path
 
@@ -35,13 +34,6 @@ def test_ranks_and_the_drafter_of_sglang_are_one_engine():
     assert (one.engine, one.drafts, one.emitted, one.running) == ("", 21, 60, 2)
     assert (one.averages["sglang:spec_accept_length"], one.averages["sglang:spec_accept_rate"]) == (2.8, 0.6)
     assert one.length == 2.8
-
-
-def test_sglangs_counter_is_of_an_interval():
-    page, intervals = (PEOPLE / "prom_sglang.txt").read_text(), Intervals()
-    intervals.take(read_metrics(page, 1))
-    (told,) = intervals.take(read_metrics(page.replace("} 21.0", "} 31.0").replace("} 60.0", "} 88.0"), 2))
-    assert (told.aggregate.drafts, told.aggregate.emitted) == (10, 28)
 
 
 def test_sglangs_log():
@@ -77,11 +69,6 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
     assert one.accepted_at == (32, 18, 7, 3, 3)
     in_chat = {"object": "chat.completion", "choices": [{"meta_info": META | {"spec_verify_ct": 43} | figures}]}
     assert read_json(in_chat, 7)[0].aggregate.accepted_at == (32, 18, 7, 3, 3)
-
-
-def test_the_recorded_answer_of_sglang():
-    _, (one,) = read(PEOPLE / "sgl_0510.json")
-    assert (one.drafts, one.drafted, one.accepted, one.accepted_at) == (43, 215, 63, (32, 18, 7, 3, 3))
 
 
 def test_a_llamacpp_page_of_a_million_is_rounded():
@@ -148,22 +135,24 @@ DIFFUSION = (
 )
 
 
-def test_denoising_among_drafts_is_named(tmp_path):
-    (tmp_path / "v.log").write_text(DIFFUSION + text("log.txt"))
-    source, told = read(tmp_path / "v.log")
-    assert len(told) == 5
-    assert "line 1: `DiffusionDecoding metrics:` lines have no drafts" in source.faults.lines()[0]
-
-
-def test_tensorrts_log_has_no_acceptance(tmp_path):
+def test_tensorrts_log_and_denoising_have_no_acceptance(tmp_path):
     line = (
         "iter = 5, global_rank = 0, rank = 0, num_scheduled_requests = 3, kv_cache_util = 0.100, "
         "currank_total_requests = 1/1, host_step_time = 5.0ms, "
         "states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
     )
-    (tmp_path / "t.log").write_text(line * 3)
-    with pytest.raises(UserError, match="TensorRT-LLM's log has no acceptance"):
-        read(tmp_path / "t.log")
+    none = "denoising steps are no speculation"
+    for log, why in ((line * 3, "TensorRT-LLM's log has no acceptance"), (DIFFUSION, none)):
+        (tmp_path / "v.log").write_text(log)
+        with pytest.raises(UserError, match=why):
+            read(tmp_path / "v.log")
+    page = "# TYPE vllm:diffusion_num_denoising_steps counter\nvllm:diffusion_num_denoising_steps_total 200.0\n"
+    with Page(page) as served, pytest.raises(UserError, match=none):
+        Server(served.url, 1).open()
+    (tmp_path / "v.log").write_text(DIFFUSION + text("log.txt"))
+    source, told = read(tmp_path / "v.log")
+    assert len(told) == 5
+    assert "line 1: `DiffusionDecoding metrics:` lines have no drafts" in source.faults.lines()[0]
 
 
 def test_a_line_of_sglang_with_all_its_parts(tmp_path):
@@ -184,15 +173,6 @@ def test_a_line_of_sglang_with_all_its_parts(tmp_path):
     }
 
 
-def test_denoising_is_no_speculation(tmp_path):
-    (tmp_path / "v.log").write_text(DIFFUSION)
-    with pytest.raises(UserError, match="denoising steps are no speculation"):
-        read(tmp_path / "v.log")
-    page = "# TYPE vllm:diffusion_num_denoising_steps counter\nvllm:diffusion_num_denoising_steps_total 200.0\n"
-    with Page(page) as served, pytest.raises(UserError, match="denoising steps are no speculation"):
-        Server(served.url, 1).open()
-
-
 @pytest.mark.parametrize(
     "config", ["SpeculativeConfig(rejection_sample_method='synthetic')", '{"rejection_sample_method": "synthetic"}']
 )
@@ -201,23 +181,6 @@ def test_vllms_synthetic_acceptance_is_marked(config):
     assert reader.take(f"INFO 11-25 10:11:12 [core.py:1] {config}") == []
     told = [one for line in lines for one in reader.take(line)] + reader.rest()
     assert {one.aggregate.source for one in told} == {"vLLM log, synthetic acceptance"}
-
-
-def test_a_llamacpp_log_is_followed_through_its_rotation(tmp_path):
-    lines = (PEOPLE / "llamacpp" / "steps.log").read_text().splitlines(keepends=True)
-    path, stop, told = tmp_path / "l.log", threading.Event(), []
-    path.write_text("".join(lines[:60]))
-    deadline = time.monotonic() + 30
-    for one in File(str(path), follow=True).run(stop):
-        if isinstance(one, str):
-            continue
-        told.append(one.aggregate)
-        if len(told) == 1:
-            path.rename(tmp_path / "l.log.1")
-            path.write_text("".join(lines[60:]))
-        if len(told) == 3 or time.monotonic() > deadline:
-            stop.set()
-    assert [(one.drafts, one.drafted, one.accepted) for one in told] == [(24, 95, 95), (35, 136, 64), (12, 47, 47)]
 
 
 PAGES = {
@@ -262,12 +225,6 @@ def test_two_models_on_a_page_are_two_engines(engine):
     readings = read_metrics(both, 1)
     assert len({reading.model for reading in readings}) == len(readings) == 2
     assert {counts(difference(None, reading).aggregate) for reading in readings} == {counts(only(page))}
-
-
-@pytest.mark.parametrize("engine", PAGES)
-def test_a_page_without_speculation_is_of_no_engine(engine):
-    without = "".join(line for line in PAGES[engine].splitlines(keepends=True) if "spec_" not in line)
-    assert read_metrics(without, 1) == []
 
 
 @pytest.mark.parametrize("engine", PAGES)

@@ -168,16 +168,3 @@ def test_drafts_are_counted_as_they_were(drafts):
     assert (one.drafts, one.accepted, one.drafted) == (len(real), sum(a for a, _ in real), sum(d for _, d in real))
     assert one.accepted == sum(one.accepted_at)
     assert one.drafted == sum(one.proposed_at)
-
-
-@given(st.data())
-def test_no_damage_is_a_traceback(data):
-    lines = (LLAMA / "trace_two_slots.log").read_text().splitlines()[120:]
-    reader, line = LlamaLog(NOW), data.draw(st.sampled_from(lines))
-    at, gone = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 20))
-    why = ""
-    try:
-        assert reader.take(line[:at] + data.draw(st.text(max_size=5)) + line[at + gone :]) is not None
-    except UnreadableError as error:
-        why = str(error)
-    assert why.isprintable()

@@ -66,15 +66,6 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
     assert "item 1: a response without speculation" in source.faults.lines()[0]
 
 
-def test_a_log_among_whose_lines_some_are_damaged(tmp_path):
-    lines = text("log.txt").splitlines(keepends=True)
-    lines[1] = lines[1][:100] + "\n"
-    (tmp_path / "v.log").write_text("Traceback, tea and other text\n" + "".join(lines))
-    source, told = read(tmp_path / "v.log")
-    assert len(told) == 4
-    assert "line 3: a `SpecDecoding metrics:` line without its" in source.faults.lines()[0]
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -134,7 +125,31 @@ class Running:
         assert not self._thread.is_alive()
 
 
-def test_a_log_that_grows_is_followed_and_may_be_emptied(tmp_path):
+def emptied(path, new):
+    path.write_text(new)
+
+
+def renamed(path, new):
+    """Whoever writes goes on with the old file until it is told of the new one."""
+    path.rename(path.with_name("v.log.1"))
+    path.touch()
+    with path.with_name("v.log.1").open("a") as old:
+        old.write(new[:60])
+        old.flush()
+        old.write(new[60:])
+
+
+def copied(path, new):
+    """As logrotate's copytruncate does."""
+    shutil.copy(path, path.with_name("v.log.1"))
+    os.truncate(path, 0)
+    with path.open("a") as file:
+        file.write(new)
+
+
+@pytest.mark.parametrize("rotate", [emptied, renamed, copied])
+def test_a_log_that_grows_is_followed_through_its_rotation(tmp_path, rotate):
+    """Half a line is none, and begins none of another file."""
     path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
     path.write_text("".join(lines[:2]) + lines[3])
     running = Running(File(str(path), follow=True))
@@ -143,32 +158,32 @@ def test_a_log_that_grows_is_followed_and_may_be_emptied(tmp_path):
         with path.open("a") as file:
             file.write(lines[4][:50])
             file.flush()
-            time.sleep(0.4)  # half a line is no line
+            time.sleep(0.4)
             file.write(lines[4][50:])
+            assert len(running.drafts) == 1
         assert running.wait(2) == [4, 4]
-        path.write_text(lines[6])
-        assert running.wait(3) == [4, 4, 106]
-    finally:
-        running.close()
-
-
-def test_a_log_that_is_renamed_is_followed_by_its_name(tmp_path):
-    """As logrotate does. Whoever writes goes on with the old file until it is told of the new one."""
-    path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
-    path.write_text("".join(lines[:2]) + lines[3])
-    running = Running(File(str(path), follow=True))
-    try:
-        assert running.wait(1) == [4]
-        path.rename(tmp_path / "v.log.1")
-        path.touch()
-        with (tmp_path / "v.log.1").open("a") as old:
-            old.write(lines[4])
-        assert running.wait(2) == [4, 4]
-        path.write_text(lines[5] + lines[6])
+        with path.open("a") as file:
+            file.write("" if rotate is renamed else lines[5][:40])
+        rotate(path, lines[6])
         assert running.wait(3) == [4, 4, 106]
         with path.open("a") as new:
             new.write(lines[7] + lines[8])
         assert len(running.wait(4)) == 4
+    finally:
+        running.close()
+
+
+def test_a_pipe_is_read_as_it_is_written(tmp_path):
+    path, lines = tmp_path / "pipe", text("log.txt").splitlines(keepends=True)
+    os.mkfifo(path)
+    running = Running(File(str(path), follow=False))
+    try:
+        with path.open("w") as pipe:
+            pipe.write(lines[1])
+            pipe.flush()
+            assert running.wait(1) == [4]
+            pipe.write(lines[6])
+        assert running.wait(2) == [4, 106]
     finally:
         running.close()
 
@@ -194,50 +209,6 @@ def test_what_the_old_log_gets_between_two_looks_is_read_before_the_new_one(tmp_
         assert running.wait(3) == [4, 4, 106]
     finally:
         running.close()
-
-
-def test_a_log_that_is_copied_and_cut_is_followed(tmp_path):
-    """As logrotate's copytruncate does. Half a line that was there before begins none that comes after."""
-    path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
-    path.write_text("".join(lines[:5]) + lines[5][:40])
-    source = File(str(path), follow=True)
-    running = Running(source)
-    try:
-        assert running.wait(2) == [4, 4]
-        shutil.copy(path, tmp_path / "v.log.1")
-        os.truncate(path, 0)
-        with path.open("a") as file:
-            file.write(lines[6])
-        assert running.wait(3) == [4, 4, 106]
-    finally:
-        running.close()
-
-
-def test_a_pipe_is_read_as_it_is_written(tmp_path):
-    path, lines = tmp_path / "pipe", text("log.txt").splitlines(keepends=True)
-    os.mkfifo(path)
-    running = Running(File(str(path), follow=False))
-    try:
-        with path.open("w") as pipe:
-            pipe.write(lines[1])
-            pipe.flush()
-            assert running.wait(1) == [4]
-            pipe.write(lines[6])
-        assert running.wait(2) == [4, 106]
-    finally:
-        running.close()
-
-
-def test_a_server_is_read_again_and_again():
-    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
-        source = Server(page.url, 0.05)
-        source.open()
-        assert source.recognised == "vLLM /metrics, engine 0"
-        running = Running(source)
-        try:
-            assert running.wait(2)[:2] == [143, 0]
-        finally:
-            running.close()
 
 
 def test_a_server_that_goes_away_and_comes_back_restarted():
@@ -288,14 +259,6 @@ def test_a_server_that_cannot_be_reached():
             Server(gone.replace("metrics", "metrix"), 1).open()
     with pytest.raises(UserError, match=r"cannot be reached: \[Errno 111\] Connection refused"):
         Server(gone, 1).open()
-
-
-@pytest.mark.parametrize(
-    "url", ["ftp://a/metrics", "http://", "http://h:99999/", "http://a b/", "http://[::1", "file:///etc"]
-)
-def test_an_address_that_is_none(url):
-    with pytest.raises(UserError, match="write http://HOST:PORT/metrics"):
-        metrics_url(url)
 
 
 class Dripping:
@@ -349,16 +312,16 @@ def test_a_password_is_sent_and_never_shown():
     assert source.name == server.url.split("/")[2]
 
 
+LOGINS = ["http://me:secret@h:99999/", "ftp://me:secret@h/", "http://me:sec/ret@h", "x://a@secret@"]
+
+
 @pytest.mark.parametrize(
-    "url", ["http://me:secret@h:99999/", "ftp://me:secret@h/", "http://me:sec/ret@h", "x://a@secret@"]
+    "url", [*LOGINS, "ftp://a/metrics", "http://", "http://h:99999/", "http://a b/", "http://[::1", "file:///etc"]
 )
 def test_a_password_in_a_bad_address_is_not_shown_either(url):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="write http://HOST:PORT/metrics") as caught:
         metrics_url(url)
     assert "secret" not in str(caught.value)
     assert "sec/" not in str(caught.value)
-
-
-def test_the_path_is_added():
     assert metrics_url("http://h:8000") == metrics_url("http://h:8000/") == "http://h:8000/metrics"
     assert metrics_url("https://h/v1/metrics") == "https://h/v1/metrics"

@@ -158,19 +158,6 @@ def test_figures_that_no_count_gives_are_kept_as_told():
     assert (told.accepted, told.drafted) == (6, 318)
 
 
-@given(st.integers(0, len(LINE)), st.text(st.characters(codec="utf-8"), max_size=10), st.integers(0, 30))
-def test_no_damage_is_a_traceback(at, other, gone):
-    why, told = "", []
-    try:
-        told = read(LINE[:at] + other + LINE[at + gone :])
-    except UnreadableError as error:
-        why = str(error)
-    assert why.isprintable()
-    for one in told:
-        assert one.start_ns <= one.end_ns
-        assert measure([one.aggregate]).drafts >= 0
-
-
 def test_the_year_is_the_newest_that_fits():
     lines = [LINE.replace("11-22 10:40:17", time) for time in ("12-31 23:59:58", "01-01 00:00:03")]
     ended = [told.end_ns for told in read(*lines, now=datetime(2027, 1, 1, 0, 10))]

@@ -17,7 +17,6 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.control import Watched
-from specscope.watch.counts import ENGINES
 from specscope.watch.source import File, Server
 from specscope.watch.watching import WAITING, Watch
 from tests.waiting import ends, until
@@ -38,17 +37,6 @@ def outputs(folder=None):
 
 def ended(watch):
     until(lambda: watch.done)
-
-
-def test_files_are_read_in_their_order(tmp_path):
-    names = ["log.txt", "chat_greedy.json", "get_metrics.json", "completion_greedy.json"]
-    watch = Watch([File(str(DATA / name), follow=False) for name in names], outputs(tmp_path))
-    watch.start()
-    ended(watch)
-    assert watch.stop() == []
-    told = [read_capture(tmp_path / f"{number}.jsonl").history.acceptance.drafts for number in range(4)]
-    assert told == [181, 4, 233, 30]
-    assert watch.errors == []
 
 
 def taken(watch):
@@ -93,20 +81,6 @@ def alive():
     """Records that somebody holds, of whatever test."""
     gc.collect()
     return sum(type(one) is StepRecord for one in gc.get_objects())
-
-
-def test_engines_without_end_are_bounded(tmp_path):
-    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
-        names = [f'engine="{n}"' for n in range(ENGINES + 9)]
-        page.pages = ["".join(one.replace('engine="0"', name) for name in names) for one in page.pages]
-        server = Server(page.url, 0.05)
-        server.open()
-        watch = Watch([server], outputs())
-        watch.start()
-        until(lambda: any("9 intervals" in line for line in watch.faults()))
-        watch.stop()
-    assert len(watch.runs) == ENGINES
-    assert watch.faults() == [f"9 intervals of more than {ENGINES} engines left out"]
 
 
 def test_stopping_does_not_wait_for_what_is_not_shown(tmp_path):
