@@ -27,6 +27,7 @@ from specscope.trace.record.records import (
 from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.wire_field import wired
 
 TOKENS = 40
 text = st.text(st.characters(), max_size=12)  # lone surrogates among them
@@ -42,18 +43,29 @@ WRONG = (float("nan"), float("inf"), float("-inf"), -0.25, 1.25, -3.0, 2.0**100)
 wrong = st.sampled_from(WRONG)
 
 
-def number(low=0, high=1):
-    """One of the evidence, in 64 bits."""
-    return st.floats(low, high) | wrong
+number = st.floats(0, 1) | wrong  # of the evidence, in 64 bits
 
 
-def floats(n, dtype, low=0, high=1):
-    width = 32 if dtype == np.float32 else 64
-    return hnp.arrays(dtype, n, elements=st.floats(low, high, width=width) | wrong)
+def floats(shape, dtype):
+    return hnp.arrays(dtype, shape, elements=st.floats(0, 1, width=32 if dtype == np.float32 else 64) | wrong)
 
 
 def ints(shape, high=10**6):
     return hnp.arrays(np.int32, shape, elements=st.integers(0, high))
+
+
+def evidence(kind, sizes, /, **given):
+    """A record by the declarations of its fields: its arrays over `sizes`, its numbers of their types."""
+    made = {field.name: _of(field, sizes) for field in wired(kind) if field.name not in given}
+    return st.builds(kind, **made, **given)
+
+
+def _of(field, sizes):
+    if field.dtype is None:
+        return number if field.is_float else {bool: st.booleans(), int: counts}[field.base]
+    shape = tuple(sizes[letter] for letter in field.dimensions)
+    values = floats(shape, field.dtype) if field.is_float else ints(shape, TOKENS - 1 if field.is_id else 10**6)
+    return values | st.just(np.zeros(0, field.dtype)) if field.may_be_empty else values
 
 
 @st.composite
@@ -73,62 +85,25 @@ def verdicts(draw, tree):
     path = tree.path_to(draw(st.integers(0, n - 1))) if n and draw(st.booleans()) else []
     outcome = draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 2)))
     outcome[path] = 1
-    return Verdict(
-        outcome=outcome,
-        p=draw(floats(n, np.float32)),
-        p_trial=draw(floats(n, np.float32)),
-        q_trial=draw(floats(n, np.float32)),
-        accept_prob=draw(floats(n, np.float64)),
-        coin=draw(floats(n, np.float64)),
-        residual_mass=draw(floats(n, np.float64)),
-        path=np.array(path, dtype=np.int32),
-        token=draw(st.integers(0, TOKENS - 1)),
-        kind=draw(st.sampled_from(FinalKind)),
-        final_p=draw(number()),
-        final_coin=draw(number()),
-        final_margin=draw(number()),
-        forced=draw(hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, n))),
-        rule=draw(st.sampled_from(["standard", "block", "match", "lossy:fly"])),
-    )
+    told = {"outcome": st.just(outcome), "path": st.just(np.array(path, dtype=np.int32))}
+    told |= {"kind": st.sampled_from(FinalKind), "token": st.integers(0, TOKENS - 1)}
+    told["forced"] = hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, n))
+    return draw(evidence(Verdict, {"n": n}, rule=st.sampled_from(["standard", "block", "match", "lossy:fly"]), **told))
 
 
-@st.composite
-def method_notes(draw, tree):
+def method_notes(tree):
     """Of a drafter that has some of what drafters of today have; at least one of it."""
-    n = len(tree)
-    told = MethodNotes(
-        confidence=draw(st.just(none.astype(np.float32)) | floats(n, np.float32)),
-        module=draw(st.just(none) | ints(n)),
-        source=draw(st.just(none) | ints(n, 2)),
-        one_pass=draw(st.booleans()),
-        unverified=draw(counts),
-        match_length=draw(counts),
-        match_count=draw(counts),
-        match_source=draw(clean_text),
-    )
-    return None if told.is_empty else told
+    told = {"source": st.just(none) | ints(len(tree), 2), "match_source": clean_text}
+    return evidence(MethodNotes, {"n": len(tree)}, **told).map(lambda one: None if one.is_empty else one)
 
 
 @st.composite
 def notes(draw, tree):
     """Of a tree, which may be empty, and of any nodes left out of it."""
     n, d, r = len(tree), draw(st.integers(0, 4)), draw(st.integers(0, 3))
-    layers = draw(st.integers(0, 3)) if r else 0
-    return DraftNotes(
-        prob=draw(floats(n, np.float32)),
-        score=draw(floats(n, np.float32, -(2.0**20), 0)),
-        dropped_token=draw(hnp.arrays(np.int32, d, elements=st.integers(0, TOKENS - 1))),
-        dropped_parent=np.array([draw(st.integers(-1, n + i - 1)) for i in range(d)], dtype=np.int32),
-        dropped_score=draw(floats(d, np.float32, -(2.0**20), 0)),
-        cached=draw(counts),
-        rows=draw(ints(draw(st.integers(0, 3)))),
-        fed_token=draw(ints(r, TOKENS - 1)),
-        fed_position=draw(ints(r)),
-        fed_norms=draw(floats((r, layers), np.float32, 0, 2.0**20)),
-        draw_margin=draw(floats(draw(st.sampled_from([0, n])), np.float64)),
-        coin=draw(floats(draw(st.sampled_from([0, n])), np.float64)),
-        low=draw(floats(draw(st.sampled_from([0, n])), np.float64)),
-    )
+    sizes = {"n": n, "d": d, "r": r, "l": draw(st.integers(0, 3)) if r else 0, "passes": draw(st.integers(0, 3))}
+    dropped = np.array([draw(st.integers(-1, n + i - 1)) for i in range(d)], dtype=np.int32)
+    return draw(evidence(DraftNotes, sizes, dropped_parent=st.just(dropped)))
 
 
 @st.composite
@@ -136,48 +111,21 @@ def form_notes(draw, tree):
     """Of the root and some nodes, or of nothing at all but a count."""
     nodes = [-1, *sorted(draw(st.sets(st.integers(0, len(tree) - 1), max_size=3)))] if len(tree) else [-1]
     nodes = draw(st.just([]) | st.just(nodes))
-    return FormNotes(np.array(nodes, np.int32), draw(floats(len(nodes), np.float32)), draw(counts))
+    return draw(evidence(FormNotes, {"s": len(nodes)}, node=st.just(np.array(nodes, np.int32))))
 
 
 @st.composite
 def logprobs(draw, emitted):
-    width = draw(st.integers(0, 20)) if emitted else 0
-    shape = (emitted, width)
-    return Logprobs(
-        draw(floats(emitted, np.float32, -100, 0)),
-        draw(ints(shape, TOKENS - 1)),
-        draw(floats(shape, np.float32, -100, 0)),
-    )
+    return draw(evidence(Logprobs, {"e": emitted, "w": draw(st.integers(0, 20)) if emitted else 0}))
 
 
 @st.composite
 def parent_notes(draw, tree):
     """Of any of a tree's nodes and its root, with any number of likeliest tokens for each."""
-    n = len(tree)
-    nodes = sorted(draw(st.sets(st.integers(-1, n - 1), max_size=3)))
-    k, top, of_draft = len(nodes), draw(st.integers(1, 4)) if nodes else 0, draw(st.integers(0, 4)) if nodes else 0
-    return ParentNotes(
-        node=np.array(nodes, dtype=np.int32),
-        top=draw(ints((k, top), TOKENS - 1)),
-        top_p=draw(floats((k, top), np.float32)),
-        choice=draw(ints(k, TOKENS - 1)),
-        choice_p=draw(floats(k, np.float32)),
-        entropy=draw(floats(k, np.float32, 0, 16)),
-        varentropy=draw(floats(k, np.float32, 0, 64)),
-        q_entropy=draw(floats(k, np.float32, 0, 16)),
-        q_varentropy=draw(floats(k, np.float32, 0, 64)),
-        draft_top=draw(ints((k, of_draft), TOKENS - 1)),
-        draft_top_p=draw(floats((k, of_draft), np.float32)),
-        choice_rank=draw(ints(k)),
-        choice_q=draw(floats(k, np.float32)),
-        outside=draw(floats(k, np.float32)),
-        raw_p=draw(floats(n, np.float32)),
-        rank=draw(ints(n)),
-        q_rank=draw(ints(n)),
-        final_entropy=draw(number(0, 16)),
-        final_varentropy=draw(number(0, 64)),
-        final_target_p=draw(number()),
-    )
+    nodes = sorted(draw(st.sets(st.integers(-1, len(tree) - 1), max_size=3)))
+    sizes = {"n": len(tree), "k": len(nodes), "t": draw(st.integers(1, 4)) if nodes else 0}
+    sizes["m"] = draw(st.integers(0, 4)) if nodes else 0
+    return draw(evidence(ParentNotes, sizes, node=st.just(np.array(nodes, dtype=np.int32))))
 
 
 params = st.builds(
