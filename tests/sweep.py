@@ -21,13 +21,14 @@ def cases(usual: int) -> int:
     return int(os.environ.get(FULL, usual))
 
 
-def _hangs(*_):
+def hangs(*_):
+    """What an alarm does."""
     raise TimeoutError("it hangs")
 
 
 def wrong_with(words: list[str]) -> str:
     """Run a command; what is wrong with how it ended, "" for nothing."""
-    before = signal.signal(signal.SIGALRM, _hangs)
+    before = signal.signal(signal.SIGALRM, hangs)
     signal.alarm(SECONDS)
     try:
         code, out, err = run_here(words)

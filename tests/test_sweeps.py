@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import click
 import pytest
 
 from specscope.cli.main import cli
-from tests.sweep import cases, wrong_with
+from specscope.errors import UserError
+from tests.sweep import SECONDS, cases, hangs, wrong_with
 from tests.trace.damage import SAMPLES, damaged, small
+from tests.trace.look_at import look_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(8 * 3600)]
 TRACES = Path(__file__).parent.parent / "traces"
@@ -45,6 +48,22 @@ PAGES = (  # with plots, which take most of the time: of one file in ten
 )
 
 
+def drawn(path):
+    """What is wrong with all that draws a capture, which stands on the screen as on the console; "" for nothing."""
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(SECONDS)
+    try:
+        look_at(path)
+    except UserError as error:
+        return "" if len(str(error).splitlines()) == 1 else f"not one line: {error}"
+    except BaseException as error:
+        return f"it raised {error!r}"
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return ""
+
+
 def through_every_verb(folder, seeds):
     """What went wrong, as it goes wrong, with the damaged captures of some seeds."""
     (folder / "SCRIPT").write_text(SCRIPT)
@@ -55,6 +74,8 @@ def through_every_verb(folder, seeds):
             if problem := wrong_with([word.replace("FILE", "damaged.jsonl") for word in words]):
                 yield f"seed {seed}: {problem}"
             clear(folder)
+        if problem := drawn(folder / "damaged.jsonl"):
+            yield f"seed {seed}: drawn: {problem}"
 
 
 def told(wrong):

@@ -1,15 +1,11 @@
 """Sums of intervals: in spans, in figures, in metrics and in a history."""
 
-import contextlib
 import copy
-import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record
 from specscope.trace.history.sources import missing
@@ -17,16 +13,10 @@ from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics.metrics import Metrics
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import Decoder
-from tests.trace.damage import damaged
-from tests.trace.look_at import look_at
-from tests.trace.samples import records
 from tests.trace.strategies import RUN, aggregates
 
-WATCHED = Path(__file__).parents[2] / "data" / "vllm" / "watched.jsonl"
 TOLD = Aggregate(
     source="vLLM /metrics",
     engine="0",
@@ -62,18 +52,6 @@ def test_an_interval_is_one_engine_step_with_its_counts_as_arrays():
     assert attributes["specscope.aggregate.accepted_at"] == [40, 8, 2]
     assert "specscope.aggregate.averages" not in attributes
     assert feed(span)[1] == [interval(0, TOLD)]
-
-
-def test_a_capture_of_intervals_is_read_as_it_was_written(tmp_path):
-    writer = CaptureWriter(tmp_path / "c.jsonl", RUN, Vocabulary())
-    made = [interval(0, TOLD), interval(1, GAUGES)]
-    for record in made:
-        writer(record)
-    writer.close()
-    reader = read_capture(tmp_path / "c.jsonl")
-    assert reader.history.steps == made
-    assert reader.history.counts_only
-    assert reader.warnings == []
 
 
 @pytest.mark.parametrize(
@@ -175,13 +153,6 @@ def test_a_history_of_intervals_can_go_back():
     assert not history.counts_only
 
 
-def test_a_history_with_requests_is_no_history_of_counts():
-    history = History()
-    for record in records():
-        history.append(record)
-    assert not history.counts_only
-
-
 def test_metrics_of_intervals_are_those_that_were_told():
     metrics = Metrics("m", engine="1")
     metrics(interval(0, TOLD))
@@ -206,15 +177,3 @@ def test_metrics_of_any_intervals_can_be_served(told):
     samples = [line for line in metrics.page()[0].decode().splitlines() if line and not line.startswith("#")]
     assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
     metrics.close()
-
-
-def test_damaged_captures_of_intervals_are_shown_as_far_as_they_go(tmp_path):
-    path, lines = tmp_path / "c.jsonl", [json.loads(line) for line in WATCHED.read_text().splitlines()]
-    look_at(WATCHED, page=True)
-    shown = 0
-    for seed in range(60):
-        path.write_bytes(damaged(lines, seed))
-        with contextlib.suppress(UserError):
-            look_at(path)
-            shown += 1
-    assert shown > 30

@@ -3,26 +3,20 @@
 import gzip
 import io
 import json
-import random
 import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specscope.errors import UserError
 from specscope.trace.kinds import ReadAs, kind_of
 from specscope.trace.wire import schema
 from specscope.trace.wire.aggregate_span import AggregateStep
-from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.codec import DamagedError, checked_span
 from specscope.trace.wire.otlp_json import plain, read_line
 from specscope.trace.wire.reading import read_capture
-from specscope.trace.wire.spans import Encoder, resource_attributes
 from specscope.trace.wire.wrapped.unwrap import unwrapped
-from tests.trace.damage import SAMPLES, small
-from tests.trace.strategies import RUN, runs, vocabularies
+from tests.trace.damage import small
 from tests.trace.wrappings import MICROSECONDS, WRAPPINGS
 
 PEOPLE, VLLM = (Path(__file__).parents[3] / "data" / name for name in ("people", "vllm"))
@@ -58,17 +52,6 @@ def spans_of(content, unit=1):
                 times = (span.start_ns // unit, span.end_ns // unit)
                 found.append((run, span.name, *times, checked(span.name, plain(span.attributes))))
     return sorted(found)
-
-
-@pytest.mark.parametrize("how", WRAPPINGS)
-@given(records=runs(), vocabulary=vocabularies)
-@settings(max_examples=5)
-def test_the_spans_are_those_of_the_plain_lines(how, records, vocabulary):
-    encoder = Encoder(RUN, vocabulary)
-    lines = [json.loads(line_json(resource_attributes(RUN), encoder.encode(record))) for record in records]
-    unit = 1000 if how in MICROSECONDS else 1
-    content = WRAPPINGS[how](lines)
-    assert spans_of(content, unit) == spans_of(WRAPPINGS["lines"](lines), unit)
 
 
 @pytest.mark.parametrize("how", WRAPPINGS)
@@ -160,33 +143,6 @@ def test_a_text_that_looks_like_an_array_stays_text():
     for damaged in ("[4, 5", "[4, -5]", '{"4": 5}', "[" * 5000, ""):
         with pytest.raises(DamagedError, match=r"`specscope.kv.blocks`"):
             checked_span(attributes | {"specscope.kv.blocks": damaged}, schema.Prefill)
-
-
-@pytest.mark.parametrize("how", WRAPPINGS)
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=12)
-def test_damage_is_left_out_or_refused(how, seed, tmp_path_factory):
-    chance = random.Random(seed)
-    content = bytearray(WRAPPINGS[how](small(SAMPLES[seed % len(SAMPLES)])[:3]))
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(content)) if chance.random() < 0.7 else chance.randrange(min(len(content), 60))
-        match chance.randrange(4):
-            case 0:
-                del content[at:]
-            case 1:
-                content[at : at + 1] = chance.choice([b"[", b"]", b"{", b"}", b'"', b"\\", b"null", b"\xff", b"\n"])
-            case 2:
-                del content[at : at + chance.randint(1, 200)]
-            case 3:
-                content[at : at + 4] = chance.randbytes(4)
-        content = content or bytearray(b"\0")
-    file = tmp_path_factory.mktemp("damaged") / "file"
-    file.write_bytes(content)
-    try:
-        warnings = read_capture(file).warnings
-    except UserError as error:
-        warnings = [str(error)]
-    assert not any("\n" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("how", ["one document", "indented", "Jaeger's page in one line", "protobuf", "Tempo"])
