@@ -1,8 +1,6 @@
 """Files that are read whole: bounded. Files that are written: whole or not at all, and what each may replace."""
 
-import contextlib
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -16,6 +14,7 @@ from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, o
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
+from tests.processes import room_for
 from tests.support.commands import run_here
 from tests.test_traces import TRACES
 from tests.trace.strategies import RUN
@@ -190,17 +189,6 @@ def test_other_outputs_replace_older_ones_of_their_kind_and_nothing_that_looks_l
     assert path.read_bytes() == OTHERS[name]
 
 
-@contextlib.contextmanager
-def a_full_disk(size):
-    """No file grows beyond so many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 @pytest.mark.parametrize("older", ["<!doctype html><title>specscope older", None])
 @pytest.mark.parametrize("words", [["report", "--html", "page.html"], ["tune", "--no-costs", "--plot", "page.svg"]])
 def test_a_page_on_a_full_disk_leaves_what_was_there(words, older, tmp_path, monkeypatch):
@@ -209,7 +197,7 @@ def test_a_page_on_a_full_disk_leaves_what_was_there(words, older, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     if older is not None:
         (tmp_path / name).write_text(older)
-    with a_full_disk(1000):
+    with room_for(1000):
         code, _, err = run_here([verb, PLANTED, *flags, name])
     assert (code, err) == (2, f"specscope: error: cannot write {name}: File too large\n")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == ({} if older is None else {name: older})

@@ -85,16 +85,6 @@ def test_bad_plans_are_refused_clearly(text, message):
     assert "\n" not in str(error.value)
 
 
-@given(st.sampled_from(["", "dynamic:", "top:", "sampled:"]), st.text("0123456789,=xdepthop[]() :\n", max_size=25))
-def test_no_text_crashes_the_parser(prefix, text):
-    plan, problem = None, ""
-    try:
-        plan = parse_plan(prefix + text)
-    except UserError as error:
-        problem = str(error)
-    assert (plan is not None and 0 < plan.max_nodes <= MAX_NODES) or (problem and "\n" not in problem)
-
-
 @given(statics)
 def test_costs_of_a_static_tree(plan):
     paths = [[node] for node in range(len(plan.shape))]

@@ -11,6 +11,41 @@ from specscope.trace.history.expressions import LONGEST, Expression, ExpressionE
 from specscope.trace.words import NODE
 
 NAMES = {name: field.type for name, field in NODE.items()}
+WORDS = [
+    "1",
+    "0.5",
+    "'x'",
+    "(",
+    ")",
+    "<",
+    "==",
+    "and",
+    "or",
+    "not",
+    "in",
+    "+",
+    "-",
+    "*",
+    "/",
+    "//",
+    "%",
+    "**",
+    "if",
+    "else",
+    ",",
+    ".",
+    "[",
+    "]",
+    "abs",
+    "len",
+    "max",
+    "lambda",
+    ":",
+    "__class__",
+    "1e308",
+    "None",
+]
+WORDS += ["True", "9" * 50]
 LONG = 10.0  # seconds of processor time, of which the worst text below takes a thousandth
 VALUES = {"depth": 1, "p": 0.05, "q": 0.7, "request": "r3", "text": "def f", "tau": None, "node": 2, "accepted": 0}
 
@@ -76,45 +111,7 @@ def test_what_is_refused_is_shown_at_its_column(text, column, why):
 @given(
     st.text(max_size=60)
     | st.lists(
-        st.sampled_from(
-            [
-                *NAMES,
-                "1",
-                "0.5",
-                "'x'",
-                "(",
-                ")",
-                "<",
-                "==",
-                "and",
-                "or",
-                "not",
-                "in",
-                "+",
-                "-",
-                "*",
-                "/",
-                "//",
-                "%",
-                "**",
-                "if",
-                "else",
-                ",",
-                ".",
-                "[",
-                "]",
-                "abs",
-                "len",
-                "max",
-                "lambda",
-                ":",
-                "__class__",
-                "9" * 50,
-                "1e308",
-                "None",
-                "True",
-            ]
-        ),
+        st.sampled_from([*NAMES, *WORDS]),
         max_size=25,
     ).map(" ".join)
 )

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
+from specscope.errors import UserError
 from specscope.trace.metrics.histograms import HISTOGRAMS, buckets_to
 from specscope.trace.metrics.metrics import OPENMETRICS, PLAIN, Metrics
 from specscope.trace.record.aggregate import Reason
-from specscope.trace.record.records import FinishReason, RequestInfo, RequestStep, StepRecord
+from specscope.trace.record.records import FinishReason, RequestInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.outputs import OutputOptions, Outputs
@@ -23,6 +24,7 @@ from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import Encoder, SpanLevel, own_trace
 from tests.processes import free_port
 from tests.support import records as made
+from tests.trace.metrics.test_metrics import part
 from tests.trace.strategies import RUN
 from tests.waiting import HANG_SECONDS, until
 
@@ -30,13 +32,6 @@ MS = made.MS
 RUN_OF_100 = dataclasses.replace(RUN, max_context=100)
 LENGTH = "specscope:request_acceptance_length"
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def part(request: str, drafted: int, accepted: int, index: int = 1) -> RequestStep:
-    outcome = made.outcomes(drafted, range(accepted), range(accepted, min(accepted + 1, drafted)))
-    tree, path = made.chain(range(drafted)), range(accepted)
-    judged = made.verdict(outcome, path, kind=made.kind_of(tree.parent.tolist(), path))
-    return made.part(request, tree, judged, index=index)
 
 
 def asked(name: str, prompt: int = 12, **more: str) -> RequestInfo:
@@ -47,7 +42,7 @@ def life(
     info: RequestInfo, steps: list[tuple[int, int]], reason: FinishReason = FinishReason.LENGTH
 ) -> list[StepRecord]:
     """A request's steps, 100 ms and 20 ms long each: (drafted, accepted)."""
-    parts = [part(info.id, drafted, accepted) for drafted, accepted in steps]
+    parts = [part(drafted, accepted, request=info.id, index=1) for drafted, accepted in steps]
     output = [0] * sum(one.emitted for one in parts)
     return [
         made.record(
@@ -198,8 +193,12 @@ def test_over_http_the_scraper_decides() -> None:
                 text = answer.read().decode()
             assert (" # {" in text) == (kind == OPENMETRICS)
             assert '\nvllm:e2e_request_latency_seconds_count{engine="0",model_name="m"} 1.0\n' in text
+        with pytest.raises(UserError, match=url.split("/")[2]):
+            Metrics().serve_prometheus(int(url.split(":")[2].removesuffix("/metrics")))
     finally:
         metrics.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=HANG_SECONDS)
 
 
 def test_the_metrics_port_has_them() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.metrics.metrics import Metrics, log_line
 from specscope.trace.record.records import (
@@ -23,17 +19,16 @@ from specscope.trace.record.records import (
 )
 from tests.counting import lines_run
 from tests.support import records as made
-from tests.waiting import HANG_SECONDS
 
 MS = 1_000_000
 
 
-def part(drafted: int, accepted: int, emitted: int | None = None, request: str = "a") -> RequestStep:
+def part(drafted: int, accepted: int, emitted: int | None = None, request: str = "a", **more: int) -> RequestStep:
     """A chain of `drafted` tokens of which the first `accepted` were accepted."""
     outcome = made.outcomes(drafted, range(accepted), range(accepted, min(accepted + 1, drafted)))
     tree, path = made.chain(range(drafted)), range(accepted)
     judged = made.verdict(outcome, path, kind=made.kind_of(tree.parent.tolist(), path))
-    return made.part(request, tree, judged, context=10, emitted=emitted)
+    return made.part(request, tree, judged, **{"context": 10, "emitted": emitted} | more)
 
 
 def record(step: int, parts: Sequence[RequestStep], start_ms: int | None = None, **change: object) -> StepRecord:
@@ -125,19 +120,6 @@ def test_before_the_first_record_everything_is_zero() -> None:
     assert found["vllm:kv_cache_usage_perc"] == {(): 0}
 
 
-def test_prometheus_over_http() -> None:
-    metrics = filled()
-    port = metrics.serve_prometheus(0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS) as answer:
-        assert answer.headers["Content-Type"].startswith("text/plain")
-        assert parsed(answer.read().decode()) == parsed(text_of(metrics))
-    with pytest.raises(UserError, match=f"127.0.0.1:{port}"):
-        Metrics().serve_prometheus(port)
-    metrics.close()
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS)
-
-
 def test_the_log_line_is_vllms() -> None:
     counts = Acceptance(drafts=44, drafted=220, accepted=20, accepted_at=[16, 2, 2, 0, 0])
     assert log_line(counts, 220 / 18.70) == (
@@ -177,17 +159,6 @@ def test_idle_time_between_two_requests_is_in_no_interval() -> None:
     metrics(record(1, [part(2, 1)], start_ms=60_000))
     metrics.close()
     assert [line.count("Drafted throughput: 40.00 tokens/s") for line in lines] == [1, 1]
-
-
-@given(st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=4), max_size=12))
-def test_metrics_agree_with_the_one_definition(steps: list[list[tuple[int, int]]]) -> None:
-    metrics, want = Metrics(log=lambda _: None, seconds=0.25), Acceptance()
-    for number, shapes in enumerate(steps):
-        parts = [part(drafted, min(drafted, accepted)) for drafted, accepted in shapes]
-        metrics(record(number, parts))
-        for one in parts:
-            want.add(one)
-    assert metrics.totals.acceptance == want
 
 
 def test_a_step_of_eight_requests_is_cheap() -> None:

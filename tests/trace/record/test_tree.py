@@ -70,16 +70,6 @@ def test_bad_trees_are_refused_clearly(text, message):
         parse_tree(text)
 
 
-@given(st.text(max_size=30))
-def test_no_text_crashes_the_parser(text):
-    shape, problem = None, ""
-    try:
-        shape = parse_tree(text)
-    except UserError as error:
-        problem = str(error)
-    assert (shape is not None and 0 < len(shape) <= MAX_NODES) or (problem and "\n" not in problem)
-
-
 @given(trees())
 def test_ancestors_paths_and_drawing_agree(tree):
     for node in range(len(tree)):

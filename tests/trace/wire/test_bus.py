@@ -90,16 +90,6 @@ def test_a_lossy_sink_that_fails_disturbs_nobody():
     assert seen == [0, 1, 2]
 
 
-def test_flush_hands_over_what_was_published():
-    bus, seen = Bus(), []
-    bus.subscribe(lambda item: seen.append(item.step))
-    for item in steps(5):
-        bus.publish(item)
-    bus.flush()
-    assert seen == list(range(5))
-    bus.close()
-
-
 class Gathering:
     """A sink that gathers what it is given until it is flushed."""
 

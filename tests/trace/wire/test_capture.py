@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from opentelemetry.exporter.otlp.json.file import FileSpanExporter
 from opentelemetry.proto_json.trace.v1.trace import TracesData
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext, TraceFlags
 
 from specscope.errors import UserError
 from specscope.trace.record.records import Absent
@@ -26,15 +24,9 @@ from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, engine_resource, resource_attributes
 from tests.processes import room_for
 from tests.trace.samples import record as sample
+from tests.trace.samples import records as some_records
 from tests.trace.strategies import RUN, runs, vocabularies
 from tests.waiting import until
-
-
-def some_records(seed=0):
-    """A run of three steps with every kind of span in it."""
-    from tests.trace.samples import records
-
-    return records()
 
 
 @given(runs(), vocabularies)
@@ -130,34 +122,6 @@ def test_of_a_vllm_that_was_killed_it_is_said_how_much_may_be_missing(tmp_path, 
         "1 of 1 request did not end in this file: vLLM was killed, or runs on, and "
         f"up to about {steps} steps are not here"
     )
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is not a capture: it is empty"),
-        (b"hello\n", "is not a capture"),
-        (b'{"a": 1}\n', "is not a capture"),
-        (b"[1, 2]\n", "is not a capture"),
-        (b"\xff\xfe\x00\x01\n", "is not a capture"),
-    ],
-)
-def test_what_is_no_capture_is_refused(tmp_path, content, message):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_capture(path)
-
-
-def test_another_programs_spans_are_refused_by_name(tmp_path):
-    path = tmp_path / "other.jsonl"
-    context = SpanContext(1, 2, False, TraceFlags(1))
-    with path.open("w") as stream:
-        FileSpanExporter(stream=stream).export(
-            [ReadableSpan("x", context, resource=Resource({"service.name": "shop"}), start_time=1, end_time=2)]
-        )
-    with pytest.raises(UserError, match=r"holds only spans of other services \(shop\) and no specscope run"):
-        read_capture(path)
 
 
 def test_a_missing_file_or_folder_is_refused(tmp_path):

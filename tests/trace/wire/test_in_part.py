@@ -13,7 +13,7 @@ from specscope.analyze.verify.trial import judge
 from specscope.trace.record.records import Absent
 from specscope.trace.wire import unspan
 from specscope.trace.wire.capture import line_json
-from specscope.trace.wire.engine_notes import engine_text, read_engine
+from specscope.trace.wire.engine_notes import read_engine
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from tests.trace.strategies import RUN, runs, vocabularies
@@ -109,15 +109,6 @@ def test_requests_alone_tell_what_the_engine_did(records, vocabulary):
         told |= {"left_out": None, "aggregate": None, "absent": record.absent, "after": record.after}
         off = {} if not sent.speculation else {"speculation_off": ""}
         assert record == replace(sent, **told, **off)
-
-
-@given(runs(max_steps=2))
-def test_the_engines_text_is_read_as_it_was_written(records):
-    for record in records:
-        fields = read_engine(engine_text(record)).fields(record.start_ns)
-        assert fields["phases"] == record.phases
-        for name in ("running", "waiting", "blocks_used", "blocks_free", "budget", "after", "rewound", "queried"):
-            assert fields[name] == getattr(record, name)
 
 
 @given(st.text(max_size=60))

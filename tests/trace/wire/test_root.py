@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 
@@ -17,13 +16,13 @@ from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import span_json
 from specscope.trace.wire.sending.export import readable
-from specscope.trace.wire.spans import INTERNAL, SERVER, Encoder, SpanLevel, resource_attributes
+from specscope.trace.wire.spans import INTERNAL, SERVER, Encoder, SpanLevel
 from specscope.trace.wire.unspan import Decoder
 from tests.support import records as made
 from tests.trace.sampled_runs import FakeEngine
 from tests.trace.samples import NS, records, verdict
 from tests.trace.samples import record as sample
-from tests.trace.strategies import RUN, runs, vocabularies
+from tests.trace.strategies import RUN
 
 VOCABULARY = Vocabulary({i: b"x%d " % i for i in range(60000)})
 
@@ -65,28 +64,6 @@ def test_it_tells_what_the_request_came_to():
     assert {name: told[name] for name in figures} == figures
     assert json.loads(told["specscope.undrafted"]) == {"no match": 1}
     assert told["gen_ai.latency.time_to_first_token"] == (records()[1].end_ns - NS + 10**6) / 1e9
-
-
-@given(runs(), vocabularies)
-@settings(max_examples=40)
-def test_figures_are_read_back_and_written_again(told, vocabulary):
-    encoder, decoder = Encoder(RUN, vocabulary), Decoder()
-    spans = [span for record in told for span in encoder.encode(record)]
-    back = [r for s in spans for r in decoder.feed(s.name, s.start_ns, s.end_ns, s.attributes)] + decoder.flush()
-    assert not decoder.faults.total
-    again = Encoder(RUN, vocabulary)
-    written = [span for record in back for span in again.encode(record)]
-    assert [span for span in written if span.links == () and not span.of_engine] == [
-        span for span in spans if span.links == () and not span.of_engine
-    ]
-    for record in back:
-        for end in record.finished:
-            if end.figures is None:
-                continue  # its first steps are missing
-            # A request without its steps: what the file tells is told on
-            alone = dataclasses.replace(record, admitted=(), requests=(), finished=(end,), after=None)
-            ((*_, span),) = [Encoder(RUN, vocabulary, SpanLevel.REQUESTS).encode(alone)]
-            assert span.attributes["specscope.drafts"] == end.figures.drafts
 
 
 def test_at_level_requests_it_is_all_that_is_sent():
@@ -210,8 +187,3 @@ def test_captures_of_before_have_no_figures_and_are_read():
         *decoder.feed(step.name, step.start_ns, step.end_ns, step.attributes),
     ]
     assert [end.figures for record in back for end in record.finished] == [None]
-
-
-def test_the_resource_of_a_run_is_small():
-    request = encode_spans([readable(root(), Resource(resource_attributes(RUN)))])
-    assert request.resource_spans[0].resource.ByteSize() <= 1500

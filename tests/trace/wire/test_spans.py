@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.record.records import Absent, FinishReason
+from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info
@@ -37,33 +37,6 @@ def test_records_survive_the_trip_in_any_order(records, vocabulary, chance):
             for token in part.tokens():
                 assert decoder.vocabulary.pieces[token] == vocabulary.pieces[token]
                 assert (token in decoder.vocabulary.special) == (token in vocabulary.special)
-
-
-@given(runs(max_steps=3), vocabularies)
-@settings(max_examples=30)
-def test_a_lost_span_costs_no_more_and_is_counted(records, vocabulary):
-    encoder = Encoder(RUN, vocabulary)
-    spans = [span for record in records for span in encoder.encode(record)]
-    needed = [i for i, s in enumerate(spans) if s.name in ("engine_step", "decode_step")]
-    gone = random.Random(0).choice(needed)
-    step = spans[gone].attributes["specscope.step"]
-    decoder, back = decode(spans[:gone] + spans[gone + 1 :])
-    whole_step_gone = all(record.step != step for record in back)
-    others = [record for record in records if record.step != step]
-    if whole_step_gone:  # what began after it begins after the one before it
-        before = max((record.step for record in others if record.step < step), default=-1)
-        others = [replace(record, after=before) if record.after == step else record for record in others]
-    rest = [record for record in back if record.step != step]
-    assert [replace(record, absent=None) for record in rest] == others
-    assert all(record.absent in (None, Absent(steps=1)) for record in rest)  # where all of a step is gone
-    [sent] = [record for record in records if record.step == step]
-    for record in back:
-        if record.step == step:
-            came = {part.request: part for part in sent.requests}
-            assert all(part == came[part.request] for part in record.requests)
-            assert record.batch == sent.batch
-            assert record.absent is not None
-    assert decoder.in_part or whole_step_gone
 
 
 def test_a_request_that_ended_while_it_waited_was_not_admitted():
