@@ -156,10 +156,6 @@ def test_good_values_with_a_few_characters_changed():
 
 odd_text = st.text(st.characters(), max_size=60)
 tree_text = st.one_of(odd_text, st.text("0123456789x,()[] -:=dynamictopsled", max_size=40))
-words = st.sampled_from(
-    ["p", "q", "depth", "text", "kind", "'a'", "1", "0.5", "<", "==", "and", "not", "+", "*", "(", ")", "if", "else"]
-)
-condition_text = st.one_of(odd_text, st.lists(words, max_size=12).map(" ".join))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | odd_text,
     lambda x: st.lists(x) | st.dictionaries(odd_text, x),
@@ -171,17 +167,6 @@ json_values = st.recursive(
 @example("[(0,), (0, 0)]" * 99)
 def test_any_tree_string(text):
     refused_in_one_line(parse_plan, text)
-
-
-@given(condition_text, st.sampled_from(EventKind))
-@example("0\n0", EventKind.STEP)
-def test_any_condition(text, kind):
-    names = types_of(kind)
-    expression = refused_in_one_line(Expression, text, names)
-    if expression is not None:
-        some = {name: kind() for name, kind in names.items()}
-        assert expression(some) in (True, False)
-        assert expression(dict.fromkeys(names)) in (True, False)
 
 
 @given(st.dictionaries(st.sampled_from([*sorted(PARAM_NAMES), "prompt", "messages", "label"]), json_values, max_size=4))

@@ -102,6 +102,8 @@ def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path
     assert child.process.wait(HANG_SECONDS) == 128 + number
     assert "cancelled" in {request.state for request in whole(path).requests.values()}
     assert b"Traceback" not in child.screen
+    if verb == "capture" and number == signal.SIGINT:
+        assert b"interrupted; captured" in child.screen
     if verb == "run":
         assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
 

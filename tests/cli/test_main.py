@@ -3,9 +3,6 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -17,7 +14,6 @@ from tests.support.commands import run_apart, specscope
 from tests.tiny import write_tiny_model
 from tests.trace.samples import records
 from tests.trace.wire.test_capture import write
-from tests.waiting import HANG_SECONDS, until
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
@@ -125,22 +121,6 @@ def test_a_capture_where_prompts_are_wanted_names_the_verbs_that_read_it(capture
     assert f"specscope replay {path} shows it, specscope debug --over {path} debugs it" in done.stderr
 
 
-def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
-    prompts, path = tmp_path / "p.txt", tmp_path / "run.jsonl"
-    prompts.write_text("abc abc abc\n" * 40)
-    command = [sys.executable, "-m", "specscope", "capture", prompts, "-o", path, "--max-tokens", "400"]
-    child = subprocess.Popen([*command, "--ignore-eos", *map(str, model)], env=ENV, stderr=subprocess.PIPE, text=True)
-    until(lambda: path.exists() and path.stat().st_size >= 20_000)
-    child.send_signal(signal.SIGINT)
-    stderr = child.communicate(timeout=HANG_SECONDS)[1]
-    assert child.returncode == 130
-    assert "Traceback" not in stderr
-    assert "interrupted; captured" in stderr
-    reader = read_capture(path)
-    assert reader.warnings == []
-    assert {r.state for r in reader.history.requests.values()} <= {"cancelled", "length"}
-
-
 def test_help_and_version_are_quick_to_read():
     assert specscope("--version").stdout.startswith("specscope")
     for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["train"], ["train", "eagle3"], ["doctor"]):
@@ -169,12 +149,7 @@ def test_an_unknown_fast_path_is_refused(prompts, model, tmp_path):
 
 BAD = {
     "no such model": (["capture", "P", "-o", "O", "--target", "./nothing"], "no model at ./nothing"),
-    "no such prompts": (["capture", "./none.txt", "-o", "O"], "cannot read the prompts ./none.txt"),
     "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
-    "bad temperature": (["capture", "P", "-o", "O", "--temperature", "-1"], "temperature must be 0"),
-    "bad top-p": (["capture", "P", "-o", "O", "--top-p", "2"], "--top-p must be above 0 and at most 1"),
-    "not a number": (["capture", "P", "-o", "O", "--top-k", "many"], "--top-k"),
-    "bad tree": (["capture", "P", "-o", "O", "--tree", "[(0, 0)]"], "has no parent"),
     "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),
     "a rule that there is not": (["capture", "P", "-o", "O", "TINY", "--rule", "best"], "standard"),
     "block verification of a tree": (["capture", "P", "-o", "O", "TINY", "--rule", "block"], "takes a chain"),
@@ -183,8 +158,6 @@ BAD = {
         ["capture", "P", "-o", "O", "TINY", "--drafter", "eagle", "--draft-model", "./no"],
         "no EAGLE head",
     ),
-    "unknown kind of tree": (["tree", "wide:3"], "top:3x5, sampled:3x5 or dynamic:24"),
-    "dynamic tree too deep": (["tree", "dynamic:24,depth=99"], "depth must be between 1 and 32"),
     "training without data": (["train", "eagle3", "-o", "O"], "give either --data FILE or --self-synthesise N"),
     "training in one pass without data": (["train", "p-eagle", "-o", "O"], "give either --data FILE or"),
     "training on no file": (
@@ -195,25 +168,17 @@ BAD = {
         ["train", "eagle3", "-o", "O", "--target", "SHALLOW", "--self-synthesise", "9"],
         "takes features from three of them and needs at least 6",
     ),
-    "tree too large": (["capture", "P", "-o", "O", "--tree", "999"], "the limit is"),
     "tree the drafter cannot draw": (
         ["capture", "P", "-o", "O", "--drafter", "ngram", "--tree", "[(0,), (1,), (0, 0)]"],
         "WIDTHxDEPTH",
     ),
     "draft model missing": (["capture", "P", "-o", "O", "--drafter", "draft_model"], "needs --draft-model"),
-    "draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:x"], "write self:N"),
     "too many draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:9", "TINY"], "takes 1 to 2 layers"),
     "other vocabulary": (["capture", "P", "-o", "O", "--draft-model", "OTHER", "TINY"], "vocabulary (310)"),
     "bad device": (["capture", "P", "-o", "O", "--device", "toaster", "TINY"], "'toaster' is not supported"),
     "device of another kind": (["capture", "P", "-o", "O", "--device", "mps", "TINY"], "'mps' is not supported"),
     "device without memory": (["capture", "P", "-o", "O", "--device", "meta", "TINY"], "'meta' is not supported"),
     "device that is not there": (["capture", "P", "-o", "O", "--device", "cuda:99", "TINY"], "CUDA device"),
-    "bad port": (["capture", "P", "-o", "O", "--metrics-port", "99999"], "--metrics-port must be"),
-    "context": (["capture", "P", "-o", "O", "--max-context", "9999", "TINY"], "max_context must be"),
-    "over-long prompt": (
-        ["capture", "P", "-o", "O", "--max-context", "5", "TINY"],
-        "prompt 1: the prompt has 9",
-    ),
     "replay of nothing": (["replay", "./none.jsonl"], "cannot read none.jsonl: No such file"),
     "report of no capture": (["report", "P"], "is a file of prompts, not a capture"),
     "unknown verb": (["fly"], "No such command 'fly'"),

@@ -265,24 +265,6 @@ def test_other_machines_need_a_key():
     bind(ServeOptions(host="0.0.0.0", port=0, api_key="k")).close()
 
 
-def test_metrics_have_vllms_names(server):
-    server.complete()
-    assert wait_for(
-        lambda: 'request_success_total{engine="0",finished_reason="length"' in httpx2.get(server.url + "/metrics").text
-    )
-    text = httpx2.get(server.url + "/metrics").text
-    names = "num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions_total prompt_tokens_total"
-    names += " generation_tokens_total spec_decode_num_drafts_total spec_decode_num_draft_tokens_total"
-    names += " spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total"
-    names += " admission_rejections_total iteration_tokens_total_count"
-    for name in ("time_to_first_token", "inter_token_latency", "request_time_per_output_token", "e2e_request_latency"):
-        names += f" {name}_seconds_count"
-    for name in ("queue", "prefill", "decode", "inference"):
-        names += f" request_{name}_time_seconds_count"
-    for name in names.split():
-        assert f"\nvllm:{name}{{" in text, name
-
-
 def test_others_are_not_stalled_by_what_is_refused(server, monkeypatch):
     """Three megabytes are not made to tokens before others have been answered."""
     begun, others, answers, encode = threading.Semaphore(0), threading.Event(), [], server.engine.encode

@@ -73,11 +73,6 @@ def test_exemplars_where_the_scraper_takes_openmetrics(server):
         assert "# EOF" not in text
 
 
-@pytest.mark.parametrize("accept", [f"{OPENMETRICS};version=one", f"{OPENMETRICS};version=9;escaping=,;=", ",;,="])
-def test_no_header_breaks_it(server, accept):
-    assert samples(server, accept)
-
-
 def test_a_callers_trace_is_the_exemplar(server):
     def ids():
         return {one.exemplar.labels["trace_id"] for one in samples(server) if one.exemplar}

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
-from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import StepRecord
 from specscope.tui.app import ScopeApp
@@ -22,7 +19,7 @@ from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.rates import RatesPanel
 from specscope.tui.widgets.tree import TreePanel
 from tests.trace.record.test_aggregate import GAUGES, interval
-from tests.trace.strategies import RUN, aggregates
+from tests.trace.strategies import RUN
 
 from .test_keys import running
 from .test_screens import text_of
@@ -182,16 +179,3 @@ async def test_names_from_outside_stay_where_they_are_printed():
         await pilot.press("d")
         for panel in app.screen.query(Lines):
             assert text_of(panel).replace("\n", "").isprintable()
-
-
-@given(st.lists(aggregates(), min_size=1, max_size=8))
-@settings(max_examples=50)
-def test_the_history_knows_every_position(made):
-    """Its running totals are those that follow from the start, and a length is known where its counts are."""
-    viewer = over(*(interval(step, one) for step, one in enumerate(made)))
-    history = viewer.history
-    for position in range(len(made)):
-        assert history.acceptance_at(position, None).to_dict() == measure(made[: position + 1]).to_dict()
-    assert history.lengths_at(len(made) - 1, None, 100) == ([one.length for one in made], 1)
-    history.truncate(1)
-    assert history.acceptance == measure(made[:1])

@@ -229,25 +229,6 @@ async def test_a_new_prompt_and_cancel_go_to_the_engine():
         assert engine.cancelled == ["r1"]
 
 
-async def test_rejections_go_on_to_the_next_request_and_say_so():
-    async with running(replay(0)) as (app, pilot):
-        seen = [app.standing.current]
-        for _ in range(200):
-            before = app.viewer.position
-            await pilot.press("n")
-            if app.viewer.position < before and app.standing.current == "r0":
-                break
-            if app.standing.current != seen[-1]:
-                assert f"this is {app.standing.current}'s first" in notes(app)[-1]
-                seen.append(app.standing.current)
-            part = app.viewer.history.part(app.standing.current, app.viewer.position)
-            assert part is not None
-            assert part[1].verdict.kind is FinalKind.RECOVERED
-        assert seen == ["r0", "r1", "r3"]  # r2 drafts nothing
-        assert app.standing.current == "r0"
-        assert notes(app)[-1] == "no later rejection: wrapped around to r0's first"
-
-
 @pytest.mark.parametrize(("key", "word"), [("i", "no new prompts"), ("x", "nothing to cancel")])
 async def test_a_replay_says_what_it_cannot_do(key, word):
     async with running(replay(5)) as (app, pilot):
