@@ -150,6 +150,8 @@ def test_values_that_no_attribute_of_ours_has_are_none() -> None:
     message.attributes.add(key="deep").value.array_value.values.add().array_value.values.add(int_value=1)
     [received] = parse(request.SerializeToString())
     alone = {"void": None, "map": None, "raw": None, "mixed": [3, 0.5, "x", None, True]}
+    told = json_of(attributes=[{"key": "void", "value": {}}, {"key": "raw", "value": {"bytesValue": "/w=="}}])
+    assert parse(told, JSON)[0].read()[3] == {"void": None, "raw": None}
     assert repr(received.read()[3]) == repr(alone | {"hole": [1, None], "first": [None, 1], "deep": [None]})
 
 

@@ -133,15 +133,26 @@ def test_a_missing_file_or_folder_is_refused(tmp_path):
         CaptureWriter(tmp_path / "no" / "where.jsonl", RUN, Vocabulary())
 
 
-def test_a_damaged_line_is_named_and_left_out(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{broken}", "line 2: JSON is malformed"),
+        ('{"resourceSpans":[{"resource":{"attributes":[RUN]},"scopeSpans":[]}]}', "line 2: the resource does not name"),
+        ('{"resourceSpans":[{"resource":RESOURCE,"scopeSpans":[{"spans":[7]}]}]}', "a span: a span: Expected `object`"),
+    ],
+)
+def test_a_damaged_line_is_named_and_left_out(tmp_path, line, why):
     path = tmp_path / "run.jsonl"
     write(path, some_records())
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"{broken}\n" + b"".join(lines[1:]))
+    first, *others = path.read_text().splitlines(keepends=True)
+    resource = json.loads(first)["resourceSpans"][0]["resource"]
+    line = line.replace("RESOURCE", json.dumps(resource))
+    line = line.replace("RUN", '{"key":"specscope.run.id","value":{"intValue":"5"}}')
+    path.write_text(first + line + "\n" + "".join(others))
     reader = read_capture(path)
     assert reader.history.steps == some_records()
     assert len(reader.warnings) == 1
-    assert "left out 1×: line 2: JSON is malformed" in reader.warnings[0]
+    assert f"left out 1×: {why}" in reader.warnings[0]
 
 
 def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from specscope.trace.wire.otlp_json import plain, read_line
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.wrapped.unwrap import unwrapped
 from tests.trace.damage import small
-from tests.trace.wrappings import MICROSECONDS, WRAPPINGS
+from tests.trace.wrappings import MICROSECONDS, WRAPPINGS, export
 
 PEOPLE, VLLM = (Path(__file__).parents[3] / "data" / name for name in ("people", "vllm"))
 
@@ -112,7 +112,7 @@ ODD = (  # tags that nobody of ours wrote, and what is read of them; None: nothi
 
 
 @pytest.mark.parametrize(("tag", "value"), ODD)
-def test_an_odd_tag_of_jaegers_costs_no_span(tag, value):
+def test_an_odd_tag_of_jaegers_and_a_process_without_a_name_cost_no_span(tag, value):
     page = json.loads(gzip.decompress((PEOPLE / "jaeger_page.json.gz").read_bytes()))
     sent = spans_of(json.dumps(page).encode())
     for trace in page["data"]:
@@ -125,14 +125,9 @@ def test_an_odd_tag_of_jaegers_costs_no_span(tag, value):
             for attributes in (resource, *(plain(span.attributes) for span in spans)):
                 assert attributes.get("n") == value
                 assert type(attributes.get("n")) is type(value)
-
-
-def test_a_process_without_a_name_costs_no_span():
-    page = json.loads(gzip.decompress((PEOPLE / "jaeger_page.json.gz").read_bytes()))
-    count = len(spans_of(json.dumps(page).encode()))
     for process in page["data"][0]["processes"].values():
         del process["serviceName"]
-    assert len(spans_of(json.dumps(page).encode())) == count
+    assert len(spans_of(json.dumps(page).encode())) == len(sent)
 
 
 def test_a_text_that_looks_like_an_array_stays_text():
@@ -190,6 +185,18 @@ def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch)
     assert faults == [(2, "a trace or a resource in one piece of over 0 MiB, the limit")]
     with pytest.raises(UserError, match=r"x, line 1: a trace or a resource in one piece of over 0 MiB"):
         lines_of(('{"result": {"resourceSpans": [' + entries[1] + "]}}").encode())
+
+
+def test_messages_that_cannot_be_read_are_named_and_the_others_are_read(monkeypatch):
+    monkeypatch.setattr("specscope.trace.wire.wrapped.protobuf.LARGEST", 2**16)
+    good, faults = export(small("planted")[0]), []
+    odd = b"\x0a\x05\x12\x03\x12\x01\xff"  # a span of one byte, which is none
+    messages = [good, b"\xff" * 9, bytes(2**17), odd, good]
+    content = b"".join(len(message).to_bytes(4, "big") + message for message in messages)
+    found = [json.loads(line) for line in lines_of(content, lambda number, why: faults.append((number, why)))]
+    spans = [scope["spans"] for line in found for scope in scopes(line)]
+    assert spans == [[], ["a span that is not OTLP protobuf"], []]
+    assert faults == [(2, "it is not OTLP protobuf"), (3, "a message or a resource's spans of over 32 MiB, the limit")]
 
 
 @pytest.mark.parametrize("how", ["Jaeger's page", "Jaeger's API", "proto of the file exporter", "protobuf", "Tempo"])
