@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn, TreeShape, parse_tree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.reading import read_capture
 from tests.waiting import HANG_SECONDS
 
 START_NS = 1_700_000_000_000_000_000
@@ -390,3 +392,20 @@ async def until(pilot, condition) -> None:
         if condition():
             return
         assert time.monotonic() < end, "it did not come"
+
+
+def over(name: str) -> Viewer:
+    """A replay of one of the sample captures, at its end."""
+    viewer = Viewer(read_capture(Path(__file__).parents[2] / "traces" / f"{name}.jsonl").history)
+    viewer.goto_end()
+    return viewer
+
+
+def told(lines) -> str:
+    """Lines without their inks."""
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+def text_of(panel) -> str:
+    """What a panel shows."""
+    return told(panel.sheet.lines)

@@ -20,17 +20,10 @@ from specscope.tui.text import line_width
 from specscope.tui.widgets.grid import GridPanel, RowPanel
 from specscope.tui.widgets.lines import Lines
 
-from .sample import live, replay, until
+from .sample import live, over, replay, until
 from .test_keys import running, text_of
 
-TRACES = Path(__file__).parents[2] / "traces"
 SIZES = [(60, 20), (80, 24), (120, 40), (200, 60)]
-
-
-def over(name: str) -> Viewer:
-    viewer = Viewer(read_capture(TRACES / f"{name}.jsonl").history)
-    viewer.goto_end()
-    return viewer
 
 
 async def opened(app: ScopeApp, pilot) -> GridPanel:

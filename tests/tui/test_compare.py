@@ -23,6 +23,8 @@ from specscope.tui.screens.parting_view import PartingScreen, PlacesPanel, TreeP
 from specscope.tui.settings import Settings
 from tests.analyze.compare.runs import side
 
+from .sample import text_of
+
 SIZES = [(80, 24), (120, 40)]
 
 
@@ -46,10 +48,6 @@ async def running(shown: Compared, size: tuple[int, int] = (120, 40)):
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
-
-
-def text_of(panel) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in panel.sheet.lines)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=names)
@@ -242,17 +240,6 @@ async def test_the_verdict_stands_with_the_acceptance_length_and_what_was_left_o
         assert said.index("different") < said.index("tau 3.07 → 2.97") < said.index("• coin differs")
         assert "no raw probabilities" in said
         assert "request r3" in text_of(app.screen.query_one("#changed"))
-
-
-async def test_a_screenshot_goes_where_the_settings_say(tmp_path):
-    app = CompareApp(sample(), Settings(screenshots=str(tmp_path)))
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        commands = {command.title: command for command in app.get_system_commands(app.screen)}
-        commands["Screenshot"].callback()
-        await pilot.pause()
-        (saved,) = tmp_path.glob("specscope-*.svg")
-        assert [note.message for note in app._notifications] == [f"saved {saved}"]
 
 
 async def test_the_palette_has_the_keys_of_the_screen_on_top():

@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specscope.debug.viewer import Viewer
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
-from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.text import line_width, probability
 from specscope.tui.widgets.decision import decision, mark_line, place_lines
 from specscope.tui.widgets.tree import TreePanel
 from specscope.tui.widgets.tree_lines import tree_lines
 
-from .sample import replay
+from .sample import over, replay, told
 from .test_keys import running, text_of
-
-TRACES = Path(__file__).parents[2] / "traces"
-
-
-def capture(name: str) -> Viewer:
-    reader = CaptureReader(TRACES / name)
-    while reader.read(1):
-        pass
-    return Viewer.over(reader)
 
 
 def sampled() -> tuple[Viewer, RequestStep, Verdict]:
     """r1@4 of the sampled capture: two siblings at the root, the second tried against the residual of the first."""
-    viewer = capture("sampled.jsonl")
+    viewer = over("sampled")
     step = next(step for step in viewer.history.requests["r1"].steps if step.index == 4)
     assert step.verdict is not None
     return viewer, step, step.verdict
-
-
-def told(lines) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
 @pytest.mark.parametrize("width", [8, 9, 22, 60])
@@ -89,7 +74,7 @@ def test_p_and_q_as_tried_are_shown_where_they_explain_a(width):
 
 
 def test_nothing_is_called_tried_where_it_says_nothing():
-    viewer = capture("ngram.jsonl")  # greedy
+    viewer = over("ngram")  # greedy
     steps = [step for request in viewer.history.requests.values() for step in request.steps if step.verdict is not None]
     assert any(len(step.tree) for step in steps)
     for step in steps:

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
-from specscope.debug.viewer import Viewer
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.record.records import FinalKind
-from specscope.trace.wire.reading import read_capture
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.text import probability, show_token
 from specscope.tui.widgets.tree import TreePanel
 from specscope.tui.widgets.tree_lines import tree_lines
 
-from .sample import until
+from .sample import over, until
 from .test_keys import running, text_of
 
-TRACES = Path(__file__).parents[2] / "traces"
 SIZES = [(80, 24), (120, 40), (200, 60)]
-
-
-def over(name):
-    viewer = Viewer(read_capture(TRACES / f"{name}.jsonl").history)
-    viewer.goto_end()
-    return viewer
 
 
 def steps(name):

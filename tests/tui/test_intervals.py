@@ -21,8 +21,8 @@ from specscope.tui.widgets.tree import TreePanel
 from tests.trace.record.test_aggregate import GAUGES, interval
 from tests.trace.strategies import RUN
 
+from .sample import text_of
 from .test_keys import running
-from .test_screens import text_of
 
 
 def told(step: int) -> Aggregate:

@@ -19,6 +19,8 @@ from specscope.tui.settings import Settings
 from specscope.tui.widgets.errors import LIMIT, ErrorGrid, error_bar, share_of
 from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
 
+from .sample import text_of
+
 SIZES = [(80, 24), (120, 40), (200, 60)]
 VOCABULARY = Vocabulary({token: f" w{token}".encode() for token in range(300, 300 + ROWS)})
 
@@ -37,10 +39,6 @@ async def running(location: Location, size: tuple[int, int] = (120, 40)):
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
-
-
-def text_of(panel) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in panel.sheet.lines)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=names)

@@ -19,12 +19,12 @@ from specscope.tui.look import Look
 from specscope.tui.widgets.node_view import node_facts
 from specscope.tui.widgets.tree import TreePanel
 
-from .sample import replay
+from .sample import replay, told
 
 WIDTH = 160
 
 
-def told(part):
+def noted(part):
     """The same step as a block drafter under a lossy rule would have it."""
     if part.verdict is None or not len(part.tree):
         return part
@@ -47,7 +47,7 @@ def histories():
     plain = replay().history
     other = History(run=plain.run, vocabulary=plain.vocabulary)
     for record in plain.steps:
-        other.append(dataclasses.replace(record, requests=tuple(map(told, record.requests))))
+        other.append(dataclasses.replace(record, requests=tuple(map(noted, record.requests))))
     return plain, other
 
 
@@ -64,14 +64,10 @@ def look_at(history):
     return Look(viewer, part.request), part
 
 
-def text(lines):
-    return "\n".join("".join(words for words, _ in line) for line in lines)
-
-
 def shown(history):
     look, part = look_at(history)
-    tree = text(TreePanel().draw(look, WIDTH, 40).lines)
-    return tree, text(node_facts(look, part, part.verdict, 1, WIDTH, 60))
+    tree = told(TreePanel().draw(look, WIDTH, 40).lines)
+    return tree, told(node_facts(look, part, part.verdict, 1, WIDTH, 60))
 
 
 def test_the_tree_and_the_node_tell_it(histories):
@@ -87,7 +83,7 @@ def test_a_draw_at_a_border_of_two_tokens_is_told(histories):
     plain = histories[0]
     margins = [1.0, 1e-9]
 
-    def noted(part):
+    def at_borders(part):
         n = len(part.tree)
         if part.verdict is None or n < 2:
             return part
@@ -97,7 +93,7 @@ def test_a_draw_at_a_border_of_two_tokens_is_told(histories):
 
     other = History(run=plain.run, vocabulary=plain.vocabulary)
     for record in plain.steps:
-        other.append(dataclasses.replace(record, requests=tuple(map(noted, record.requests))))
+        other.append(dataclasses.replace(record, requests=tuple(map(at_borders, record.requests))))
     words = "rounding could draw the next token instead"
     assert words in shown(other)[1]
     assert words not in shown(plain)[1]

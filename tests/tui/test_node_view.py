@@ -13,14 +13,10 @@ from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
 from specscope.tui.text import line_width, probability
 from specscope.tui.widgets.node_view import node_view_lines
 
-from .sample import live, node_view, replay, until
+from .sample import live, node_view, replay, told, until
 from .test_keys import notes, running, text_of
 
 NAMES = ("target, raw", "target, as sampled", "drafter, raw", "drafter, as sampled")
-
-
-def told(lines) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
 def vocabulary() -> Vocabulary:

@@ -22,12 +22,8 @@ from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
 
-from .sample import forked, live, replay, until
+from .sample import forked, live, replay, text_of, until
 from .test_keys import notes, running
-
-
-def text_of(panel) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in panel.sheet.lines)
 
 
 async def test_arrows_in_the_timeline_move_the_run():
