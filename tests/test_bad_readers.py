@@ -155,18 +155,11 @@ def test_good_values_with_a_few_characters_changed():
 
 
 odd_text = st.text(st.characters(), max_size=60)
-tree_text = st.one_of(odd_text, st.text("0123456789x,()[] -:=dynamictopsled", max_size=40))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | odd_text,
     lambda x: st.lists(x) | st.dictionaries(odd_text, x),
     max_leaves=8,
 )
-
-
-@given(tree_text)
-@example("[(0,), (0, 0)]" * 99)
-def test_any_tree_string(text):
-    refused_in_one_line(parse_plan, text)
 
 
 @given(st.dictionaries(st.sampled_from([*sorted(PARAM_NAMES), "prompt", "messages", "label"]), json_values, max_size=4))

@@ -148,7 +148,6 @@ def test_an_unknown_fast_path_is_refused(prompts, model, tmp_path):
 
 
 BAD = {
-    "no such model": (["capture", "P", "-o", "O", "--target", "./nothing"], "no model at ./nothing"),
     "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
     "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),
     "a rule that there is not": (["capture", "P", "-o", "O", "TINY", "--rule", "best"], "standard"),

@@ -357,12 +357,3 @@ def test_what_cannot_be_one_capture_is_refused(tmp_path):
     (tmp_path / "empty.log").write_text("0.00.001.594 I srv  llama_server: initializing ...\n")
     code, _, err = run_here(["report", str(tmp_path / "empty.log")])
     assert (code, "nothing that watch recognises" in err) == (2, True)
-
-
-def test_sglangs_bench_beside_counts(tmp_path):
-    result = {"backend": "sglang", "duration": 10.0, "total_output_tokens": 1000, "request_throughput": 1.0}
-    (tmp_path / "sglang.jsonl").write_text(json.dumps(result | {"accept_length": 2.47}) + "\n")
-    code, out, _ = run_here(["compare", str(tmp_path / "sglang.jsonl"), STEPS])
-    assert code == 0
-    (row,) = [line.split() for line in out.splitlines() if "avg_spec_accept_length" in line]
-    assert row == ["avg_spec_accept_length,", "last", "2.47", "–", "–"]

@@ -79,18 +79,16 @@ def test_one_that_dies_at_its_start_is_said_to_have_ended_and_why(tmp_path):
         assert not viewer.live
 
 
-def test_one_that_was_killed_names_the_signal(tmp_path):
-    with launched(tmp_path, "input()") as (control, viewer):
-        control._engine.kill()
+@pytest.mark.parametrize(
+    ("code", "killed", "error"), [("input()", True, "signal SIGKILL"), ("print('done')", False, "")]
+)
+def test_one_that_was_killed_names_the_signal_and_one_that_ends_is_no_failure(tmp_path, code, killed, error):
+    with launched(tmp_path, code) as (control, viewer):
+        if killed:
+            control._engine.kill()
         until(lambda: control.status == "ended", meanwhile=viewer.poll)
-        assert control.error == "signal SIGKILL"
+        assert control.error == error
     assert end_of(0) == "exit code 0"
-
-
-def test_one_that_ends_as_it_should_is_no_failure(tmp_path):
-    with launched(tmp_path, "print('done')") as (control, viewer):
-        until(lambda: control.status == "ended", meanwhile=viewer.poll)
-        assert control.error == ""
 
 
 def test_where_there_are_steps_a_notice_has_its_last_lines(tmp_path):

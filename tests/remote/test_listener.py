@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import json
 from pathlib import Path
 
@@ -20,33 +19,21 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import Encoder, resource_attributes
+from tests.remote import test_receiver as receiver
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
 from tests.trace.wrappings import export
-from tests.waiting import HANG_SECONDS, until
+from tests.waiting import until
 
 BESIDE = Path(__file__).parents[1] / "data" / "vllm" / "spans.jsonl"  # vLLM's own spans, and the plugin's
-EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 def post(attached: Attached, body: bytes, kind: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", attached.listening.http_port, timeout=HANG_SECONDS)
-    try:
-        connection.request("POST", "/v1/traces", body, {"Content-Type": kind})
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-    finally:
-        connection.close()
+    return receiver.post(attached.listening, body, Content_Type=kind)[0]
 
 
-def call(attached: Attached, body: bytes) -> grpc.StatusCode:
-    with grpc.insecure_channel(f"127.0.0.1:{attached.listening.grpc_port}") as channel:
-        try:
-            channel.unary_unary(EXPORT)(body, timeout=HANG_SECONDS)
-        except grpc.RpcError as error:
-            return error.code()
-    return grpc.StatusCode.OK
+def call(attached: Attached, body: bytes) -> bytes:
+    return receiver.call(attached.listening, body)
 
 
 def spans(run=RUN, change=lambda span: span.attributes) -> list[ReadableSpan]:
@@ -69,18 +56,15 @@ def peak(process: object) -> float:
 
 def test_a_cycle_of_parents_is_named_and_the_rest_is_shown(attached):
     cycle = {"specscope.tree.parent": [1, 0]}
+    third = ("decode_step", 2)
     hit = spans(
-        change=lambda span: (
-            span.attributes | (cycle if span.name == "decode_step" and span.attributes["specscope.step"] == 2 else {})
-        )
+        change=lambda span: span.attributes | (cycle if (span.name, span.attributes["specscope.step"]) == third else {})
     )
     before = peak(attached._process.pid)
     assert post(attached, encode_spans(hit).SerializeToString(), PROTOBUF) == 200
     settle(attached, lambda: attached.viewer.news)
-    assert (
-        "left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of node 0"
-        in attached.viewer.news[0].text
-    )
+    why = "left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of node 0"
+    assert why in attached.viewer.news[0].text
     assert [record.step for record in attached.viewer.history.steps] == [0, 1]  # the third may still come, in time
     assert peak(attached._process.pid) - before < 100
 
@@ -98,7 +82,7 @@ def test_faults_of_a_kind_are_told_once_and_again_when_they_are_ten_times_as_man
 def test_exports_that_are_refused_are_counted(attached):
     for body, kind in ((b"[]", JSON), (b"[]", JSON), (b"{}", "text/plain")):
         assert post(attached, body, kind) in (400, 415)
-    assert call(attached, b"\xff") is grpc.StatusCode.INVALID_ARGUMENT
+    assert receiver.refused(attached.listening, b"\xff") is grpc.StatusCode.INVALID_ARGUMENT
     settle(attached, lambda: len(attached.viewer.news) == 3)
     assert all(notice.text.startswith("left out 1×: an export: the ") for notice in attached.viewer.news)
 
@@ -114,7 +98,7 @@ def test_spans_of_other_programs_are_counted_and_skipped(attached):
     settle(attached, lambda: attached.others == 30)
     assert attached.status == "loading"
     assert attached.progress.endswith("; 30 spans of other services skipped")
-    assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
+    assert call(attached, encode_spans(spans()).SerializeToString()) == b""
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     assert not attached.viewer.news
 
@@ -157,7 +141,7 @@ def test_special_tokens_without_end_are_bounded(attached):
         many = spans(change=lambda span, tokens=tokens: span.attributes | {"specscope.tree.special": tokens})
         body = encode_spans([span for span in many if span.name == "decode_step"]).SerializeToString()
         assert post(attached, body, PROTOBUF) == 200
-    assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
+    assert call(attached, encode_spans(spans()).SerializeToString()) == b""
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     vocabulary = attached.viewer.history.vocabulary
     assert vocabulary.special <= set(vocabulary.pieces)

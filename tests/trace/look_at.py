@@ -15,6 +15,7 @@ from specscope.analyze.several import several
 from specscope.analyze.text import render_text
 from specscope.cli.debug import over_capture
 from specscope.debug.viewer import Viewer
+from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.look import Look
@@ -78,8 +79,6 @@ def debug(path: Path, history: History) -> None:
 
 def obey(commands, line: str) -> None:
     """What it says is plain; a line that it refuses is no matter."""
-    from specscope.errors import UserError
-
     try:
         plain(line, commands.run(line))
     except UserError as error:

@@ -148,7 +148,7 @@ params = st.builds(
         st.builds(StructuredOutputs, json=st.dictionaries(clean_text, clean_text, max_size=2)),
         st.builds(StructuredOutputs, regex=clean_text.filter(lambda text: text and "\0" not in text)),
         st.builds(StructuredOutputs, choice=st.lists(clean_text.filter(lambda t: t and "\0" not in t), min_size=1)),
-        st.just(StructuredOutputs(json_object=True)),
+        st.sampled_from([StructuredOutputs(json_object=True), StructuredOutputs(grammar='root ::= "a"')]),
     ),
 )
 

@@ -5,7 +5,6 @@ import io
 import threading
 import time
 
-import pytest
 from rich.console import Console
 
 from specscope.cli.watch import IntervalRows
@@ -20,7 +19,7 @@ from specscope.watch.control import Watched
 from specscope.watch.source import File, Server
 from specscope.watch.watching import WAITING, Watch
 from tests.waiting import ends, until
-from tests.watch.samples import DATA, text, two_engines
+from tests.watch.samples import DATA, text
 from tests.watch.server import Page
 
 
@@ -113,45 +112,19 @@ def test_a_capture_that_cannot_be_written_is_an_error(tmp_path):
     assert "cannot write" in str(watch.errors[0])
 
 
-def test_a_screen_has_a_history_for_each_engine():
-    pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))
-    with Page(*(two_engines(text(one), text(other)) for one, other in pages)) as page:
-        server = Server(page.url, 0.05)
-        server.open()
-        watch = Watch([server], outputs())
-        control = Watched(watch)
-        viewer = Viewer(control=control)
-        control.viewer = viewer
-        assert control.status == "loading"
-        watch.start()
-        until(lambda: len(control.histories) >= 2 and len(viewer.history.steps) >= 2, viewer.poll)
-        assert control.status == "attached"
-        assert "another engine" in viewer.news[0].text
-        assert viewer.history.counts_only
-        assert viewer.history.acceptance.drafts == 143
-        control.next_engine()
-        assert viewer.history.acceptance.drafts == 12
-        assert viewer.history.run.backend == "vLLM /metrics"
-        control.next_engine()
-        assert viewer.history.acceptance.drafts == 143
-        viewer.toggle_pause()
-        viewer.poll()
-        assert "cannot be" in viewer.news[-1].text or "not controlled" in viewer.news[-1].text
-        watch.stop()
-        viewer.poll()
-        assert control.status == "ended"
-        assert control.error == ""
-
-
-@pytest.mark.parametrize("seconds", [0.2])
-def test_a_screen_watches_for_as_long_as_it_was_told(seconds):
+def test_a_screen_watches_for_as_long_as_it_was_told_and_cannot_pause_it():
     with Page(text("metrics_before.txt")) as page:
         server = Server(page.url, 0.05)
         server.open()
         watch = Watch([server], outputs())
-        control = Watched(watch, seconds)
-        viewer = Viewer(control=control)
+        control = Watched(watch, 0.2)
+        viewer = control.viewer = Viewer(control=control)
+        assert control.status == "loading"
         watch.start()
+        until(lambda: control.status != "loading", viewer.poll)
+        viewer.toggle_pause()
+        viewer.poll()
+        assert "cannot be" in viewer.news[-1].text or "not controlled" in viewer.news[-1].text
         until(lambda: control.status == "ended", viewer.poll)
-        assert viewer.history.steps
+        assert (control.error, viewer.history.counts_only, bool(viewer.history.steps)) == ("", True, True)
         watch.stop()

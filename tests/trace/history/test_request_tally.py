@@ -44,23 +44,14 @@ def check(figures, acceptance, undrafted):
     assert figures.undrafted == {reason.value: count for reason, count in undrafted.items() if count}
 
 
-@given(sampled_runs(most=30))
-@settings(max_examples=100)
-def test_the_figures_are_those_of_the_branch_on_which_it_ends(records):
-    for figures, acceptance, undrafted in told(records):
-        check(figures, acceptance, undrafted)
-
-
-@given(sampled_runs(most=30), st.integers(1, 20))
-@settings(max_examples=60)
-def test_beyond_what_is_remembered_they_are_not_known_and_never_wrong(records, most):
-    before, request_tally.KEPT = request_tally.KEPT, most
-    try:
+@given(sampled_runs(most=30), st.just(request_tally.KEPT) | st.integers(1, 20))
+@settings(max_examples=160)
+def test_the_figures_are_those_of_the_branch_on_which_it_ends_and_beyond_what_is_kept_none(records, most):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(request_tally, "KEPT", most)
         for figures, acceptance, undrafted in told(records):
-            if figures is not None and figures.steps:  # more requests than are remembered have none
+            if most > 20 or (figures is not None and figures.steps):  # more requests than are remembered have none
                 check(figures, acceptance, undrafted)
-    finally:
-        request_tally.KEPT = before
 
 
 def test_a_run_may_go_on_from_a_step_of_a_branch_that_it_left():

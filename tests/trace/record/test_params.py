@@ -1,5 +1,8 @@
 """SamplingParams refuse what is out of range, naming the field."""
 
+import json
+
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -10,7 +13,9 @@ from tests.trace.strategies import params
 
 @given(params)
 def test_round_trip(given_params):
-    assert SamplingParams.from_dict(given_params.to_dict()) == given_params
+    text = json.dumps(given_params.to_dict())
+    assert SamplingParams.from_dict(json.loads(text)) == given_params
+    assert msgspec.json.decode(text, type=SamplingParams) == given_params  # as a capture is read
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from specscope.trace.wire.sending.export import readable
 from specscope.trace.wire.spans import INTERNAL, SERVER, Encoder, SpanLevel
 from specscope.trace.wire.unspan import Decoder
 from tests.support import records as made
-from tests.trace.sampled_runs import FakeEngine
 from tests.trace.samples import NS, records, verdict
 from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN
@@ -160,20 +159,6 @@ def test_messages_are_the_conventions_and_bounded():
     for privacy in (Privacy.NO_TEXT, Privacy.NO_TOKENS):
         private = root(run=dataclasses.replace(RUN, privacy=privacy)).attributes
         assert not [name for name in private if name.endswith("messages")]
-
-
-def test_an_engine_step_and_its_requests_steps_link_to_each_other():
-    engine, encoder = FakeEngine(), Encoder(RUN, VOCABULARY)
-    told = [engine.step([("", {}), ("", {})], [], [(2, 1), (0, 0)]), engine.step([], [(0, FinishReason.EOS)], [(1, 1)])]
-    spans = [span for record in told for span in encoder.encode(record)]
-    by_id = {(span.trace, span.id): span for span in spans}
-    steps = [span for span in spans if span.name == "engine_step"]
-    assert [len(step.links) for step in steps] == [2, 2]
-    for step in steps:
-        for link in step.links:
-            assert by_id[link].name == "decode_step"
-            assert by_id[by_id[link].links[0]] is step
-    assert {span.name for span in spans if span.of_engine}.isdisjoint({"queue", "prefill", "decode_step"})
 
 
 def test_captures_of_before_have_no_figures_and_are_read():

@@ -88,6 +88,9 @@ def test_ids_links_and_parents_hang_together(records, vocabulary):
         if span.name in ("decode_step", "prefill"):
             assert by_id[span.links[0]].name == "engine_step"
             assert not [key for key in span.attributes if key.startswith("gen_ai")]
+        if span.name == "engine_step":
+            assert all(by_id[by_id[link].links[0]] is span for link in span.links)
+        assert span.of_engine is (span.name == "engine_step")
         assert span.end_ns >= span.start_ns or span.name not in ("engine_step", "queue")
 
 
