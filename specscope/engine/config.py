@@ -24,7 +24,7 @@ from specscope.trace.record.tree import ROOT
 DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {
-    "eagle": "dynamic:4,depth=2,top=4",
+    "eagle": "dynamic:3,depth=2,top=2",
     "ngram": "3x5",
     "suffix": "dynamic:16,depth=12",
     "draft_model": "5",
