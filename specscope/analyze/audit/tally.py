@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from specscope.trace.history.wording import plural
 LEAST = 2e-6  # probabilities closer than this are the same whatever the dtype: they are stored as float32
 SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
+NEAR_TIE = "at near ties"  # where rounding allows either outcome
+NO_P = "whose p was not recorded"
 DEARER = 0.1  # the price of a test where steps differ because an earlier one did: such conditions are long
 
 
@@ -82,7 +85,7 @@ class Tally:
     items: list[Reference] = field(default_factory=list)
     differs: list[bool] = field(default_factory=list)
     examples: list[DifferingItem] = field(default_factory=list)
-    excused: int = 0  # items at near ties, where rounding allows either outcome
+    left: Counter[str] = field(default_factory=Counter)  # items that cannot be judged, by what they are
     gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is not used as one
     judged: list[float] = field(default_factory=list)  # the model's value for each item
 
@@ -97,7 +100,7 @@ class Tally:
     def finding(self, history: History) -> Finding:
         """The finding on all items; the condition is searched for over all of them."""
         failed = sum(self.differs)
-        note = f"{plural(self.excused, self.noun)} at near ties left out" if self.excused else ""
+        note = "; ".join(f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count)
         check = Check(
             name=self.name,
             result=CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED,

@@ -45,7 +45,7 @@ from specscope.trace.record.notes import DraftNotes as DraftNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import SamplingParams, kept_params
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
-from specscope.trace.record.rules import MATCH, STANDARD, is_lossy, looks_ahead
+from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
@@ -161,6 +161,11 @@ class Verdict(ArrayEq):
     def tells_p(self) -> bool:
         """Whether p was recorded: another engine may tell outcomes alone."""
         return self.final_p != 0 or len(self.outcome) in self.forced
+
+    @property
+    def tells_outcome_alone(self) -> bool:
+        """Whether no p was recorded because nobody saw it; else a p of 0 is what was recorded."""
+        return self.rule in OUTCOME_ALONE and not self.tells_p
 
     @property
     def is_greedy(self) -> bool:

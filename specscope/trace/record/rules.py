@@ -17,7 +17,8 @@ LOSSY = "lossy"  # a rule that is not lossless is called lossy:NAME
 THRESHOLDS = f"{LOSSY}:thresholds"  # SGLang's acceptance thresholds below 1
 SIMULATED = f"{LOSSY}:simulated"  # SGLang's SGLANG_SIMULATE_ACC_LEN: a count that was asked for
 MADE_UP = (f"{LOSSY}:synthetic", SIMULATED)  # for benchmarks: what is accepted is drawn without the target
-UNSEEN = "unseen"  # of another engine, which judged where specscope does not see p: the outcome alone is told
+UNSEEN = "unseen"  # of another engine, which judged where specscope does not see p
+OUTCOME_ALONE = (UNSEEN, *MADE_UP)  # under which p may not be known: what came out is told
 
 
 def is_lossy(rule: str) -> bool:

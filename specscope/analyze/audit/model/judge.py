@@ -13,7 +13,7 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.audit.tally import Tally, conditional, span, within
+from specscope.analyze.audit.tally import NEAR_TIE, NO_P, Tally, conditional, span, within
 from specscope.trace.record.limits import UNREAD, untold_limits
 from specscope.trace.record.method import TEXT
 from specscope.trace.record.params import SamplingParams
@@ -110,11 +110,20 @@ class TargetJudge(_Judge):
         assert verdict is not None
         best = shaped.topk(2)
         choice, gap = int(best.indices[0]), float(best.values[0] - best.values[1])
-        for child in tree.children(parent):
+        for child in self._told(step, parent):
             token, recorded = int(tree.token[child]), float(verdict.p[child])
             self._choice("target p", step, child, token, choice, gap, recorded, shaped)
         if parent == step.leaf and len(tree) not in verdict.forced:
             self._choice("final token", step, None, verdict.token, choice, gap, 1.0, shaped)
+
+    def _told(self, step: AuditedStep, parent: int) -> list[int]:
+        """The children whose p was recorded; others are left out, and counted."""
+        verdict, children = step.part.verdict, step.part.tree.children(parent)
+        assert verdict is not None
+        if not verdict.tells_outcome_alone:
+            return children
+        self.tallies["target p"].left[NO_P] += len(children)
+        return []
 
     def _choice(
         self,
@@ -133,7 +142,7 @@ class TargetJudge(_Judge):
         behind = gap if token == choice else float(row[choice] - row[token])
         tally = self.tallies[name]
         if differs and behind <= self.slack:
-            tally.excused += 1
+            tally.left[NEAR_TIE] += 1
             return
         text = ""
         if differs:
@@ -143,12 +152,15 @@ class TargetJudge(_Judge):
     def _sampled(self, step: AuditedStep, parent: int, shaped: Tensor, p: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
         assert verdict is not None
-        children, taken = tree.children(parent), []
+        children, taken = self._told(step, parent), []
         for child in children:
             token, recorded = int(tree.token[child]), float(verdict.p[child])
             allowed = self.bounds(shaped, p, token, recorded)
             taken.append(allowed)
             self._p("target p", step, child, recorded, float(p[token]), allowed)
+        if verdict.tells_outcome_alone:
+            self.tallies["final p"].left[NO_P] += parent == step.leaf
+            return
         notes = step.part.parents
         if parent == step.leaf and notes is not None:
             recorded, judged = notes.final_target_p, float(p[verdict.token])
@@ -283,7 +295,7 @@ class DrafterJudge(_Judge):
             return
         drawn = min(int(torch.searchsorted(ends, coin * ends[-1], right=True)), len(ends) - 1)
         if drawn != token and coin in self._reach(shaped, left, taken, token):
-            tally.excused += 1
+            tally.left[NEAR_TIE] += 1
             return
         text = f"coin {coin:.4g} draws {tally.show(drawn)} from the q of the drafter run afresh"
         text += f", not {tally.show(token)}"
