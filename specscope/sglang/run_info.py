@@ -66,9 +66,9 @@ def settings_of(bag: Any, *, greedily: bool, simulated: float) -> dict[str, Any]
 def tree_string(settings: Mapping[str, Any]) -> str:
     """A chain as a tree string; a tree as EAGLE-2's, by SGLang's numbers."""
     drafted = int(settings.get("speculative_num_draft_tokens") or 1) - 1
-    if settings.get("method") == "ngram":
-        return str(drafted)
     topk, steps = int(settings.get("speculative_eagle_topk") or 1), settings.get("speculative_num_steps")
+    if settings.get("method") == "ngram":
+        return f"dynamic:{drafted},depth={drafted},top={min(topk, drafted)}"  # its breadth is kept as eagle_topk
     if topk > 1:
         return f"dynamic:{drafted},depth={steps},top={topk}"
     return f"{'sampled' if settings.get('speculative_use_rejection_sampling') else 'top'}:{drafted}"
@@ -136,7 +136,7 @@ def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[st
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "seed": params.sampling_seed or 0,
-        "max_tokens": params.max_new_tokens or SamplingParams().max_tokens,
+        "max_tokens": SamplingParams().max_tokens if params.max_new_tokens is None else params.max_new_tokens,
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
         "ignore_eos": bool(params.ignore_eos),
         "stop_token_ids": tuple(sorted(params.stop_token_ids or ())),

@@ -27,6 +27,7 @@ from specscope.trace.record.records import (
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 
+PROBE = "HEALTH_CHECK"  # how ids of requests begin with which GET /health looks whether tokens come out
 ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass
 
 
@@ -69,7 +70,7 @@ class ResultWitness:
         """The result of a prefill was taken: the first token of each prompt that it ended is drawn without drafts."""
         parts = []
         for place, (req, was) in enumerate(zip(batch.reqs, before, strict=True)):
-            if was.skipped:
+            if was.skipped or is_own(req):
                 continue
             known = self._known(req)
             known.retracted = False
@@ -91,7 +92,7 @@ class ResultWitness:
         """The result of a verification was taken."""
         self.bytes += seen.bytes
         there = zip(batch.reqs, skipped, judged, strict=True)
-        parts = [self._part(req, each) for req, skip, each in there if not skip]
+        parts = [self._part(req, each) for req, skip, each in there if not (skip or is_own(req))]
         self._tell(parts, (*_phases(seen, began_ns), Phase("commit", began_ns, time.time_ns())))
 
     def _part(self, req: Any, made: JudgedRequest) -> RequestStep:
@@ -170,6 +171,11 @@ class ResultWitness:
         reason, stop, wrong = end_reason(req, self.run.eos_tokens)
         output = np.array(req.output_ids_through_stop, np.int32)
         return RequestEnd(known.info, time.time_ns(), reason, stop, output, wrong)
+
+
+def is_own(req: Any) -> bool:
+    """Whether SGLang sent it to itself: a probe of its health, or no tokens, to fill the cache for several outputs."""
+    return str(req.rid).startswith(PROBE) or req.sampling_params.max_new_tokens == 0
 
 
 def _phases(seen: Verification, began_ns: int) -> tuple[Phase, ...]:

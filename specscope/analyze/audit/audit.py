@@ -19,7 +19,7 @@ from specscope.trace.checked import short
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.plan import DynamicPlan, TreePlan, read_plan
-from specscope.trace.record.limits import untold_limits
+from specscope.trace.record.limits import RELAXED, untold_limits
 from specscope.trace.record.method import model_part, text_part
 from specscope.trace.record.records import RunInfo
 
@@ -198,7 +198,7 @@ class _Judging:
 
     def _plan(self) -> TreePlan | None:
         """The tree that text lookup filled; None where it cannot be read, which is reported, and the models judge."""
-        if not text_part(self.run.drafter):
+        if not text_part(self.run.drafter) or self.run.ways.looks_up_in_all:
             return None
         plan = read_plan(self.run.tree)
         if plan is None:
@@ -278,7 +278,9 @@ class _Judging:
             findings.append(_text(self.history, run, plan, self.plans))
         elif run.drafter != "none" and not model_part(run.drafter):
             why = f"no judge knows the drafter {run.drafter}"
-            if text_part(run.drafter):
+            if run.ways.looks_up_in_all and text_part(run.drafter):
+                why = "this engine looks drafts up in the texts of all its requests, not all of which are in the capture"
+            elif text_part(run.drafter):
                 why = "the capture names no tree that its lookups can be judged by"
             elif run.is_ours and not run.drafter.startswith("synthetic"):
                 self._say(f"The drafter was not judged: {why}.")
@@ -346,15 +348,24 @@ def _plans(history: History, run: RunInfo, places: dict[str, list[int]]) -> tupl
 
 def _limited(plans: Sequence[Contexts]) -> list[str]:
     """A note on requests whose p is not judged, because a check does not apply to them."""
-    limited = [contexts for contexts in plans if contexts.limits and contexts.steps]
+    judged = [contexts for contexts in plans if contexts.steps]
+    relaxed = [contexts for contexts in judged if RELAXED in contexts.limits]
+    notes = []
+    if relaxed:
+        notes.append(
+            f"{plural(len(relaxed), 'request')}: the target's p was not compared, as this engine takes the penalties "
+            "on drafted rows from tokens that were committed some steps before, by design"
+        )
+    limited = [contexts for contexts in judged if {*contexts.limits} - {RELAXED}]
     if not limited:
-        return []
-    names = ", ".join(dict.fromkeys(name for contexts in limited for name in contexts.limits))
+        return notes
+    names = ", ".join(dict.fromkeys(name for contexts in limited for name in contexts.limits if name != RELAXED))
     both = any(untold_limits(contexts.drafter_params) for contexts in limited)
     what = "the target's p and the drafter's were" if both else "the target's p was"
     return [
+        *notes,
         f"{plural(len(limited), 'request')}: {what} not compared, as {names} limit the tokens in a way that the "
-        "capture does not tell"
+        "capture does not tell",
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import RequestHistory
-from specscope.trace.record.limits import unknown_limits, untold_limits
+from specscope.trace.record.limits import RELAXED, unknown_limits, untold_limits
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep, RunInfo
 from specscope.trace.record.tree import ROOT
@@ -145,7 +145,9 @@ def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
     if info is None or (run.is_ours and not untold_limits(info.params)):
         return None
     limits = untold_limits(info.params) if run.is_ours else unknown_limits(info.params, info.labels)
-    return Shaped(run.drafter_params(info.params), limits, run.raw_is_masked)
+    if run.ways.relaxes_penalties and info.params.penalised:
+        limits = (*limits, RELAXED)
+    return Shaped(run.drafter_params(info.params), limits, run.ways.raw_is_masked)
 
 
 def contexts_of(

@@ -414,6 +414,10 @@ class Columns:
         drawn: Bools = self.sampled & (self.draft_coin != 0)
         return drawn
 
+    def holds(self, token: int | None) -> Bools:
+        """[N] the nodes with this token; none where it is None."""
+        return self.token == (-2 if token is None else token)
+
     def children_at(self, nodes: Bools) -> Bools:
         """[rows] whether any of these nodes is a child of the row."""
         has_child = np.zeros(self.rows, np.bool_)

@@ -174,6 +174,8 @@ def ends(account: Account) -> Looked:
     end, run = account.ended, account.history.run
     if end is None or run is None or not account.tells(end) or not end.info.params.is_known:
         return
+    if run.ways.sends_empty and not len(end.output):
+        return  # the engine's own request
     if not run.tells_tokens and end.reason is not FinishReason.LENGTH:
         return
     yield account.visits[-1], _wrong_end(account, end)

@@ -81,8 +81,8 @@ HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing 
 BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
 
 
-def exact_checks(columns: Columns, *, ours: bool) -> list[Check]:
-    """All checks of steps by themselves. `ours`: whether our own engine drew the coins."""
+def exact_checks(columns: Columns, *, ours: bool, filler: int | None) -> list[Check]:
+    """All checks of steps by themselves. `ours`: whether our own engine drew the coins; `filler`: RunInfo's."""
     return [
         accept_probability(columns),
         outcomes(columns),
@@ -90,7 +90,7 @@ def exact_checks(columns: Columns, *, ours: bool) -> list[Check]:
         target_at_trial(columns),
         draft_at_trial(columns),
         residual_mass(columns),
-        siblings(columns),
+        siblings(columns, filler),
         paths(columns),
         final_kinds(columns),
         final_tokens(columns),
@@ -254,9 +254,9 @@ def residual_mass(c: Columns) -> Check:
     )
 
 
-def siblings(c: Columns) -> Check:
-    """Distinct where nothing is put back; their p sum to at most 1."""
-    distinct = c.drawn != Drawn.WITH_REPLACEMENT
+def siblings(c: Columns, filler: int | None) -> Check:
+    """Distinct where nothing is put back, and no filler; their p sum to at most 1."""
+    distinct = (c.drawn != Drawn.WITH_REPLACEMENT) & ~c.holds(filler)
     order = np.lexsort((c.token, c.row))
     row, token = c.row[order], c.token[order]
     again = np.zeros(len(order), np.bool_)

@@ -1,9 +1,11 @@
-"""What limits a request and cannot be computed again: labels that another engine's witness sets, forms, and parameters
-that were left out."""
+"""What a judge must know before it computes p and q again: what limits a request and is not in the capture (labels that
+another engine's witness sets, forms, parameters that were left out), and what engines do in ways of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import LEFT_OUT, Privacy
@@ -13,6 +15,7 @@ UNREAD = "params"  # the parameters themselves could not be put into SamplingPar
 RULES = ("bad_words", "allowed_token_ids", "logits_processors", "thinking_token_budget")
 # Names of such labels. What each allows is not in the capture in a form that can be computed again.
 LIMITS = (*RULES, "min_tokens", FORM, "logit_bias", UNREAD)  # min_tokens in captures of before
+RELAXED = "penalties"  # see EngineWays.relaxes_penalties
 NO_SEED = ("seed", "none")  # a label of an engine that drew one itself
 
 
@@ -35,3 +38,28 @@ def kept_labels(labels: Mapping[str, str], _: Privacy) -> Mapping[str, str]:
     """Without what people wrote: only that a limit was there, and that there was no seed, is kept."""
     limits = {name: LEFT_OUT for name in LIMITS if name in labels}
     return limits | dict(pair for pair in labels.items() if pair == NO_SEED)
+
+
+@dataclass(frozen=True)
+class EngineWays:
+    """What an engine does in its own way, by design. The defaults are our own engine's."""
+
+    drafter_params: tuple[str, ...] | None = None  # which of a request's parameters its drafter is given; None: all
+    raw_is_masked: bool = False  # raw p is that after the form's mask: the logits are masked before its sampler runs
+    relaxes_penalties: bool = False  # drafted rows are penalised for tokens that were committed some steps ago
+    looks_up_in_all: bool = False  # its n-gram drafter searches the texts of all requests, not only the request's own
+    filler: int | None = None  # the token with which that one fills a tree
+    sends_empty: bool = False  # a request for several outputs is preceded by one of 0 tokens, which fills the cache
+
+
+WAYS = {
+    "vllm": EngineWays(drafter_params=("temperature",), raw_is_masked=True),
+    "sglang": EngineWays(
+        drafter_params=("temperature",), relaxes_penalties=True, looks_up_in_all=True, filler=0, sends_empty=True
+    ),
+}
+
+
+def ways_of(versions: Mapping[str, str]) -> EngineWays:
+    """The ways of the engine that made a run. `versions`: the run's."""
+    return next((ways for name, ways in WAYS.items() if name in versions), EngineWays())

@@ -38,7 +38,7 @@ from specscope.trace.record.declared import (
 )
 from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.form import FormNotes
-from specscope.trace.record.limits import kept_labels
+from specscope.trace.record.limits import EngineWays, kept_labels, ways_of
 from specscope.trace.record.logprobs import Logprobs
 from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.notes import DraftNotes as DraftNotes
@@ -591,10 +591,16 @@ class RunInfo:
         return "specscope" in self.versions and "vllm" not in self.versions
 
     @property
-    def raw_is_masked(self) -> bool:
-        """Whether raw p is that after the form's mask: vLLM masks the logits before its sampler is called."""
-        return "vllm" in self.versions
+    def ways(self) -> EngineWays:
+        """What its engine does in its own way."""
+        return ways_of(self.versions)
+
+    @property
+    def filler(self) -> int | None:
+        """The token with which its drafter fills trees; None where it does not."""
+        return self.ways.filler if self.drafter == "ngram" else None
 
     def drafter_params(self, params: SamplingParams) -> SamplingParams:
-        """What of a request's parameters shapes the drafter's q: all of them, but in vLLM the temperature alone."""
-        return SamplingParams(temperature=params.temperature) if "vllm" in self.versions else params
+        """What of a request's parameters shapes the drafter's q."""
+        names = self.ways.drafter_params
+        return params if names is None else SamplingParams(**{name: getattr(params, name) for name in names})
