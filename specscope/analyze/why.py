@@ -11,6 +11,7 @@ from typing import Any
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
+from specscope.analyze.questions.missed import ChoicePlace
 from specscope.errors import UserError
 from specscope.trace.history.at_parent import above
 from specscope.trace.history.decided import deciding, ended_by, wanted
@@ -24,6 +25,7 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.words import StepFacts
 
 SHOWN = 5  # kinds of a run
+RANKS = "the capture does not hold the drafter's likeliest tokens: whether it knew what the target wanted is not known"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ def why_run(history: History, request: str | None = None) -> RunAnswer:
     answers = tuple(KindAnswer(kind, _example(history, kind)) for kind in kinds[:SHOWN])
     rejections = kinds[0].rejections.total if kinds else 0
     notes = evidence.lacking(evidence.drafts) or evidence.notes(of_tokens=True)
+    if not notes and any(kind.place is ChoicePlace.UNKNOWN for kind in kinds[:SHOWN]):
+        notes = (RANKS,)
     undrafted = count_undrafted(history.run, history.steps, request)
     return RunAnswer(len(evidence.columns), rejections, undrafted, answers, notes)
 

@@ -279,7 +279,7 @@ class _Judging:
         elif run.drafter != "none" and not model_part(run.drafter):
             why = f"no judge knows the drafter {run.drafter}"
             if run.ways.looks_up_in_all and text_part(run.drafter):
-                why = "this engine looks drafts up in the texts of all its requests, not all of which are in the capture"
+                why = "this engine looks drafts up in the texts of all its requests, not all of which are here"
             elif text_part(run.drafter):
                 why = "the capture names no tree that its lookups can be judged by"
             elif run.is_ours and not run.drafter.startswith("synthetic"):

@@ -51,8 +51,8 @@ class RejectionKind:
     def about(self) -> str:
         """In words."""
         known = self.place is not ChoicePlace.UNKNOWN
-        where = ABOUT[self.place] if known else "whose rank in the drafter is not known"
-        return f"at depth {self.depth}, {AFTER[self.preceded]}, the target wanted a token {where}"
+        wanted = f"a token {ABOUT[self.place]}" if known else "another token"
+        return f"at depth {self.depth}, {AFTER[self.preceded]}, the target wanted {wanted}"
 
 
 @dataclass(frozen=True)
