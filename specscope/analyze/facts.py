@@ -134,7 +134,7 @@ def _steps(history: History) -> Iterator[_Step]:
         now.preempted += visit.preempted
         now.lost |= visit.preempted
         part, info = visit.part, visit.request.info
-        now.cached += part.found
+        now.cached += part.found or (0 if part.index else part.context_len)
         now.chunks += part.prefill_tokens > 0
         if part.verdict is not None:
             here = {

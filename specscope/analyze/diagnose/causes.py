@@ -202,9 +202,15 @@ class Cause(Enum):
     )
     DRAFTER_KV_PREFIX = (
         "drafter_kv_prefix",
-        "the drafter's KV is missing where the prompt was found in the prefix cache",
-        "blocks that the prefix cache gives out: they must hold the drafter's KV too, or it must compute its own",
+        "the drafter's KV of a cached prefix is missing, or another request's",
+        "blocks from the prefix cache: they must hold the drafter's KV, which may depend on the token behind",
         (*DRAFTER, "drafter's cache"),
+    )
+    DRAFTER_OTHER_BRANCH = (
+        "drafter_other_branch",
+        "while a tree is drafted, a branch attends to the KV of another branch",
+        "the drafter's KV slots of each branch: where a branch begins at another's node, it must read that one's slots",
+        (*DRAFTER,),
     )
     DRAFTER_CHUNKS = (
         "drafter_chunks",

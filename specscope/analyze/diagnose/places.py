@@ -53,6 +53,7 @@ PLACES: Mapping[Cause, Places] = {
     Cause.DRAFTER_KV_NOT_MOVED: {D: SEEN},
     Cause.DRAFTER_KV_REWOUND: {D: SEEN},
     Cause.DRAFTER_KV_PREFIX: {D: SEEN},
+    Cause.DRAFTER_OTHER_BRANCH: {D: SEEN},
     Cause.DRAFTER_CHUNKS: {D: f"{FED}|{SEEN}"},
     Cause.HEAD_EMBEDDING: {D: FED},
     Cause.DRAFTER_ROTARY: {D: SEEN},

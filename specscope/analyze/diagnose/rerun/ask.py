@@ -24,6 +24,7 @@ from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFa
 from specscope.analyze.locate.model.sampling import TEMPERATURE
 from specscope.analyze.locate.model.variants import BELOW, ROWS
 from specscope.analyze.locate.model.verdicts import located_verdicts
+from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.method import model_part
 from specscope.trace.record.tree import ROOT, DraftTree
 
@@ -124,7 +125,7 @@ def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
 def _head_mistakes(case: Case, models: Models, begins: Sequence[seldom.Begin]) -> list[Suspect]:
     """An EAGLE head under each mistake: all through first, then in one step alone."""
     parts = beginnings(case.steps, REQUESTS, STEPS)
-    again = heads.HeadRerun(models)
+    again = heads.HeadRerun(models, case.plan.top if isinstance(case.plan, DynamicPlan) else 1)
     right, *mistakes = heads.MISTAKES
     cut, cut_there = (
         [heads.HeadMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
@@ -147,7 +148,7 @@ def _draft_model_mistakes(case: Case, models: Models, begins: Sequence[seldom.Be
     )
     of_trees = (targets.RIGHT, *targets.MISTAKES, *cut)
     first, *mistakes = (replace(mistake, keep=_fed(mistake.keep)) for mistake in of_trees)
-    mistakes += OF_ITS_KV
+    mistakes += [*OF_ITS_KV, _behind_a_cached_prefix(case)]
     asked = _all(case, parts, first, mistakes, lambda mistake, some: _decode(model, some, mistake, case, drafter=True))
     if len(asked) > 1:
         late = _decode(model, parts, first, case, drafter=True, late=True)
@@ -204,7 +205,7 @@ def _first_tokens(steps: Iterable[Step]) -> list[tuple[str, int]]:
     for step in steps:
         largest = max(largest, int(step.tree.token.max(initial=0)))
         for _, tokens, probs in recorded(step, drafter=True):
-            largest = max(largest, int(tokens[probs > 0].max(initial=0)))
+            largest = max(largest, int((tokens if probs is None else tokens[probs > 0]).max(initial=0)))
     return [(f"a choice among the first {largest + 1:,} tokens only", largest + 1)]
 
 
@@ -229,6 +230,28 @@ OF_ITS_KV = (
         "the first nodes that it ran kept, not the path's", Cause.DRAFTER_KV_NOT_MOVED, keep=_first_run
     ),
 )
+
+
+def _behind_a_cached_prefix(case: Case) -> targets.TreeMistake:
+    """A drafter whose KV at t comes from the token at t + 1, as an EAGLE head's does, and that has KV from the cache.
+
+    The last cached slot then holds the token that followed in the request which filled the cache, and the first token
+    is in no slot.
+    """
+    texts = {step.request: step.text for step in case.steps}
+    fed: dict[str, Sequence[int]] = {}
+    for number, (name, text) in enumerate(texts.items()):
+        cached = case.history.requests[name].steps[0].context_len
+        earlier = (texts[other] for other in list(texts)[:number])
+        alike = next((other for other in earlier if len(other) > cached and other[:cached] == text[:cached]), None)
+        if cached and alike is not None:
+            fed[name] = [*text[:cached], alike[cached], *text[cached + 1 :]]
+    return targets.TreeMistake(
+        "the token behind a cached prefix of the request that filled the cache, and without the first token",
+        Cause.DRAFTER_KV_PREFIX,
+        fed=lambda step: fed.get(step.request, step.text),
+        unseen=1,
+    )
 
 
 def _decode(

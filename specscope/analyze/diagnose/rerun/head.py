@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.head import KV, Head
 from specscope.analyze.audit.model.judge import Ask
 from specscope.analyze.diagnose.case import Step
@@ -57,6 +57,7 @@ class HeadMistake:
     )
     decoding: int = 0  # everything after the prompt is that many positions too far
     known: int | None = None  # the head chooses among this many first tokens only
+    by_slot: bool = False  # a branch of the tree reads its own slots, also where it began at another branch's node
 
 
 def _shifted(by: int) -> Feed:
@@ -194,6 +195,7 @@ MISTAKES = (
     HeadMistake("the layers one place back", LAYERS, _layers(lambda layers: (layers[-1], *layers[:-1]))),
     HeadMistake("the lowest layer thrice", LAYERS, _layers(lambda layers: (layers[0],) * len(layers))),
     HeadMistake("the highest layer thrice", LAYERS, _layers(lambda layers: (layers[-1],) * len(layers))),
+    HeadMistake("each branch reading its own slots, not its ancestors'", Cause.DRAFTER_OTHER_BRANCH, by_slot=True),
     HeadMistake(
         "the prompt's last token fed behind each prefill chunk, not its next one",
         Cause.DRAFTER_CHUNKS,
@@ -231,6 +233,7 @@ class MovedHead(Head):
     base = 1.0
     decoding = 0
     prompt = 0  # positions of the prompt: what is fed while decoding comes after them
+    slots: int | None = None  # branches of a tree, each of which reads its own slots; None: each node its ancestors
     rows_at_work: frozenset[int] | None = None  # the rows of the text that are turned wrongly; None: all
     _off = 0
     _drafted = False
@@ -253,15 +256,41 @@ class MovedHead(Head):
 
     def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         self._off, self._drafted = self.further, True
-        yield from super()._trees(asked, out, kv)
+        if self.slots is None:
+            yield from super()._trees(asked, out, kv)
+        else:
+            for step in {id(step): step for step, _ in asked}.values():
+                yield from self._by_slot(step, [node for other, node in asked if other is step], self.slots, out, kv)
         self._off, self._drafted = 0, False
+
+    def _by_slot(
+        self, step: AuditedStep, nodes: Sequence[int], slots: int, out: Tensor, kv: list[KV]
+    ) -> Iterator[tuple[list[Ask], Tensor]]:
+        """The logits at a step's nodes in a beam search whose best paths of each level get the slots in order."""
+        tree, root, before = step.part.tree, step.rows[ROOT] - 1, len(kv[0][0])
+        hidden, scores, paths = out[[root]], torch.zeros(1), [()]
+        wanted = {(): ROOT, **{tuple(tree.token[tree.path_to(node)].tolist()): node for node in nodes if node != ROOT}}
+        for depth in range(1, int(tree.max_depth) + 1):
+            logits = self.logits(hidden)
+            rows = [(row, wanted[path]) for row, path in enumerate(paths) if wanted.get(path) in nodes]
+            yield [(step, node) for _, node in rows], logits[[row for row, _ in rows]]
+            values, tokens = logits.log_softmax(-1).topk(slots, dim=-1)
+            scores, best = (scores[:, None] + values).flatten().topk(slots)
+            paths = [(*paths[i // slots], int(tokens.flatten()[i])) for i in best.tolist()]
+            seen = torch.zeros(slots, before + depth * slots, dtype=torch.bool)
+            seen[:, : root + 1] = True
+            seen[:, before:] = torch.eye(slots, dtype=torch.bool).repeat(1, depth)
+            prepared = self.prepare(tokens.flatten()[best], self.fed_back(hidden[best // slots]))
+            hidden, kv = self.run(prepared, torch.full((slots,), root + depth), seen, kv)
 
 
 class HeadRerun:
     """A head and its target, asked about the first steps of requests."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, slots: int = 1) -> None:
+        """`slots`: how many branches a tree has at each level."""
         assert models.options.draft is not None
+        self.slots = slots
         self.target = models.target
         self.head = MovedHead(models.options.draft, self.target.model)
         self.head.to(torch.float32)
@@ -287,7 +316,7 @@ class HeadRerun:
         contexts, along = self._contexts(steps)
         layers: tuple[int, ...] = tuple(int(layer) for layer in self.head.layers)
         self.head.further, self.head.scale, self.head.base = mistake.further, mistake.scale, mistake.base
-        self.head.tokens = mistake.tokens(self.tokens)
+        self.head.tokens, self.head.slots = mistake.tokens(self.tokens), self.slots if mistake.by_slot else None
         # The pair of slot t holds the token at t + 1: the prompt's own end one slot before its last token
         self.head.decoding, self.head.prompt = mistake.decoding, contexts.prompt_len - 1
         fed = replace(contexts, text=[*mistake.fed(contexts.text, along, steps)])
@@ -310,7 +339,7 @@ class HeadRerun:
                     if parent == node:
                         compare(match, among(row, mistake.known), tokens, probs, allowed)
         self.head.further, self.head.scale, self.head.base, self.head.tokens = 0, 1.0, 1.0, self.tokens
-        self.head.decoding, self.head.rows_at_work = 0, None
+        self.head.decoding, self.head.rows_at_work, self.head.slots = 0, None, None
         return match
 
     def _contexts(self, steps: Sequence[Step]) -> tuple[Contexts, Along]:

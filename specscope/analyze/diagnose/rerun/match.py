@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.analyze.audit.model.judge import drafted_by_model
 from specscope.analyze.diagnose.case import Step
 from specscope.trace.record.records import ROUNDING
 from specscope.trace.record.tree import ROOT, Floats, Ints
@@ -75,15 +76,26 @@ def slack(dtype: str) -> float:
     return max(LEAST, 2 * ROUNDING.get(dtype, ROUNDING["bfloat16"]))
 
 
-def recorded(step: Step, *, drafter: bool) -> list[tuple[int, Ints, Floats]]:
-    """(parent, its likeliest tokens, their raw probabilities) of the target or the drafter, where they are recorded."""
+def recorded(step: Step, *, drafter: bool) -> list[tuple[int, Ints, Floats | None]]:
+    """(parent, its likeliest tokens, their raw probabilities) of the target or the drafter, where they are recorded.
+
+    Of a drafter that does not tell them, the likeliest tokens are those that it drafted because they are: with their
+    probabilities, where these are recorded, else None.
+    """
     notes = step.part.parents
-    if notes is None:
+    if notes is not None:
+        tokens, probs = (notes.draft_top, notes.draft_top_p) if drafter else (notes.top, notes.top_p)
+        if tokens.shape[1]:
+            return [(int(node), tokens[index], probs[index]) for index, node in enumerate(notes.node.tolist())]
+    if not drafter or step.is_sampled:
         return []
-    tokens, probs = (notes.draft_top, notes.draft_top_p) if drafter else (notes.top, notes.top_p)
-    if not tokens.shape[1]:
-        return []
-    return [(int(node), tokens[index], probs[index]) for index, node in enumerate(notes.node.tolist())]
+    by_parent = [(parent, drafted_by_model(step.part, parent)) for parent in sorted({*step.tree.parent.tolist()})]
+    notes_of = step.part.notes
+    return [
+        (parent, step.tree.token[nodes], None if notes_of is None else notes_of.prob[nodes])
+        for parent, nodes in by_parent
+        if nodes
+    ]
 
 
 def among(logits: Tensor, known: int | None) -> Tensor:
@@ -95,14 +107,16 @@ def among(logits: Tensor, known: int | None) -> Tensor:
     return cut
 
 
-def compare(match: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> None:
-    """Count one parent: a row of logits [V] against recorded probabilities of some tokens."""
+def compare(match: Match, row: Tensor, tokens: Ints, probs: Floats | None, allowed: float) -> None:
+    """Count one parent: a row of logits [V] against recorded probabilities of some tokens, or against their order."""
     p = row.softmax(-1)
     match.total += 1
-    deviation = float(np.abs(p[tokens.tolist()].numpy() - probs).max())
+    deviation = float(np.abs(p[tokens.tolist()].numpy() - likeliest(p, tokens, probs)).max())
     match.off += deviation
     if deviation <= allowed:
         match.same += 1
+    elif probs is None:
+        return
     elif (
         float(probs.max()) < SURE
         and float(np.abs(p.topk(len(probs)).values.numpy() - np.sort(probs)[::-1]).max()) <= allowed
@@ -124,6 +138,11 @@ def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | 
         return None
     p = (row * scale).softmax(-1)[tokens.tolist()].numpy()
     return scale if float(np.abs(p - probs).max()) <= 2 * allowed else None
+
+
+def likeliest(p: Tensor, tokens: Ints, probs: Floats | None) -> Floats:
+    """The probabilities recorded for these tokens; where there are none, what they must have: to be p's likeliest."""
+    return np.asarray(p.topk(len(tokens)).values.numpy(), np.float32) if probs is None else probs
 
 
 def compare_rows(

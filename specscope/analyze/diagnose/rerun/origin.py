@@ -12,7 +12,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
-from specscope.analyze.diagnose.rerun.match import SURE, recorded, slack
+from specscope.analyze.diagnose.rerun.match import SURE, likeliest, recorded, slack
 from specscope.analyze.diagnose.rerun.rows import Asked, Rows, differing, together
 from specscope.analyze.findings import Reference
 from specscope.trace.history.wording import plural
@@ -59,18 +59,20 @@ def origins(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False) -> l
     return []
 
 
-def _whose(asked: Asked, batch: Sequence[Asked], tokens: Ints, probs: Floats, allowed: float) -> Cause | None:
+def _whose(asked: Asked, batch: Sequence[Asked], tokens: Ints, probs: Floats | None, allowed: float) -> Cause | None:
     for other in batch:
         if any(_same(row, tokens, probs, allowed) for row in other.logits.values()):
             return Cause.P_OTHER_ROW if other is asked else Cause.ROWS_SWAPPED
     return None
 
 
-def _is_telling(row: Tensor, tokens: Ints, probs: Floats) -> bool:
+def _is_telling(row: Tensor, tokens: Ints, probs: Floats | None) -> bool:
     """Whether a match with another row would be no chance: the recorded row is not sure, or sure of another token."""
+    if probs is None:
+        return int(row.argmax()) != int(tokens[0])
     return float(probs.max()) <= SURE or int(row.argmax()) != int(tokens[int(probs.argmax())])
 
 
-def _same(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> bool:
-    p = row.softmax(-1)[tokens.tolist()].numpy()
-    return float(np.abs(p - probs).max()) <= allowed
+def _same(row: Tensor, tokens: Ints, probs: Floats | None, allowed: float) -> bool:
+    p = row.softmax(-1)
+    return float(np.abs(p[tokens.tolist()].numpy() - likeliest(p, tokens, probs)).max()) <= allowed

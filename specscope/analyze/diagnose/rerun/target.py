@@ -37,6 +37,8 @@ class TreeMistake:
     keep: Keep = lambda path, tree: path
     text: Text = lambda step, begin, end: range(begin, end)
     further: Callable[[Step], int] = lambda step: 0  # by which its nodes lie too far on
+    fed: Callable[[Step], Sequence[int]] = lambda step: step.text  # the tokens of the text as they are fed
+    unseen: int = 0  # first tokens that nothing behind them sees
     known: int | None = None  # the model chooses among this many first tokens only
 
 
@@ -153,12 +155,13 @@ def decoded(
     for step in steps:
         done = cache.get_seq_length()
         root = step.after - 1
-        pending = list(step.text[done : root + 1])
+        pending = list(mistake.fed(step)[done : root + 1])
         tree, c, n = step.tree, len(pending), len(step.tree)
         seen = torch.ones(c + n, done + c + n, dtype=torch.bool)
         seen[:, done:] = False
         seen[:c, done : done + c] = torch.ones(c, c, dtype=torch.bool).tril()
         seen[c:, done : done + c] = True
+        seen[max(mistake.unseen - done, 0) :, : mistake.unseen] = False
         places = [*mistake.text(step, done, root + 1)]
         if n:
             seen[c:, done + c :] = torch.from_numpy(mistake.mask(tree))

@@ -207,7 +207,7 @@ def _likeliest(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]]
     children = asked.step.tree.children(item.node)
     is_wrong = any((*asked.step.key, child) in wrong for child in children)
     for node, tokens, probs in recorded_tops(asked.step, drafter=drafter):
-        if node == item.node and children:
+        if node == item.node and children and probs is not None:
             where = asked.step.reference(children[0])
             for token, value in zip(tokens.tolist(), probs.tolist(), strict=True):
                 yield replace(item, token=token, recorded=value, where=where, wrong=is_wrong, child=children[0])
