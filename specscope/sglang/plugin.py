@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +18,8 @@ from specscope.trace.inside.settings import DEBUG, PluginSettings
 from specscope.trace.inside.sinks import Losses, sinks, start_line, warn
 from specscope.trace.wire.bus import Bus
 
+ENGINE = "sglang.srt.entrypoints.engine"
+QUIET, LONGEST = 0.1, 1.0  # seconds: a capture that does not grow for so long is written; waited for at most
 REGISTRY, CONTEXT = "sglang.srt.plugins.hook_registry", "sglang.srt.runtime_context"
 
 
@@ -31,6 +36,10 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.sglang.hooks import ServerHooks
     from specscope.sglang.run_info import sglang_version
 
+    if ENGINE in sys.modules and settings.capture:
+        registry = importlib.import_module(REGISTRY)
+        ends = before_shutdown(Path(settings.capture), guard)
+        registry.HookRegistry.register(f"{ENGINE}.Engine.shutdown", ends, registry.HookType.AROUND)
     if known.RESULTS not in sys.modules:
         return  # the frontend, or the detokenizer: nothing is verified here
     try:
@@ -57,6 +66,28 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     for name in modules:
         for function, hook in hooks.targets()[name].items():
             registry.HookRegistry.register(f"{name}.{function}", hook, registry.HookType.AROUND)
+
+
+def before_shutdown(capture: Path, guard: ErrorGuard) -> Callable[..., Any]:
+    """What goes around Engine.shutdown, which kills the schedulers: first their captures are written."""
+
+    def shutdown(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        guard.safely(_written, capture)
+        return original(*args, **kwargs)
+
+    return shutdown
+
+
+def _written(capture: Path) -> None:
+    """Wait until the captures of all ranks have not grown for a moment."""
+    end, size, since = time.monotonic() + LONGEST, -1, 0.0
+    while (now := time.monotonic()) < end:
+        grown = sum(path.stat().st_size for path in capture.parent.glob(f"{glob.escape(capture.stem)}*"))
+        if grown == size and now - since >= QUIET:
+            return
+        if grown != size:
+            size, since = grown, now
+        time.sleep(QUIET / 10)
 
 
 def _imported(names: Iterable[str], optional: tuple[str, ...]) -> Iterator[tuple[str, ModuleType]]:
