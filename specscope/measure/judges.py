@@ -19,6 +19,7 @@ from specscope.model.places import check_model, head_place, model_place, on_disk
 from specscope.model.quiet import hush
 from specscope.trace.files import read_object
 from specscope.trace.head_folder import check_kind, is_head
+from specscope.trace.head_keys import unread_layers
 from specscope.trace.history.history import History
 from specscope.trace.model_digest import model_digest, short
 from specscope.trace.plan import DynamicPlan, read_plan
@@ -175,5 +176,5 @@ def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[ModelSourc
     other = _differs("head", run.draft_model, str(folder), run.draft_digest, digest, flag, given=given is not None)
     if other and given is None:
         return None, other
-    notes += [other] if other else []
+    notes += filter(None, (other, unread_layers(read_object(folder / "config.json"))))
     return ModelSource(str(folder), folder.resolve().name), ""

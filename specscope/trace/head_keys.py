@@ -7,10 +7,14 @@ nothing: names, versions, training. One that is off, or not set, changes nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Holds = Callable[[Any], bool]
+LAYER_IDS = (
+    "eagle_aux_hidden_state_layer_ids"  # at the top as vLLM reads it, j enters layer j; in IN_SGLANG it leaves it
+)
+IN_SGLANG = "eagle_config"
 
 
 def _any(_: object) -> bool:
@@ -26,7 +30,7 @@ COMPUTED = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("num_hidden_layers", "rms_norm_eps", "rope_theta", "max_position_embeddings", "bias", "attention_bias"),
     *("mlp_bias", "draft_vocab_size", "target_hidden_size", "norm_before_residual", "mask_token_id", "pard_token"),
-    *("ptd_token_id", "eagle_aux_hidden_state_layer_ids", "original_max_position_embeddings"),
+    *("ptd_token_id", LAYER_IDS, "original_max_position_embeddings"),
     *("norm_output", "norm_before_fc", "fc_norm", "num_aux_hidden_states", "partial_rotary_factor"),
     *("sliding_window", "use_sliding_window", "has_lm_head"),
 )
@@ -45,7 +49,7 @@ HARMLESS = (
     *("temperature", "top_k", "top_p", "typical_p", "num_beams", "num_beam_groups", "num_return_sequences"),
     *("max_length", "min_length", "length_penalty", "repetition_penalty", "diversity_penalty", "do_sample"),
 )
-NESTED = ("transformer_layer_config", "eagle_config", "rope_scaling", "rope_parameters")
+NESTED = ("transformer_layer_config", IN_SGLANG, "rope_scaling", "rope_parameters")
 FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")  # at the top, or inside eagle_config
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Whose frequencies do not follow the length of the text
@@ -89,6 +93,27 @@ def unknown_tensor(names: Iterable[str]) -> str:
 def unknown(config: Mapping[str, Any]) -> str:
     """What of a head's config is not known: the first key with its value; "" where all is."""
     return next(_unknown(config), "") or next(_contradictions(flattened(config)), "")
+
+
+def layer_ids(layers: Sequence[Any]) -> dict[str, Any]:
+    """Which layers feed a head, as both vLLM and SGLang read it. `layers`: numbers; others neither can be told."""
+    of_vllm: dict[str, Any] = {LAYER_IDS: [*layers]}
+    if not all(isinstance(layer, int) for layer in layers):
+        return of_vllm
+    return {**of_vllm, IN_SGLANG: {LAYER_IDS: [layer - 1 for layer in layers]}}
+
+
+def unread_layers(config: Mapping[str, Any]) -> str:
+    """A sentence where one of these engines would take layers of its own choice for those that feed a head; else ""."""
+    nested = config.get(IN_SGLANG)
+    in_sglang = isinstance(nested, Mapping) and bool(nested.get(LAYER_IDS))
+    if in_sglang == bool(config.get(LAYER_IDS)):
+        return ""
+    engine, there = ("vLLM", "at the top") if in_sglang else ("SGLang", f"in {IN_SGLANG}")
+    return (
+        f"{engine} would not read which layers feed this head and would take its default ones: it looks for {LAYER_IDS} "
+        f"{there} of the config"
+    )
 
 
 def flattened(config: Mapping[str, Any]) -> dict[str, Any]:

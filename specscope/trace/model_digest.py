@@ -16,6 +16,7 @@ from pathlib import Path
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.files import read_object
+from specscope.trace.head_keys import IN_SGLANG, LAYER_IDS, layer_ids
 
 CHUNK = 2**24  # bytes that are hashed at once: hashlib lets other threads run meanwhile
 THREADS = 4
@@ -75,6 +76,9 @@ def _of_config(file: Path) -> str:
     """The digest of a config. Keys that are off or unset are left out: they differ between releases of a library."""
     raw = read_object(file)
     settings = {name: value for name, value in raw.items() if name not in UNREAD and value not in (None, False)}
+    ids = settings.get(LAYER_IDS)
+    if isinstance(ids, list) and layer_ids(ids).get(IN_SGLANG) == settings.get(IN_SGLANG):
+        settings.pop(IN_SGLANG, None)  # it says the same once more, for SGLang
     return _hash(json.dumps(settings, sort_keys=True).encode()).hex()
 
 

@@ -13,9 +13,8 @@ from specscope.errors import UserError
 from specscope.model.checkpoint import Size
 from specscope.model.features import AuxLayer, published_aux_layers
 from specscope.trace.files import read_object
-from specscope.trace.head_keys import FLAGS, SLIDING, flattened
+from specscope.trace.head_keys import FLAGS, SLIDING, flattened, layer_ids
 
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 PARTIAL = "partial_rotary_factor"
 ROPES = ("rope_parameters", "rope_scaling")  # where it may be told too
 
@@ -100,7 +99,7 @@ class HeadConfig:
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
             **self.flags,
-            LAYER_IDS: list(self.aux_layers),
+            **layer_ids(self.aux_layers),
         }
 
     def _speculators(self, parallel: Parallel) -> dict[str, Any]:
@@ -122,7 +121,7 @@ class HeadConfig:
             "target_hidden_size": self.target_width,
             **self.flags,
             "mask_token_id": parallel.mask_token,
-            LAYER_IDS: list(self.aux_layers),
+            **layer_ids(self.aux_layers),
         }
 
 
