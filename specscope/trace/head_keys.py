@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Holds = Callable[[Any], bool]
-LAYER_IDS = (
-    "eagle_aux_hidden_state_layer_ids"  # at the top as vLLM reads it, j enters layer j; in IN_SGLANG it leaves it
-)
-IN_SGLANG = "eagle_config"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # at the top, where vLLM looks: j is what enters layer j
+IN_SGLANG = "eagle_config"  # in which SGLang looks for them: there j is what leaves layer j
 
 
 def _any(_: object) -> bool:
@@ -111,8 +109,8 @@ def unread_layers(config: Mapping[str, Any]) -> str:
         return ""
     engine, there = ("vLLM", "at the top") if in_sglang else ("SGLang", f"in {IN_SGLANG}")
     return (
-        f"{engine} would not read which layers feed this head and would take its default ones: it looks for {LAYER_IDS} "
-        f"{there} of the config"
+        f"{engine} would not read which layers feed this head, and would take its default ones: it looks for "
+        f"{LAYER_IDS} {there} of the config"
     )
 
 

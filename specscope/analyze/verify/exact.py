@@ -255,8 +255,11 @@ def residual_mass(c: Columns) -> Check:
 
 
 def siblings(c: Columns, filler: int | None) -> Check:
-    """Distinct where nothing is put back, and no filler; their p sum to at most 1."""
-    distinct = (c.drawn != Drawn.WITH_REPLACEMENT) & ~c.holds(filler)
+    """Distinct where nothing is put back; their p sum to at most 1.
+
+    Filler of a greedy tree changes no output. A sampled one is drawn once for each node that holds it.
+    """
+    distinct = (c.drawn != Drawn.WITH_REPLACEMENT) & ~(c.holds(filler) & c.greedy[c.step])
     order = np.lexsort((c.token, c.row))
     row, token = c.row[order], c.token[order]
     again = np.zeros(len(order), np.bool_)
