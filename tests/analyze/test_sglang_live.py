@@ -1,5 +1,5 @@
-"""Captures of the real SGLang 0.5.23 (tests/data/sglang): it is not accused of what it does by design, and what is wrong
-with it has its name. The default model and the bundled head judge."""
+"""Captures of the real SGLang 0.5.23 (tests/data/sglang): it is not accused of what it does by design, and what is
+wrong with it has its name. The default model and the bundled head judge."""
 
 from pathlib import Path
 

@@ -72,10 +72,10 @@ def test_hub_names_and_large_models_have_none(models, monkeypatch):
 def test_what_shapes_the_drafter_is_a_fact_of_the_engine(models):
     run = run_info(runner(*models), "full")
     asked = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, min_tokens=4, logit_bias={3: 2.0})
-    assert run.drafter_params(asked) == SamplingParams(temperature=0.7)
+    assert run.ways.drafter_params(asked) == SamplingParams(temperature=0.7)
     ours = dataclasses.replace(run, versions={"specscope": "0.1.0"})
-    assert ours.drafter_params(asked) == asked
-    assert (run.raw_is_masked, ours.raw_is_masked) == (True, False)
+    assert ours.ways.drafter_params(asked) == asked
+    assert (run.ways.raw_is_masked, ours.ways.raw_is_masked) == (True, False)
 
 
 def test_the_settings_that_shape_batches_are_told_as_vllm_takes_them(models):

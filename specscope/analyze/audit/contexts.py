@@ -147,7 +147,7 @@ def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
     limits = untold_limits(info.params) if run.is_ours else unknown_limits(info.params, info.labels)
     if run.ways.relaxes_penalties and info.params.penalised:
         limits = (*limits, RELAXED)
-    return Shaped(run.drafter_params(info.params), limits, run.ways.raw_is_masked)
+    return Shaped(run.ways.drafter_params(info.params), limits, run.ways.raw_is_masked)
 
 
 def contexts_of(

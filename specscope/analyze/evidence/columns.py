@@ -416,7 +416,8 @@ class Columns:
 
     def holds(self, token: int | None) -> Bools:
         """[N] the nodes with this token; none where it is None."""
-        return self.token == (-2 if token is None else token)
+        holding: Bools = self.token == (-2 if token is None else token)
+        return holding
 
     def children_at(self, nodes: Bools) -> Bools:
         """[rows] whether any of these nodes is a child of the row."""

@@ -273,7 +273,7 @@ def placeholders(c: Columns, run: RunInfo | None, follows: Follows) -> Check:
     known, times = np.unique(follows.text, return_counts=True)
     spoken[np.isin(tokens, known)] = times[np.isin(known, tokens)]
     rare = (accepted == 0) & (spoken <= 0.001 * len(follows.text)) & (counts >= max(20, 0.05 * free.sum()))
-    filler = None if run is None else run.filler
+    filler = None if run is None else run.ways.filler
     odd = [token for token in np.flatnonzero(rare).tolist() if tokens[token] != filler]
     odd = [token for token in odd if not _is_chosen(c, run, int(tokens[token]))]
     bad = np.isin(place, odd)

@@ -82,7 +82,7 @@ BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, Fina
 
 
 def exact_checks(columns: Columns, *, ours: bool, filler: int | None) -> list[Check]:
-    """All checks of steps by themselves. `ours`: whether our own engine drew the coins; `filler`: RunInfo's."""
+    """All checks of steps by themselves. `ours`: whether our own engine drew the coins; `filler`: EngineWays'."""
     return [
         accept_probability(columns),
         outcomes(columns),

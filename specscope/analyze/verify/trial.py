@@ -136,7 +136,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
         sums = [_conditional(check) for check in sums]
     groups: tuple[Group, ...] = (
         Group("What was recorded", (probabilities(columns), rule_of_the_run(columns, run, edited=edited))),
-        Group("Each step", tuple(exact_checks(columns, ours=ours, filler=None if run is None else run.filler))),
+        Group("Each step", tuple(exact_checks(columns, ours=ours, filler=None if run is None else run.ways.filler))),
         Group("The evidence", tuple(parent_checks(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
         Group("The drafts", (*draft_checks(columns, run), *drawn_checks(columns, run))),
@@ -194,7 +194,7 @@ def _notes(history: History, c: Columns) -> list[str]:
         notes.append(f"{plural(count, 'step')} under a rule that cannot be checked here ({names}) left out")
     if any(map(is_lossy, others)):
         notes.append("a lossy rule's output is not distributed as the target's: it is not judged")
-    filled = int(c.holds(None if history.run is None else history.run.filler).sum())
+    filled = int(c.holds(None if history.run is None else history.run.ways.filler).sum())
     if filled:
         notes.append(
             f"this engine fills its trees with a token that nobody drafted: {filled:,} of "

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from specscope.errors import UserError, first_line
 from specscope.model.heads.eagle_head import llama_config
-from specscope.model.heads.head_config import LAYER_IDS, PARTIAL, HeadConfig
+from specscope.model.heads.head_config import PARTIAL, HeadConfig
 from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
 from specscope.model.loader import LoadedModel
 from specscope.trace.files import read_object
+from specscope.trace.head_keys import LAYER_IDS
 from specscope.train.training import LOG, STATE
 
 LAYER = (

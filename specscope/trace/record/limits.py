@@ -5,7 +5,7 @@ another engine's witness sets, forms, parameters that were left out), and what e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import LEFT_OUT, Privacy
@@ -44,22 +44,28 @@ def kept_labels(labels: Mapping[str, str], _: Privacy) -> Mapping[str, str]:
 class EngineWays:
     """What an engine does in its own way, by design. The defaults are our own engine's."""
 
-    drafter_params: tuple[str, ...] | None = None  # which of a request's parameters its drafter is given; None: all
+    drafter_takes: tuple[str, ...] | None = None  # which of a request's parameters its drafter is given; None: all
     raw_is_masked: bool = False  # raw p is that after the form's mask: the logits are masked before its sampler runs
     relaxes_penalties: bool = False  # drafted rows are penalised for tokens that were committed some steps ago
     looks_up_in_all: bool = False  # its n-gram drafter searches the texts of all requests, not only the request's own
-    filler: int | None = None  # the token with which that one fills a tree
+    filler: int | None = None  # the token with which that drafter fills a tree; None where it or another does not
     sends_empty: bool = False  # a request for several outputs is preceded by one of 0 tokens, which fills the cache
+
+    def drafter_params(self, params: SamplingParams) -> SamplingParams:
+        """What of a request's parameters shapes the drafter's q."""
+        names = self.drafter_takes
+        return params if names is None else SamplingParams(**{name: getattr(params, name) for name in names})
 
 
 WAYS = {
-    "vllm": EngineWays(drafter_params=("temperature",), raw_is_masked=True),
+    "vllm": EngineWays(drafter_takes=("temperature",), raw_is_masked=True),
     "sglang": EngineWays(
-        drafter_params=("temperature",), relaxes_penalties=True, looks_up_in_all=True, filler=0, sends_empty=True
+        drafter_takes=("temperature",), relaxes_penalties=True, looks_up_in_all=True, filler=0, sends_empty=True
     ),
 }
 
 
-def ways_of(versions: Mapping[str, str]) -> EngineWays:
-    """The ways of the engine that made a run. `versions`: the run's."""
-    return next((ways for name, ways in WAYS.items() if name in versions), EngineWays())
+def ways_of(versions: Mapping[str, str], drafter: str) -> EngineWays:
+    """The ways of the engine that made a run, with this drafter. `versions`: the run's."""
+    ways = next((ways for name, ways in WAYS.items() if name in versions), EngineWays())
+    return ways if drafter == "ngram" else replace(ways, filler=None)

@@ -593,14 +593,4 @@ class RunInfo:
     @property
     def ways(self) -> EngineWays:
         """What its engine does in its own way."""
-        return ways_of(self.versions)
-
-    @property
-    def filler(self) -> int | None:
-        """The token with which its drafter fills trees; None where it does not."""
-        return self.ways.filler if self.drafter == "ngram" else None
-
-    def drafter_params(self, params: SamplingParams) -> SamplingParams:
-        """What of a request's parameters shapes the drafter's q."""
-        names = self.ways.drafter_params
-        return params if names is None else SamplingParams(**{name: getattr(params, name) for name in names})
+        return ways_of(self.versions, self.drafter)
