@@ -16,7 +16,7 @@ from specscope.model.heads.head_loader import load_head, save_head
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
-from specscope.trace.head_keys import FLAGS
+from specscope.trace.head_keys import FLAGS, IN_SGLANG, LAYER_IDS, unread_layers
 from specscope.trace.record.tree import DraftTree
 from tests.heads import (
     CONFIG,
@@ -238,6 +238,20 @@ def test_which_layers_feed_the_head(tmp_path, target, told, aux_layers):
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "engine"),
+    [
+        ({LAYER_IDS: [1, 2, 3]}, "SGLang"),
+        ({LAYER_IDS: [1, 2, 3], IN_SGLANG: {"use_aux_hidden_state": True}}, "SGLang"),
+        ({IN_SGLANG: {LAYER_IDS: [0, 1, 2]}}, "vLLM"),
+        ({LAYER_IDS: [1, 2, 3], IN_SGLANG: {LAYER_IDS: [0, 1, 2]}}, ""),
+        ({}, ""),
+    ],
+)
+def test_which_engine_would_not_read_the_layers(config, engine):
+    assert unread_layers(config).partition(" would not read")[0] == engine
+
+
 def test_a_huge_context_takes_no_memory(tmp_path, target):
     told = {"max_position_embeddings": 2**27}
     same_as_published(write_head(tmp_path / "h", head_tensors(), **told), target)
@@ -453,6 +467,7 @@ def test_what_is_saved_is_what_is_published(tmp_path, target):
         "tie_word_embeddings": False,
         "target_hidden_size": 48,
         "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]},  # the same, for SGLang
         "torch_dtype": "bfloat16",
     }
     assert wanted.items() <= told.items()

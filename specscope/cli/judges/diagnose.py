@@ -121,9 +121,10 @@ def _examine(
         from specscope.analyze.diagnose.text import render_diagnosis
 
         render_diagnosis(diagnosis, file, text_console())
-    for warning in reader.warnings:
+    warnings = (*reader.warnings, *(() if options is None else options.notes))
+    for warning in warnings:
         warn(warning)
-    return of_capture(file, diagnosis.to_dict(file), code=diagnosis.exit, warnings=reader.warnings)
+    return of_capture(file, diagnosis.to_dict(file), code=diagnosis.exit, warnings=warnings)
 
 
 def _options(history: History, asked: JudgeFlags) -> tuple[Options | None, str]:

@@ -7,10 +7,12 @@ import shutil
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.freeze.results import run_here
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.measure.judges import audit_options
+from specscope.trace.head_keys import IN_SGLANG
 from specscope.trace.wire.reading import read_capture
 from tests.faults.judged import diagnosed
 from tests.faults.models import DRAFT, HEAD, TARGET
@@ -40,6 +42,19 @@ def judged(monkeypatch, tmp_path, embedding):
 
 def targets_own():
     return load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"].float()
+
+
+def test_a_head_that_tells_one_engine_alone_which_layers_feed_it_is_warned_of(tmp_path):
+    short = dataclasses.replace(SETTINGS["eagle chain"], requests=1, tokens=8)
+    path, head = record(short, tmp_path / "run.jsonl"), tmp_path / "head"
+    shutil.copytree(HEAD, head)
+    config = json.loads((head / "config.json").read_text())
+    assert config.pop(IN_SGLANG)
+    (head / "config.json").write_text(json.dumps(config))
+    for folder, warns in ((HEAD, False), (head, True)):
+        told = ["diagnose", str(path), "--json", "--target", str(TARGET), "--draft-model", str(folder)]
+        (capture,) = json.loads(run_here(told)[1])["captures"]
+        assert any("SGLang would not read which layers" in line for line in capture["warnings"]) is warns
 
 
 def test_a_random_embedding_is_named(monkeypatch, tmp_path):
