@@ -35,6 +35,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle tree": {"drafter": "eagle", "draft_model": str(HEAD), "tree": TREE},
     "eagle dynamic": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=4,top=3"},
     "suffix": {"drafter": "suffix", "tree": "dynamic:12,depth=6"},
+    "eagle wide": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:24,depth=5,top=4"},
 }
 
 
@@ -95,6 +96,7 @@ SETTINGS = {
     "eagle tree warm": Setting("eagle tree", WARM, requests=24),
     "eagle tree top-k": Setting("eagle tree", {"temperature": 1.2, "top_k": 4}),
     "eagle dynamic": Setting("eagle dynamic"),
+    "eagle wide": Setting("eagle wide"),
 }
 
 

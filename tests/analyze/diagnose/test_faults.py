@@ -72,6 +72,7 @@ def test_the_cause_is_named(name, folder):
 MISSED = [  # planted in a few steps alone, these are said to be wrong and have no cause, or another one
     "spoiled after rejections",
     "mask is causal",
+    "own slots",  # of a step it spoils a parent or two
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
@@ -121,6 +122,26 @@ def high_while_decoding(patch, engine):
     patch.setattr(Segment, "of_tree", staticmethod(committed))
 
 
+def own_slots(patch, engine):
+    """A branch of a dynamic tree reads its own place's slots, also where it began at another's node: SGLang 0.5.23.
+
+    The best node of each level lies in the first slot of that level, and so on.
+    """
+    segment, move_on = TreeBuilder.segment, TreeBuilder._move_on
+
+    def best_first(self, frontier):
+        move_on(self, sorted(frontier, key=lambda node: -self.score[node]))
+
+    def by_place(self, table, base):
+        made, branches = segment(self, table, base), len(self.frontier)
+        levels = -(-made.mask.shape[1] // branches)
+        made.mask = np.tile(np.eye(branches, dtype=np.bool_), levels)
+        return made
+
+    patch.setattr(TreeBuilder, "_move_on", best_first)
+    patch.setattr(TreeBuilder, "segment", by_place)
+
+
 def first_tokens_only(count: int):
     """The drafter chooses among the first tokens of the vocabulary."""
 
@@ -226,6 +247,13 @@ FAULTS = [
         "eagle chain chunks",
         "behind each prefill chunk the head is fed the prompt's last token",
         rare=0,
+    ),
+    Fault(
+        "own slots",
+        Cause.DRAFTER_OTHER_BRANCH,
+        own_slots,
+        "eagle wide",
+        "a branch that begins at another's node attends to its own place's KV",
     ),
     Fault(
         "high while decoding",
