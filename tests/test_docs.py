@@ -46,6 +46,7 @@ def test_every_flag_that_the_pages_name_exists():
         "--tail",
     }  # vLLM's, SGLang's and docker's
     known |= {"--model-path", "--speculative-algorithm", "--speculative-draft-model-path"}  # SGLang's
+    known |= {"--speculative-eagle-topk"}  # SGLang's
     known |= {
         "--base-url",
         "--tokenizer",

@@ -4,6 +4,7 @@ import functools
 import logging
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.sglang import known, plugin, verification
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import FinishReason, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, SIMULATED, STANDARD, THRESHOLDS, UNSEEN
 from tests.sglang import kernels, stand
@@ -34,7 +36,13 @@ CASES = {
 }
 
 
-LOOKUP = replace(CHAIN, speculative_algorithm="NGRAM", speculative_num_draft_tokens=3, speculative_draft_model_path="")
+LOOKUP = replace(
+    CHAIN,
+    speculative_algorithm="NGRAM",
+    speculative_num_draft_tokens=3,
+    speculative_eagle_topk=10,  # SGLang puts the breadth of its lookups here, 10 where it is not asked for another
+    speculative_draft_model_path="",
+)
 PADDED = replace(LOOKUP, speculative_num_draft_tokens=8)
 
 
@@ -211,7 +219,7 @@ def test_a_tree_of_a_text_is_recorded(recorded):
     history, engine = recorded(LOOKUP, requests(12))
     assert failed(history) in ([], ["placeholders"])  # of twelve tokens some are drafted often, whoever drafts
     assert [accepted(part) for part in decoded(history)] == engine.counts
-    assert (history.run.drafter, history.run.tree) == ("ngram", "2")
+    assert (history.run.drafter, history.run.tree) == ("ngram", "dynamic:2,depth=2,top=2")
 
 
 def test_the_padding_of_an_ngram_tree_is_convicted(recorded):
@@ -221,6 +229,28 @@ def test_the_padding_of_an_ngram_tree_is_convicted(recorded):
     parts = [part for part in decoded(history) if part.tree.token[0] != 0]
     came = sum(part.tokens()[0] == 0 for part in parts)
     assert came > 3 * sum(float(part.verdict.p[part.tree.token == 0][0]) for part in parts)
+
+
+def test_requests_of_its_own_are_left_out(recorded):
+    """A probe of its health; and, before several outputs of a prompt, a request of no tokens, which fills the cache."""
+    probe, empty = (stand.Req("HEALTH_CHECK_1", [1, 2]), stand.Req("own", [1, 2], stand.params(max_new_tokens=0)))
+    history, _ = recorded(CHAIN, [probe, *requests(2), empty])
+    assert set(history.requests) == {"r0", "r1"}
+    assert failed(history) == []
+
+
+@pytest.mark.parametrize(("written", "least", "most"), [(0.5, 0.58, 0.6), (60.0, 1.0, 1.1)])
+def test_shutdown_waits_until_the_capture_is_written(monkeypatch, tmp_path, written, least, most):
+    """`written`: seconds until nothing comes any more; it waits a second at most."""
+    now, capture = [0.0], tmp_path / "a.jsonl"
+
+    def wait(seconds):
+        now[0] += seconds
+        if now[0] < written:
+            capture.write_text("x" * int(now[0] * 1000))
+
+    monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=wait))
+    assert least <= plugin.before_shutdown(capture, ErrorGuard())(lambda: now[0]) <= most
 
 
 def test_privacy_leaves_out_token_ids(recorded):
