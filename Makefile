@@ -8,7 +8,7 @@ TRANSFORMERS := 5.20.2 5.21.1 5.22.2 5.23.0 5.24.0
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test coverage test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools vllm-sources clean
+.PHONY: demo test coverage test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools vllm-sources sglang-live clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -45,6 +45,9 @@ constraints: .venv/dev ## resolve constraints.txt again for all platforms at onc
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-annotate --no-header --python-version 3.11 \
 	    pyproject.toml --output-file constraints.txt
 	cat .venv/constraints.head constraints.txt > .venv/constraints.txt && cp .venv/constraints.txt constraints.txt
+
+sglang-live: .venv/dev ## the real SGLang, in an environment of its own with the plugin: SGLANG_PYTHON=/path/to/bin/python
+	SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m slow tests/sglang/test_real.py
 
 VLLM_SOURCES ?= ../vllm-0.33.0
 vllm-sources: .venv/dev ## the sources of vLLM 0.33.0, which some long tests run and compare (336 MB to download, 10 kept)

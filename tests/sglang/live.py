@@ -1,0 +1,75 @@
+"""Runs the real SGLang: `SGLANG_PYTHON -P live.py JOB.json OUT.json`, in an environment of its own, on a GPU or a CPU.
+
+SGLang's processes are spawned, and each of them imports this file: so a fault named in the job is planted into all.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+ON_CPU = {"device": "cpu", "prefill_attention_backend": "intel_amx", "decode_attention_backend": "intel_amx"}
+if not Path("/dev/nvidiactl").exists():
+    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "TORCHDYNAMO_DISABLE": "1"}
+else:
+    ON_CPU = {}
+COMMON = {
+    "dtype": "float32",
+    "max_total_tokens": 4096,
+    "max_running_requests": 4,
+    "context_length": 1024,
+    "disable_cuda_graph": True,
+    "grammar_backend": "none",
+    "skip_server_warmup": True,
+    "random_seed": 7,
+    "log_level": "error",
+}
+
+
+def other_layers():
+    """A head is given what enters its layers, not what leaves them."""
+    from sglang.srt.models.llama import LlamaForCausalLM
+
+    right = LlamaForCausalLM.set_eagle3_layers_to_capture
+    LlamaForCausalLM.set_eagle3_layers_to_capture = lambda self, layers=None: right(self, [n - 1 for n in layers])
+
+
+def row_before():
+    """A token goes with the features of the row before its own."""
+    from sglang.srt.models.llama_eagle3 import LlamaModel
+
+    right = LlamaModel.forward
+
+    def forward(self, input_ids, positions, forward_batch, *args, **kwargs):
+        spec = forward_batch.spec_info
+        if spec.hidden_states.shape[-1] != self.embed_tokens.weight.shape[-1]:  # the target's, of several layers
+            spec.hidden_states = spec.hidden_states.roll(1, 0)
+        return right(self, input_ids, positions, forward_batch, *args, **kwargs)
+
+    LlamaModel.forward = forward
+
+
+def kv_not_moved():
+    """After a tree the KV of the accepted path stays where it was written."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    MHATokenToKVPool.move_kv_cache = lambda self, tgt_loc, src_loc: None
+
+
+if fault := os.environ.get("SPECSCOPE_TEST_FAULT"):
+    globals()[fault]()
+
+
+def main():
+    import sglang
+
+    job = json.loads(Path(sys.argv[1]).read_text())
+    engine = sglang.Engine(model_path=job["model"], **ON_CPU, **COMMON, **job["speculation"])
+    made = engine.generate(input_ids=job["prompts"], sampling_params=job["sampling"])
+    Path(sys.argv[2]).write_text(json.dumps(made, default=str))
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

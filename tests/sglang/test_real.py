@@ -1,0 +1,113 @@
+"""The real SGLang, in an environment of its own: SGLANG_PYTHON names its interpreter, with the plugin installed.
+
+SGLANG_PYTHON=/path/to/sglang/bin/python make sglang-live
+"""
+
+import json
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.run import examine
+from specscope.analyze.findings import Exit
+from specscope.analyze.verify.trial import judge
+from specscope.measure.judges import audit_options
+from specscope.measure.prompts import COPYING, PLAIN
+from specscope.model.bundled import bundled_model
+from specscope.trace.wire.reading import read_capture
+
+PYTHON = os.environ.get("SGLANG_PYTHON", "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SGLANG_PYTHON names no SGLang")]
+HERE = Path(__file__).parent
+HEAD = str(HERE.parents[1] / "specscope" / "heads" / "SmolLM2-135M-Instruct")
+PROMPTS = [*PLAIN, *COPYING][:8]
+SPECULATION = {
+    "plain": {},
+    "ngram": {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6},
+    "standalone": {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "TARGET"},
+    "chain": {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": HEAD},
+    "tree": {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": HEAD},
+}
+CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+FAULTS = {
+    "other_layers": ("chain", Cause.FEATURES_LAYERS),
+    "row_before": ("chain", Cause.FEATURES_STALE),
+    "kv_not_moved": ("tree", Cause.KV_NOT_MOVED),
+}
+SHAPES = {"standalone": CHAIN, "chain": CHAIN, "tree": TREE}
+
+
+@cache
+def model():
+    return str(bundled_model(lambda text: None))
+
+
+@cache
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model())
+
+
+def run(folder, method, *, tokens=32, plugin=True, fault="", **sampling):
+    """(the capture, what SGLang gave)."""
+    capture, out = folder / f"{plugin}.jsonl", folder / "out.json"
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    encode = lambda chat: tokenizer().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)  # noqa: E731
+    speculation = SPECULATION[method] | SHAPES.get(method, {})
+    job = {
+        "model": model(),
+        "speculation": {key: model() if value == "TARGET" else value for key, value in speculation.items()},
+        "prompts": list(map(encode, chats)),
+        "sampling": {"temperature": 0, "max_new_tokens": tokens} | sampling,
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
+    environment |= {"SPECSCOPE_CAPTURE": str(capture)} if plugin else {}
+    environment |= {"SPECSCOPE_TEST_FAULT": fault} if fault else {}
+    command = [PYTHON, "-P", str(HERE / "live.py"), str(folder / "job.json"), str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return capture, json.loads(out.read_text())
+
+
+def diagnosed(capture):
+    reader = read_capture(capture)
+    return examine(reader.history, "run", audit_options(reader.history, None, None, 400), warnings=reader.warnings)
+
+
+@pytest.mark.parametrize("method", ["chain", "tree", "ngram", "standalone"])
+def test_the_capture_is_what_sglang_says_and_stands_every_trial(tmp_path, method):
+    capture, answers = run(tmp_path, method)
+    _, plain = run(tmp_path, "plain", plugin=False)
+    history = read_capture(capture).history
+    requests = {request.id: request for request in history.requests.values()}
+    assert len(requests) == len(PROMPTS)
+    for answer, other in zip(answers, plain, strict=True):
+        request, counts = requests[answer["meta_info"]["id"]], answer["meta_info"]
+        output = [token for token, _ in request.output()]
+        assert output == answer["output_ids"] == other["output_ids"]
+        assert request.ended  # shutdown() waits for what is still to be written
+        drafts = [part for part in request.steps if part.verdict is not None and len(part.tree)]
+        assert len(drafts) == counts["spec_verify_ct"]
+        assert sum(part.verdict.accepted for part in drafts) == counts["spec_num_correct_drafts"]
+    assert judge(history).exit is not Exit.INCONSISTENT
+
+
+@pytest.mark.parametrize("fault", ["other_layers", "row_before", "kv_not_moved"])
+def test_diagnose_names_a_fault_from_the_plugin_s_capture(tmp_path, fault):
+    method, cause = FAULTS[fault]
+    found = diagnosed(run(tmp_path, method, fault=fault, tokens=48)[0])
+    assert found.exit is Exit.INCONSISTENT
+    assert found.suspects[0].cause is cause
+
+
+def test_no_fault_is_named_in_a_chain_of_a_head(tmp_path):
+    found = diagnosed(run(tmp_path, "chain", tokens=48)[0])
+    assert "audit" in found.looked_at
+    assert (found.exit, list(found.faults), found.unexplained) == (Exit.CONSISTENT, [], ())
