@@ -93,8 +93,12 @@ def test_penalties_are_relaxed_by_design_and_the_drafter_takes_none():
         ("tree_sampled", Cause.DRAFTER_OTHER_BRANCH),
         ("tree_greedy", Cause.DRAFTER_OTHER_BRANCH),
         ("standalone_cached", Cause.DRAFTER_KV_PREFIX),
+        ("faults/other_layers", Cause.FEATURES_LAYERS),
+        ("faults/row_before", Cause.FEATURES_STALE),
+        ("faults/kv_not_moved", Cause.KV_NOT_MOVED),
     ],
 )
 def test_what_is_wrong_with_it_is_named_first(name, cause):
+    """Its own mistakes, and those of tests/sglang/live.py planted into it."""
     history = history_of(name)
-    assert examine(history, name, options(history)).suspects[0].cause is cause
+    assert examine(history, name, options(history, 120)).suspects[0].cause is cause

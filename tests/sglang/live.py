@@ -35,19 +35,35 @@ def other_layers():
     LlamaForCausalLM.set_eagle3_layers_to_capture = lambda self, layers=None: right(self, [n - 1 for n in layers])
 
 
-def row_before():
-    """A token goes with the features of the row before its own."""
+def _head(change):
+    """What a head is given: `change` takes (token ids, positions, spec, whether the features are the target's)."""
     from sglang.srt.models.llama_eagle3 import LlamaModel
 
     right = LlamaModel.forward
 
     def forward(self, input_ids, positions, forward_batch, *args, **kwargs):
         spec = forward_batch.spec_info
-        if spec.hidden_states.shape[-1] != self.embed_tokens.weight.shape[-1]:  # the target's, of several layers
-            spec.hidden_states = spec.hidden_states.roll(1, 0)
+        of_target = spec.hidden_states.shape[-1] != self.embed_tokens.weight.shape[-1]  # of several layers
+        input_ids, positions = change(input_ids, positions, spec, of_target)
         return right(self, input_ids, positions, forward_batch, *args, **kwargs)
 
     LlamaModel.forward = forward
+
+
+def row_before():
+    """A token goes with the features of the row before its own in the batch."""
+
+    def change(input_ids, positions, spec, of_target):
+        if of_target:
+            spec.hidden_states = spec.hidden_states.roll(1, 0)
+        return input_ids, positions
+
+    _head(change)
+
+
+def positions_high():
+    """Drafted nodes are one position too far."""
+    _head(lambda input_ids, positions, spec, of_target: (input_ids, positions if of_target else positions + 1))
 
 
 def kv_not_moved():

@@ -37,6 +37,7 @@ TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_nu
 FAULTS = {
     "other_layers": ("chain", Cause.FEATURES_LAYERS),
     "row_before": ("chain", Cause.FEATURES_STALE),
+    "positions_high": ("chain", Cause.DRAFTER_ROTARY),
     "kv_not_moved": ("tree", Cause.KV_NOT_MOVED),
 }
 SHAPES = {"standalone": CHAIN, "chain": CHAIN, "tree": TREE}
@@ -78,7 +79,7 @@ def run(folder, method, *, tokens=32, plugin=True, fault="", **sampling):
 
 def diagnosed(capture):
     reader = read_capture(capture)
-    return examine(reader.history, "run", audit_options(reader.history, None, None, 400), warnings=reader.warnings)
+    return examine(reader.history, "run", audit_options(reader.history, model(), HEAD, 120), warnings=reader.warnings)
 
 
 @pytest.mark.parametrize("method", ["chain", "tree", "ngram", "standalone"])
@@ -96,10 +97,10 @@ def test_the_capture_is_what_sglang_says_and_stands_every_trial(tmp_path, method
         drafts = [part for part in request.steps if part.verdict is not None and len(part.tree)]
         assert len(drafts) == counts["spec_verify_ct"]
         assert sum(part.verdict.accepted for part in drafts) == counts["spec_num_correct_drafts"]
-    assert judge(history).exit is not Exit.INCONSISTENT
+    assert judge(history, source="run").exit is not Exit.INCONSISTENT
 
 
-@pytest.mark.parametrize("fault", ["other_layers", "row_before", "kv_not_moved"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_diagnose_names_a_fault_from_the_plugin_s_capture(tmp_path, fault):
     method, cause = FAULTS[fault]
     found = diagnosed(run(tmp_path, method, fault=fault, tokens=48)[0])

@@ -24,7 +24,6 @@ from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFa
 from specscope.analyze.locate.model.sampling import TEMPERATURE
 from specscope.analyze.locate.model.variants import BELOW, ROWS
 from specscope.analyze.locate.model.verdicts import located_verdicts
-from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.method import model_part
 from specscope.trace.record.tree import ROOT, DraftTree
 
@@ -125,7 +124,7 @@ def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
 def _head_mistakes(case: Case, models: Models, begins: Sequence[seldom.Begin]) -> list[Suspect]:
     """An EAGLE head under each mistake: all through first, then in one step alone."""
     parts = beginnings(case.steps, REQUESTS, STEPS)
-    again = heads.HeadRerun(models, case.plan.top if isinstance(case.plan, DynamicPlan) else 1)
+    again = heads.HeadRerun(models, case, STEPS)
     right, *mistakes = heads.MISTAKES
     cut, cut_there = (
         [heads.HeadMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,11 +12,12 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.head import KV, Head
 from specscope.analyze.audit.model.judge import Ask
-from specscope.analyze.diagnose.case import Step
+from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.rerun.match import Match, among, compare, recorded
+from specscope.analyze.diagnose.rerun.match import Match, among, beginnings, compare, recorded
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
+from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import ROOT
 
 
@@ -26,6 +28,9 @@ class Along:
     text: Tensor  # [T, layers, width]
     nodes: Mapping[int, Tensor]  # by the step's index: [n + 1, layers, width] at the root and each node
     choice: tuple[int, ...] = ()  # [T] the target's likeliest token after each token of the text
+    # What enters the layers at the row before the request's own in the batch of a step, [layers, width]; None: unknown.
+    # By the step's index; for the batch's first row that is its last one.
+    before: Callable[[int], Tensor | None] = lambda index: None
 
     @property
     def length(self) -> int:
@@ -133,6 +138,26 @@ def _last_nodes(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) ->
     return features
 
 
+def _rows_before(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+    """Each row of a pass gets the features of the row before it in the batch, another request's too."""
+    features, judged = of_layers(along.text, layers).clone(), {step.part.index: step for step in steps}
+    for part in steps[0].visit.request.steps:
+        if part.index in judged:
+            step, rows = judged[part.index], along.nodes[part.index][:, list(layers)].flatten(1)
+            first, row_before = step.after - 1, along.before(part.index)
+            path = step.verdict.path.tolist()[: max(along.length - step.after, 0)]
+            features[step.after : step.after + len(path)] = rows[path]  # row i + 1 is node i's
+        elif part.index < steps[-1].part.index and part.prefill_tokens:
+            first, end = part.context_len, part.context_len + part.prefill_tokens
+            features[first + 1 : end] = of_layers(along.text[first : end - 1], layers)
+            row_before = along.before(part.index)
+        else:
+            continue
+        if row_before is not None and first < len(features):
+            features[first] = row_before[list(layers)].flatten()
+    return features
+
+
 def _layers(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Feed:
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
         last = along.text.shape[1] - 1
@@ -179,6 +204,7 @@ STALE, MISSING, LAYERS = Cause.FEATURES_STALE, Cause.FEATURES_MISSING, Cause.FEA
 MISTAKES = (
     HeadMistake("as it should be", None),
     HeadMistake("the features of the position before", STALE, _shifted(-1)),
+    HeadMistake("the features of the row before in the batch", STALE, _rows_before),
     HeadMistake("the features of two positions before", STALE, _shifted(-2)),
     HeadMistake("the features of the position after", STALE, _shifted(1)),
     HeadMistake("the root's features for all tokens of a step", STALE, _roots_again),
@@ -287,10 +313,13 @@ class MovedHead(Head):
 class HeadRerun:
     """A head and its target, asked about the first steps of requests."""
 
-    def __init__(self, models: Models, slots: int = 1) -> None:
-        """`slots`: how many branches a tree has at each level."""
+    def __init__(self, models: Models, case: Case, longest: int) -> None:
+        """`longest`: how many steps of another request of the batch are run for its features."""
         assert models.options.draft is not None
-        self.slots = slots
+        self.slots = case.plan.top if isinstance(case.plan, DynamicPlan) else 1  # branches of a tree at each level
+        self.visits = {(visit.request.id, visit.part.index): visit for visit in case.visits}
+        requests = len(case.history.requests)
+        self.starts = {steps[0].request: steps for steps in beginnings(case.steps, requests, longest) if steps}
         self.target = models.target
         self.head = MovedHead(models.options.draft, self.target.model)
         self.head.to(torch.float32)
@@ -355,8 +384,18 @@ class HeadRerun:
             logits, features = self.target.alone(contexts.text, list(range(count)))
             assert features is not None
             nodes = {step.part.index: states.cpu() for step, states in decoded(self.target, steps, RIGHT, states=True)}
-            self._along[name] = (
-                contexts,
-                Along(features.cpu().reshape(len(features), count, -1), nodes, tuple(logits.argmax(-1).tolist())),
-            )
+            text, choice = features.cpu().reshape(len(features), count, -1), tuple(logits.argmax(-1).tolist())
+            self._along[name] = contexts, Along(text, nodes, choice, partial(self._row_before, steps[0].request))
         return self._along[name]
+
+    def _row_before(self, request: str, index: int) -> Tensor | None:
+        """Of a request's step: what `Along.before` gives."""
+        batch = self.visits[request, index].record.requests
+        other = batch[[part.request for part in batch].index(request) - 1]
+        if other.request not in self.starts:
+            return None
+        _, along = self._contexts(self.starts[other.request])
+        if other.index in along.nodes:
+            return along.nodes[other.index][-1]
+        last = other.context_len + other.prefill_tokens - 1
+        return along.text[last] if other.prefill_tokens and last < along.length else None
