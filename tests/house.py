@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (12866, 9300),
     "remote": (2288, 1700),
     "watch": (1965, 1850),
-    "analyze": (27171, 15700),
+    "analyze": (27209, 15700),
     "measure": (7034, 3300),
     "engine": (2883, 2350),
     "plans": (850, 850),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (651, 600),
-    "all": (90561, 64500),
+    "all": (90599, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
