@@ -119,7 +119,7 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "seed": seed or 0,
-        "max_tokens": params.max_tokens or SamplingParams().max_tokens,
+        "max_tokens": SamplingParams().max_tokens if params.max_tokens is None else params.max_tokens,
         "stop": tuple(params.stop or ()),
         "ignore_eos": bool(params.ignore_eos),
         "stop_token_ids": tuple(params.stop_token_ids or ()),
