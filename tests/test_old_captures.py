@@ -18,6 +18,7 @@ import pytest
 from benchmarks.freeze.results import differences, results_of, run_here
 from benchmarks.freeze.run import ENVIRONMENT
 from specscope.debug.viewer import Viewer
+from specscope.engine.config import DEFAULT_TREES
 from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.app import ScopeApp
 from specscope.tui.widgets.lines import Panel
@@ -116,6 +117,7 @@ def same(name, verb, got):
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     monkeypatch.chdir(FOLDER)
+    monkeypatch.setitem(DEFAULT_TREES, "eagle", "dynamic:4,depth=2,top=4")  # the default then, which tune names
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 

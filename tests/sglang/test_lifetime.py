@@ -182,7 +182,7 @@ def test_an_algorithm_that_no_hook_reaches_is_said_and_left_alone(recorded, capl
         sys.modules[known.VERIFY].eagle_sample = stand.eagle_sample  # behind the hooks' back
         stand.Engine.run(engine, reqs)
 
-    recorded(stand.Settings(speculative_algorithm="UNO"), requests(), run=run)
+    recorded(stand.Settings(speculative_algorithm="UNO"), requests(), run=run, ends=False)
     assert "switched off: this algorithm samples where no hook reaches. `specscope watch` reads its" in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_sglang_without_speculation_is_left_alone(recorded, caplog):
         type(engine.processor)._resolve_spec_v2_tokens = engine.processor._resolve_spec_v2_tokens.__wrapped__
         taken(engine, batch, result)
 
-    recorded(CHAIN, requests(), run=run)
+    recorded(CHAIN, requests(), run=run, ends=False)
     assert "switched off: SGLang runs without speculation" in caplog.text
 
 
