@@ -53,7 +53,7 @@ def fill(engine, seed):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", each_drafter(DRAFTERS))
-# Fixed examples: where two drafts are as likely but for rounding, a batch that is cut otherwise may order them otherwise
+# Fixed examples: where two drafts are as likely but for rounding, a batch cut otherwise may order them otherwise
 @settings(max_examples=10, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
