@@ -36,8 +36,8 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.sglang.hooks import ServerHooks
     from specscope.sglang.run_info import sglang_version
 
+    registry = importlib.import_module(REGISTRY)
     if ENGINE in sys.modules and settings.capture:
-        registry = importlib.import_module(REGISTRY)
         ends = before_shutdown(Path(settings.capture), guard)
         registry.HookRegistry.register(f"{ENGINE}.Engine.shutdown", ends, registry.HookType.AROUND)
     if known.RESULTS not in sys.modules:
@@ -62,7 +62,6 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         simulated=_simulated(),
         records=_records,
     )
-    registry = importlib.import_module(REGISTRY)
     for name in modules:
         for function, hook in hooks.targets()[name].items():
             registry.HookRegistry.register(f"{name}.{function}", hook, registry.HookType.AROUND)

@@ -17,7 +17,6 @@ from specscope.trace.wire.reading import read_capture
 
 CAPTURES = Path(__file__).parent.parent / "data" / "sglang"
 NAMES = sorted(path.name.removesuffix(".jsonl.gz") for path in CAPTURES.glob("*.gz"))
-HEADS = [name for name in NAMES if "ngram" not in name and "standalone" not in name and "rejection" not in name]
 
 
 def history_of(name):

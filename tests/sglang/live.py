@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-ON_CPU = {"device": "cpu", "prefill_attention_backend": "intel_amx", "decode_attention_backend": "intel_amx"}
+DEVICE = {}
 if not Path("/dev/nvidiactl").exists():
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "TORCHDYNAMO_DISABLE": "1"}
-else:
-    ON_CPU = {}
+    DEVICE = {"device": "cpu", "prefill_attention_backend": "intel_amx", "decode_attention_backend": "intel_amx"}
 COMMON = {
     "dtype": "float32",
     "max_total_tokens": 4096,
@@ -81,7 +80,7 @@ def main():
     import sglang
 
     job = json.loads(Path(sys.argv[1]).read_text())
-    engine = sglang.Engine(model_path=job["model"], **ON_CPU, **COMMON, **job["speculation"])
+    engine = sglang.Engine(model_path=job["model"], **DEVICE, **COMMON, **job["speculation"])
     made = engine.generate(input_ids=job["prompts"], sampling_params=job["sampling"])
     Path(sys.argv[2]).write_text(json.dumps(made, default=str))
     engine.shutdown()

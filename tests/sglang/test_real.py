@@ -15,7 +15,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
-from specscope.measure.judges import audit_options
+from specscope.measure.judges import DEFAULT_HEAD, audit_options
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.model.bundled import bundled_model
 from specscope.trace.wire.reading import read_capture
@@ -23,24 +23,24 @@ from specscope.trace.wire.reading import read_capture
 PYTHON = os.environ.get("SGLANG_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SGLANG_PYTHON names no SGLang")]
 HERE = Path(__file__).parent
-HEAD = str(HERE.parents[1] / "specscope" / "heads" / "SmolLM2-135M-Instruct")
 PROMPTS = [*PLAIN, *COPYING][:8]
+HEAD, TARGET = str(DEFAULT_HEAD), "TARGET"
+CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+EAGLE = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": HEAD}
 SPECULATION = {
     "plain": {},
     "ngram": {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6},
-    "standalone": {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "TARGET"},
-    "chain": {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": HEAD},
-    "tree": {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": HEAD},
+    "standalone": CHAIN | {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": TARGET},
+    "chain": CHAIN | EAGLE,
+    "tree": TREE | EAGLE,
 }
-CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
 FAULTS = {
     "other_layers": ("chain", Cause.FEATURES_LAYERS),
     "row_before": ("chain", Cause.FEATURES_STALE),
     "positions_high": ("chain", Cause.DRAFTER_ROTARY),
     "kv_not_moved": ("tree", Cause.KV_NOT_MOVED),
 }
-SHAPES = {"standalone": CHAIN, "chain": CHAIN, "tree": TREE}
 
 
 @cache
@@ -55,17 +55,19 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(model())
 
 
-def run(folder, method, *, tokens=32, plugin=True, fault="", **sampling):
+def encoded(prompt):
+    turn = [{"role": "user", "content": prompt}]
+    return tokenizer().apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+
+
+def run(folder, method, *, tokens=32, plugin=True, fault=""):
     """(the capture, what SGLang gave)."""
     capture, out = folder / f"{plugin}.jsonl", folder / "out.json"
-    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    encode = lambda chat: tokenizer().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)  # noqa: E731
-    speculation = SPECULATION[method] | SHAPES.get(method, {})
     job = {
         "model": model(),
-        "speculation": {key: model() if value == "TARGET" else value for key, value in speculation.items()},
-        "prompts": list(map(encode, chats)),
-        "sampling": {"temperature": 0, "max_new_tokens": tokens} | sampling,
+        "speculation": {key: model() if value == TARGET else value for key, value in SPECULATION[method].items()},
+        "prompts": list(map(encoded, PROMPTS)),
+        "sampling": {"temperature": 0, "max_new_tokens": tokens},
     }
     (folder / "job.json").write_text(json.dumps(job))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
