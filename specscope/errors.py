@@ -1,4 +1,10 @@
-"""The one error meant for users."""
+"""The one error meant for users, and values as its message shows them."""
+
+from reprlib import Repr
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlevel = 2
 
 
 class UserError(Exception):
@@ -19,3 +25,10 @@ def not_loaded(what: str, error: BaseException) -> UserError:
     if "trust_remote_code" in str(error):  # it advises to set that
         return UserError(f"cannot load {what}: it needs Python code of its own, which specscope never runs")
     return UserError(f"cannot load {what}: {first_line(error)}")
+
+
+def short(value: object) -> str:
+    """A value as a message shows it: short, on one line."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return "a number of over 38 digits"
+    return _SHORT.repr(value)

@@ -18,9 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from specscope.analyze.compare.failif import parse as parse_limits
 from specscope.debug.events import EventKind, types_of
 from specscope.errors import UserError
+from specscope.plans.plan import parse_plan
 from specscope.remote.otlp import JSON, PROTOBUF, parse
 from specscope.trace.history.expressions import Expression
-from specscope.trace.plan import parse_plan
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sampling import read_ratio

@@ -16,9 +16,9 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompt_rows import parse_row
 from specscope.engine.prompts import read_prompts
 from specscope.errors import UserError
+from specscope.plans.plan import parse_plan
 from specscope.remote.attached import checked_address
 from specscope.trace.history.expressions import Expression
-from specscope.trace.plan import parse_plan
 from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.trace.wire.reading import read_capture
 from specscope.tui.settings import read_settings

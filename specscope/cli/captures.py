@@ -19,10 +19,10 @@ from specscope.cli.streams import say, show
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
-from specscope.trace.files import write_whole
 from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import FetchedCapture, StoreAddress
+from specscope.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specscope.trace.history.history import History

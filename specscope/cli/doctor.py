@@ -175,8 +175,8 @@ def _model() -> Examined:
 
 def _head() -> Examined:
     from specscope.engine.config import DEFAULT_HEAD
-    from specscope.trace.files import read_object
-    from specscope.trace.head_folder import is_head
+    from specscope.plans.heads import is_head
+    from specscope.whole_file import read_object
 
     if is_head(DEFAULT_HEAD):
         layers = read_object(DEFAULT_HEAD / "config.json").get("eagle_aux_hidden_state_layer_ids")

@@ -436,9 +436,8 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
       '{"method": "eagle3", ...}' vLLM's --speculative-config, also with a command line around it
       3,4,16                      SGLang's steps, top k and draft tokens, or the flags that set them
     """
-    from specscope.trace.foreign_plan import translated
-    from specscope.trace.plan import parse_plan
-    from specscope.trace.plan_text import describe, plan_dict
+    from specscope.plans.plan import parse_plan, translated
+    from specscope.plans.plan_text import describe, plan_dict
 
     if (tree is None) == (other is None):
         raise UserError("give a TREE, or that of another program with --from TEXT")

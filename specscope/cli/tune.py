@@ -27,8 +27,8 @@ from specscope.trace.files import FIGURES, PLOT, check_output
 if TYPE_CHECKING:
     from specscope.analyze.tune.read import Recorded
     from specscope.analyze.tune.tuning import Tuning
-    from specscope.trace.costs import Costs
-    from specscope.trace.plan import TreePlan
+    from specscope.plans.costs import Costs
+    from specscope.plans.plan import TreePlan
 
 
 @click.command()
@@ -91,7 +91,7 @@ def tune(
     on the capture's models, in a few seconds. Prints the best static and dynamic tree of every size, with tokens/s and
     intervals, and the tree to take.
     """
-    from specscope.trace.plan import parse_plan
+    from specscope.plans.plan import parse_plan
 
     need_different(captures)
     _check_flags(captures, costs, save_costs, prompts, plot, no_costs=no_costs, check=check)
@@ -100,14 +100,14 @@ def tune(
     priced: Costs | None = None
     engine: Any = None
     if costs is not None:
-        from specscope.trace.costs import read_costs
+        from specscope.plans.costs import read_costs
 
         priced = read_costs(costs, data.run, batch)
     if priced is None and not no_costs and data.run.is_ours and not data.evidence.whole:
         engine = _engine(data, target, draft_model, batch)
         priced = _measure_costs(engine, data, batch, nodes)
         if (made := costs or save_costs) is not None:
-            from specscope.trace.costs import write_costs
+            from specscope.plans.costs import write_costs
 
             write_costs(made, priced)
             say(f"wrote {made}")
@@ -169,7 +169,7 @@ def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
 def _tune(data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: Costs | None, warnings: list[str]) -> Tuning:
     from specscope.analyze.tune.read import tune as judge
     from specscope.engine.config import DEFAULT_TREES
-    from specscope.trace.plan import parse_plan
+    from specscope.plans.plan import parse_plan
 
     default = DEFAULT_TREES.get(data.run.drafter) if data.run.is_ours else None
     named = wanted if default is None else {"default": parse_plan(default), **wanted}

@@ -13,10 +13,10 @@ import specscope
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.model.places import on_disk
+from specscope.plans.heads import is_head
+from specscope.plans.model_digest import model_digest, of_layers
+from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.checked import Flag, base_of, checked, required_types, short, whole
-from specscope.trace.head_folder import is_head
-from specscope.trace.model_digest import model_digest, of_layers
-from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.record.method import MODELS
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 from specscope.trace.record.tree import ROOT
@@ -62,7 +62,7 @@ class EngineConfig:
         str | None,
         Flag("An EAGLE head, a smaller model, or self:N (the target's first N layers).", "MODEL"),
     ] = None
-    # trace/plan.py reads it; None: the drafter's default
+    # plans/plan.py reads it; None: the drafter's default
     tree: Annotated[
         str | None,
         Flag("Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.", "TREE"),

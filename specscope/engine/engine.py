@@ -23,10 +23,10 @@ from specscope.engine.state import LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
+from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.changes import Changes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Flight, Moved, StepRecord
 from specscope.trace.wire.bus import Bus, Sink, Subscription

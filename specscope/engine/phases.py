@@ -17,11 +17,11 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduled, Scheduler, SpeculationGate
 from specscope.engine.state import NO_NODES, StepState
 from specscope.model.batch import Segment
+from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.raw_rows import form_notes
 from specscope.speculate.raw_rows import logprobs as raw_logprobs
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.changes import Changes
 from specscope.trace.record.records import PHASES, Phase, RequestStep, Verdict, followed_by
 
 LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a request meanwhile

@@ -14,11 +14,11 @@ from specscope.model.graphs import Capture, Shape, shapes
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.model.warm_up import warm_up_passes
+from specscope.plans.plan import DynamicPlan, TreePlan
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.parallel import ParallelEagle
-from specscope.trace.plan import DynamicPlan, TreePlan
 
 
 def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:

@@ -12,9 +12,9 @@ from specscope.engine.forms import Forms
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
+from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.tokens import Tokens
-from specscope.trace.changes import Changes
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
 

@@ -26,7 +26,7 @@ from specscope.live.check_kv import check_kv
 from specscope.live.fork import forked
 from specscope.live.inspect import view_begun, view_earlier, view_last
 from specscope.live.start import start_engine
-from specscope.trace.changes import Changes
+from specscope.speculate.changes import Changes
 from specscope.trace.checked import short, whole
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural

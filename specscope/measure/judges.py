@@ -17,15 +17,14 @@ from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
 from specscope.model.places import check_model, head_place, model_place, on_disk
 from specscope.model.quiet import hush
-from specscope.trace.files import read_object
-from specscope.trace.head_folder import check_kind, is_head
-from specscope.trace.head_keys import unread_layers
+from specscope.plans.heads import check_kind, is_head, unread_layers
+from specscope.plans.model_digest import model_digest, shown
+from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.trace.history.history import History
-from specscope.trace.model_digest import model_digest, short
-from specscope.trace.plan import DynamicPlan, read_plan
 from specscope.trace.record.method import model_part
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import MAX_NODES
+from specscope.whole_file import read_object
 
 FIRST = ", first "  # in the name of a model that is a target's first layers
 
@@ -125,7 +124,7 @@ def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: st
     """A line where the model there now is not the one that ran; "" where it is, or the capture has no digest."""
     if not then or then == now:
         return ""
-    digests = f"digest {short(now) or 'not known'}, recorded {short(then)}"
+    digests = f"digest {shown(now) or 'not known'}, recorded {shown(then)}"
     if given:
         option = flag.split()[0]
         return f"{option} {place} has other weights or settings than the capture's {what} {recorded} ({digests})"

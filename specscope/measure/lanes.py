@@ -14,7 +14,7 @@ import numpy as np
 from specscope.engine.engine import Engine
 from specscope.engine.prompt_encoder import Prompt
 from specscope.live.fork import beside
-from specscope.trace.changes import Changes
+from specscope.speculate.changes import Changes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import StepRecord
 

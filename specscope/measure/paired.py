@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from specscope.envelope import envelope
-from specscope.trace.files import write_whole
 from specscope.user_cache import processor
+from specscope.whole_file import write_whole
 
 SLIM: Any = {"box": SIMPLE, "pad_edge": False, "padding": (0, 1, 0, 0)}  # tables of many columns in 80 characters
 Side = Callable[[], int]  # does the work, returns how many tokens it made

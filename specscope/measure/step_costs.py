@@ -11,16 +11,17 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
+from dataclasses import replace
+from statistics import fmean, median
 
 import torch
 
 from specscope.engine.engine import Engine
 from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
 from specscope.measure.paired import machine_info, median_interval
+from specscope.plans.costs import CostPoint, Costs, about_run
+from specscope.plans.plan import DynamicPlan
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
-from specscope.trace.costs import CostPoint, Costs, about_run, rising
-from specscope.trace.plan import DynamicPlan
 from specscope.trace.record.tree import DraftTree
 
 ROUNDS = 24  # at least
@@ -52,10 +53,8 @@ class Filler(NoDrafter):
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A chain for each context."""
         parent = list(range(-1, self.max_nodes - 1))
-        return [Draft(DraftTree.build(self._tokens(), parent)) for _ in contexts]
-
-    def _tokens(self) -> list[int]:
-        return [self._draw.randrange(self._vocab_size) for _ in range(self.max_nodes)]
+        tokens = ([self._draw.randrange(self._vocab_size) for _ in parent] for _ in contexts)
+        return [Draft(DraftTree.build(each, parent)) for each in tokens]
 
 
 class CostLanes:
@@ -72,10 +71,7 @@ class CostLanes:
         """The rounds without steps in which some request of a drafting lane had no drafts."""
         drafts = [lane.batch if lane.engine.drafter.max_nodes else 0 for lane in self.run]
         return [
-            [
-                None if step is None or step.drafts != wanted else step
-                for step, wanted in zip(steps, drafts, strict=True)
-            ]
+            [step if step and step.drafts == wanted else None for step, wanted in zip(steps, drafts, strict=True)]
             for steps in rounds
         ]
 
@@ -105,9 +101,7 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
         yield CostLanes(engine, run, plans, work)
 
 
-def measure_costs(
-    engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress = lambda *_: None
-) -> Costs:
+def measure_costs(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress) -> Costs:
     """Measure the costs, in a few seconds; longer where the machine is busy."""
     with cost_lanes(engine, work, batch, most_nodes) as measuring:
         rounds = _measure(measuring, progress)[WARM:]
@@ -141,10 +135,9 @@ def _error(seconds: Sequence[float]) -> float:
 def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[CostPoint, ...]:
     """The costs of steps without drafting, by rows: a size's rows are the mean over its steps."""
     points: dict[int, CostPoint] = {}
-    for steps in sizes:
-        if steps:
-            rows = round(sum(step.rows for step in steps) / len(steps))
-            points[rows] = _point(rows, [step.seconds - step.drafting for step in steps])
+    for steps in filter(None, sizes):
+        rows = round(sum(step.rows for step in steps) / len(steps))
+        points[rows] = _point(rows, [step.seconds - step.drafting for step in steps])
     return rising([points[rows] for rows in sorted(points)])
 
 
@@ -165,3 +158,11 @@ def _passes(
 def _point(rows: int, seconds: Sequence[float]) -> CostPoint:
     low, high = median_interval(seconds)
     return CostPoint(rows, middle(seconds), low, high)
+
+
+def rising(points: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
+    """The points made non-decreasing in rows: neighbours that fall become their mean (isotonic regression)."""
+    y, all_ = [point.seconds for point in points], range(len(points))
+    means = {(a, b): fmean(y[a : b + 1]) for a in all_ for b in all_[a:]}
+    fitted = (max(min(means[a, b] for b in all_[i:]) for a in all_[: i + 1]) for i in all_)
+    return tuple(replace(point, seconds=next(fitted)) for point in points)

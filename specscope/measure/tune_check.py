@@ -9,7 +9,7 @@ from specscope.engine.engine import Engine
 from specscope.measure.lanes import Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
 from specscope.measure.prompts import unseen_prompts
 from specscope.measure.step_costs import cost_lanes
-from specscope.trace.costs import Costs
+from specscope.plans.costs import Costs
 
 EVERY = 6  # rounds of the trees for each one of the costs
 Progress = Callable[[str, int, int], None]

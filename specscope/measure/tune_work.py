@@ -13,7 +13,7 @@ from specscope.measure.lanes import Work
 from specscope.measure.prompts import PLAIN
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
 from specscope.measure.tune_check import measure_trees, other_prompts
-from specscope.trace.plan import parse_plan
+from specscope.plans.plan import parse_plan
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestInfo
 

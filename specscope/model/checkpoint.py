@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.trace.files import read_object
+from specscope.whole_file import read_object
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**27)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=4096)]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specscope.errors import UserError
-from specscope.trace.files import read_object
-from specscope.trace.head_folder import check_head, check_kind
+from specscope.plans.heads import check_head, check_kind
+from specscope.whole_file import read_object
 
 DEVICE = re.compile(r"auto|(cpu|cuda)(:\d{1,3})?")
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from specscope.errors import UserError
+from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.checked import decoded
-from specscope.trace.model_digest import digest_of_loaded
 from specscope.trace.record.limits import FORM, NO_SEED, UNREAD
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy

@@ -7,16 +7,16 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from reprlib import Repr
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from specscope.errors import UserError
+from specscope.errors import short as short
+from specscope.whole_file import decoded as decoded
 
 T = TypeVar("T")
 
@@ -38,9 +38,6 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1, description="between 0 and 2^63 -
 Port = Annotated[int, Meta(ge=0, le=65535, description="between 0 and 65535")]
 
 _NUMBERS: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false"}
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
-_SHORT.maxlevel = 2
 
 
 def is_loopback(host: str) -> bool:
@@ -56,21 +53,6 @@ def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
         return msgspec.convert(value, kind, str_keys=True)
     except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
         raise UserError(f"{name} must be {_wanted(value, kind)}, not {short(value)}") from None
-
-
-@overload
-def decoded(data: bytes | bytearray | str) -> Any: ...  # noqa: ANN401
-@overload
-def decoded(data: bytes | bytearray | str, kind: type[T], *, strict: bool = True) -> T: ...
-def decoded(data: bytes | bytearray | str, kind: Any = Any, *, strict: bool = True) -> Any:
-    """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep the text is nested.
-
-    Where it need not be `strict`, a number may be a text.
-    """
-    try:
-        return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind, strict=strict)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def checked_fields(values: dict[str, Any], kind: type[T]) -> T:
@@ -151,13 +133,6 @@ def checked_url(text: str, says: str) -> SplitResult:
 def without_login(url: str) -> str:
     """The URL without its user and password, if any."""
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
-
-
-def short(value: object) -> str:
-    """A value as a message shows it: short, on one line."""
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return "a number of over 38 digits"
-    return _SHORT.repr(value)
 
 
 def whole(text: str) -> int | None:

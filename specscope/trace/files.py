@@ -7,9 +7,7 @@ the lock ends with its process.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Iterable, Iterator
@@ -19,10 +17,11 @@ from enum import Enum, auto
 from io import BytesIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from specscope.errors import UserError
 from specscope.trace.compressed import BROKEN, open_plain, reason
+from specscope.whole_file import write_whole
 
 try:
     import fcntl
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
-LARGEST_DATA = 2**30  # of texts to train on
 MOST_NAMES = 1000  # names tried for a capture that may replace no file
 PRIVATE = 0o600  # the mode of what holds prompts
-LARGEST_OBJECT = 2**24  # of a model's config.json, its list of shards, or another file of one JSON object
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
 HEAD = 4096  # bytes of a file by which its kind is known
@@ -96,43 +93,6 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
                 yield number, _text(line, f"{path}, line {number}")
     except BROKEN as error:
         raise UserError(f"cannot read {what} {path}: {reason(error)}") from error
-
-
-def check_whole(path: str | os.PathLike[str], what: str, largest: int) -> None:
-    """Refuse what `read_whole` would refuse, without reading it. Raises UserError; OSError for a missing file."""
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"cannot read {what} {path}: it is no regular file")
-    if status.st_size > largest:
-        raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
-
-
-def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
-    """The content of a regular file of at most `largest` bytes. A file that grows while it is read is refused.
-
-    Raises UserError, and OSError as `open` does.
-    """
-    check_whole(path, what, largest)
-    with open(path, "rb") as file:
-        data = file.read(largest + 1)
-    if len(data) > largest:
-        raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
-    return data
-
-
-def read_object(path: Path, largest: int = LARGEST_OBJECT) -> dict[str, Any]:
-    """A file that must hold one JSON object, as transformers writes it: with NaN and Infinity. Raises UserError."""
-    try:
-        raw = json.loads(read_whole(path, "the file", largest))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except RecursionError:
-        raise UserError(f"{path} is not usable: its JSON is nested too deeply") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return raw
 
 
 def _text(line: bytes, where: str) -> str:
@@ -295,25 +255,6 @@ def _is_same(name: str | os.PathLike[str], status: os.stat_result) -> bool:
         return os.path.samestat(os.fstat(0) if name == "-" else os.stat(name), status)
     except OSError:
         return False
-
-
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file atomically: where there is no room, the older one stays. Raises UserError."""
-    try:
-        place = Path(path).resolve()  # a link stays one
-        if place.exists() and not place.is_file():
-            place.write_bytes(data)  # a device or a pipe
-            return
-        part = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
-        try:
-            part.write_bytes(data)
-            if place.exists():
-                shutil.copymode(place, part)
-            os.replace(part, place)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def keep_spaces(svg: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.files import LARGEST_DATA, check_whole, read_whole
 from specscope.trace.kinds import PROMPT_FILE, TEXTS, kind_of, start_of
+from specscope.whole_file import LARGEST_DATA, check_whole, read_whole
 
 HELD_OUT = 40  # one in 40 sequences is held out of training
 SHAPES = 'give "text", "prompt" and "response", or "messages" that end with the assistant\'s'

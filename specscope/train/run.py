@@ -23,11 +23,11 @@ from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
 from specscope.terminal import text_console
-from specscope.trace.files import LARGEST_DATA, read_whole, write_whole
 from specscope.train.shards import Shards, ShardWriter, shard_files
 from specscope.train.synthesise import ANSWER_TEMPERATURES, INSTRUCTION_TEMPERATURES, OPENED, OPENERS, Synthesiser
 from specscope.train.texts import run_texts
 from specscope.train.training import LOG, CommonRecipe, Training
+from specscope.whole_file import LARGEST_DATA, read_whole, write_whole
 
 # The README of a trained head: what it is, how it was made, and how well it does.
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.trace.files import read_object, write_whole
+from specscope.whole_file import read_object, write_whole
 
 SHARD_TOKENS = 16384
 ABOUT = "about.json"

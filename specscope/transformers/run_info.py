@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specscope.errors import UserError
-from specscope.trace.model_digest import digest_of_loaded
+from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.record.limits import NO_SEED, UNREAD
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo

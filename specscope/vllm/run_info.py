@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specscope.trace.model_digest import digest_of_loaded
+from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from specscope.cli.main import cli
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
-from specscope.trace.costs import CostPoint, Costs, about_run, write_costs
+from specscope.plans.costs import CostPoint, Costs, about_run, write_costs
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story

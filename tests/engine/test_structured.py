@@ -15,7 +15,7 @@ from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.live.fork import forked
 from specscope.speculate.allowed import allows
-from specscope.trace.changes import Changes
+from specscope.speculate.changes import Changes
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.rules import RULES
 from specscope.trace.record.tree import ROOT, Drawn

@@ -10,8 +10,8 @@ from specscope.kernels.flat_trees import Verdicts
 from specscope.live.check_kv import check_kv
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.kv_cache import KVCache
+from specscope.speculate.changes import Changes
 from specscope.speculate.verify import host
-from specscope.trace.changes import Changes
 from tests.kernels import DEVICE
 
 PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]

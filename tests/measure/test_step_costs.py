@@ -10,7 +10,7 @@ from specscope.measure import step_costs
 from specscope.measure.lanes import Lane, Timed, lanes, pace, scaled
 from specscope.measure.step_costs import measure_costs, rising
 from specscope.measure.tune_check import measure_trees, other_prompts
-from specscope.trace.costs import CostPoint
+from specscope.plans.costs import CostPoint
 from specscope.trace.history.stats import measure
 from tests.faults.models import HEAD, TARGET, story
 from tests.waiting import HANG_SECONDS
@@ -49,7 +49,7 @@ def test_costs_of_a_drafter_that_is_a_model(batch, eagle, monkeypatch):
 def test_costs_of_prompt_lookup_are_rows_alone(monkeypatch):
     monkeypatch.setattr(step_costs, "SECONDS", 0.0)
     one = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="ngram", tree="3x4")
-    costs = measure_costs(one, WORK, 1, 8)
+    costs = measure_costs(one, WORK, 1, 8, lambda *_: None)
     assert [point.rows for point in costs.step[1:]] == [nodes + 1 for nodes in step_costs.SIZES]
     assert costs.first == costs.passes == ()
 

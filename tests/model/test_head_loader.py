@@ -16,7 +16,7 @@ from specscope.model.heads.head_loader import load_head, save_head
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
-from specscope.trace.head_keys import FLAGS, IN_SGLANG, LAYER_IDS, unread_layers
+from specscope.plans.heads import FLAGS, IN_SGLANG, LAYER_IDS, unread_layers
 from specscope.trace.record.tree import DraftTree
 from tests.heads import (
     CONFIG,

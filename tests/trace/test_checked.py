@@ -8,16 +8,15 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.files import read_object
 from specscope.trace.record.params import SamplingParams
+from specscope.whole_file import read_object
 
 SOURCE = Path(__file__).parents[2] / "specscope"
 DEEP = [open * 60_000 + close * 60_000 for open, close in (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]"))]
 DEEP += [text[: len(text) // 2] for text in DEEP]
 # Who decodes by itself: the place itself, OTLP with decoders made once, and what reads what this repository holds
 OWN = {
-    "trace/checked.py",
-    "trace/files.py",
+    "whole_file.py",
     "trace/wire/otlp_json.py",
     "train/run.py",
     "cli/doctor.py",

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, open_capture, read_whole, write_whole
+from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, open_capture
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
+from specscope.whole_file import read_whole, write_whole
 from tests.processes import room_for
 from tests.support.commands import run_here
 from tests.test_traces import TRACES

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specscope.trace.model_digest import model_digest
+from specscope.plans.model_digest import model_digest
 from specscope.trace.record.params import SamplingParams
 from specscope.vllm.run_info import run_info
 
@@ -65,7 +65,7 @@ def test_hub_names_and_large_models_have_none(models, monkeypatch):
     run = run_info(runner("org/model", "org/head"), "full")
     assert (run.target_path, run.target_digest) == ("org/model", "")
     assert (run.draft_path, run.draft_digest) == ("org/head", "")
-    monkeypatch.setattr("specscope.trace.model_digest.MOST_AT_START", 10)
+    monkeypatch.setattr("specscope.plans.model_digest.MOST_AT_START", 10)
     assert run_info(runner(target), "full").target_digest == ""
 
 

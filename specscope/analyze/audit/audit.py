@@ -15,10 +15,10 @@ from specscope.analyze.audit.suffix import judge_text
 from specscope.analyze.audit.tally import Finding, Tally, skipped
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.errors import UserError
+from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.checked import short
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
-from specscope.trace.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.record.limits import RELAXED, untold_limits
 from specscope.trace.record.method import model_part, text_part
 from specscope.trace.record.records import RunInfo

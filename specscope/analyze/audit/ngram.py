@@ -8,7 +8,7 @@ from typing import Any
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.tally import Tally
-from specscope.trace.plan import StaticPlan, TreePlan
+from specscope.plans.plan import StaticPlan, TreePlan
 from specscope.trace.record.tree import ROOT
 
 SIZES = [

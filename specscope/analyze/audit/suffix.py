@@ -14,7 +14,7 @@ import numpy as np
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.ngram import Rule, lookup
 from specscope.analyze.audit.tally import Tally
-from specscope.trace.plan import DynamicPlan
+from specscope.plans.plan import DynamicPlan
 from specscope.trace.record.method import TEXT, text_part
 from specscope.trace.record.tree import ROOT
 

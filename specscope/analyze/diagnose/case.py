@@ -12,8 +12,8 @@ from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import Visit, visits
 from specscope.analyze.findings import Check, Reference
 from specscope.analyze.verify.trial import Trial, judge
+from specscope.plans.plan import TreePlan, read_plan
 from specscope.trace.history.history import History
-from specscope.trace.plan import TreePlan, read_plan
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict

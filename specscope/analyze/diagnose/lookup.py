@@ -8,8 +8,8 @@ from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rules
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, Suspect
+from specscope.plans.plan import StaticPlan
 from specscope.trace.history.wording import plural
-from specscope.trace.plan import StaticPlan
 from specscope.trace.record.tree import ROOT
 
 SHIFTS = (1, -1, 2, -2, 3)

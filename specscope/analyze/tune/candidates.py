@@ -15,8 +15,8 @@ import numpy as np
 
 from specscope.analyze.tune.judged import Judge, Path, TreeOutcome
 from specscope.errors import UserError
-from specscope.trace.costs import Costs
-from specscope.trace.plan import MAX_TOP, DynamicPlan, StaticPlan, TreePlan
+from specscope.plans.costs import Costs
+from specscope.plans.plan import MAX_TOP, DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.record.tree import Doubles, TreeShape, parse_tree
 
 # The best static tree of every size, by dynamic programming over positions (Sequoia, Chen et al. 2024, section 3.1).
@@ -191,7 +191,7 @@ def _statics(judge: Judge, space: Space) -> Iterable[Candidate]:
     width = 1 if space.chains else judge.evidence.max_rank
     if space.chains:
         for depth in range(1, min(deepest, space.max_nodes) + 1):
-            yield _static(judge, space, TreeShape.chain(depth))
+            yield _static(judge, space, TreeShape.fan(1, depth))
         return
     rho = positions(judge, max(4 * space.max_nodes, 64), deepest, width)
     budgets = _budgets(space)

@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from specscope.errors import UserError
+from specscope.plans.plan import MAX_DEPTH
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.plan import MAX_DEPTH
 from specscope.trace.record.records import Outcome, RequestStep
 from specscope.trace.record.rules import MATCH, looks_ahead
 from specscope.trace.record.tree import ROOT, Bools, Doubles, Ints

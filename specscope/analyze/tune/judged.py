@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.tune.evidence import RecordedCandidates
-from specscope.trace.plan import DynamicPlan, TreePlan
+from specscope.plans.plan import DynamicPlan, TreePlan
 from specscope.trace.record.tree import Bools, Doubles, Ints, TreeShape
 
 Path = tuple[int, ...]  # of child ranks from the root

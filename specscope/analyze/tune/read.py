@@ -9,11 +9,11 @@ from specscope.analyze.tune.candidates import Space
 from specscope.analyze.tune.evidence import RecordedCandidates, evidence
 from specscope.analyze.tune.tuning import Tuning, trees
 from specscope.errors import UserError
-from specscope.trace.costs import Costs
+from specscope.plans.costs import Costs
+from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, read_plan
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.wording import plural
-from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, read_plan
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import BLOCK
 

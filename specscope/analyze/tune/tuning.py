@@ -15,8 +15,8 @@ from specscope.analyze.tune.candidates import Candidate, Space, asked, candidate
 from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.analyze.tune.judged import Judge
 from specscope.errors import UserError
-from specscope.trace.costs import Costs
-from specscope.trace.plan import TreePlan
+from specscope.plans.costs import Costs
+from specscope.plans.plan import TreePlan
 from specscope.trace.record.tree import Doubles
 
 # From what single steps would have accepted to a run's acceptance length, with its interval.

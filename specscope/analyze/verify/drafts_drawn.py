@@ -8,7 +8,7 @@ from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.exact import HOPELESS, LEAST, RELATIVE, WHOLE, check_each
-from specscope.trace.plan import StaticPlan, read_plan
+from specscope.plans.plan import StaticPlan, read_plan
 from specscope.trace.record.coins import Stream, coins_at, draw_number
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import ROOT, Doubles, TreeShape

@@ -16,9 +16,9 @@ from specscope.model.heads.eagle_head import llama_config
 from specscope.model.heads.head_config import PARTIAL, HeadConfig
 from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
 from specscope.model.loader import LoadedModel
-from specscope.trace.files import read_object
-from specscope.trace.head_keys import LAYER_IDS
+from specscope.plans.heads import LAYER_IDS
 from specscope.train.training import LOG, STATE
+from specscope.whole_file import read_object
 
 LAYER = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act"),

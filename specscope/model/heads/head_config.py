@@ -12,8 +12,8 @@ import msgspec
 from specscope.errors import UserError
 from specscope.model.checkpoint import Size
 from specscope.model.features import AuxLayer, published_aux_layers
-from specscope.trace.files import read_object
-from specscope.trace.head_keys import FLAGS, SLIDING, flattened, layer_ids
+from specscope.plans.heads import FLAGS, SLIDING, flattened, layer_ids
+from specscope.whole_file import read_object
 
 PARTIAL = "partial_rotary_factor"
 ROPES = ("rope_parameters", "rope_scaling")  # where it may be told too

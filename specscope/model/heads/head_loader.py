@@ -17,7 +17,7 @@ from specscope.model.heads.head_config import HeadConfig, read_config
 from specscope.model.loader import LoadedModel
 from specscope.model.meta import quick_meta
 from specscope.model.places import head_place
-from specscope.trace.head_folder import WEIGHTS, weight_files
+from specscope.plans.heads import WEIGHTS, weight_files
 
 EMBEDDING = "embed_tokens.weight"
 MASK_HIDDEN = "mask_hidden"

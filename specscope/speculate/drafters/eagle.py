@@ -16,10 +16,10 @@ from torch import Tensor
 from specscope.model.batch import Segment
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import OutOfBlocksError
+from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
-from specscope.trace.plan import TreePlan
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.tree import DraftTree, Floats
 

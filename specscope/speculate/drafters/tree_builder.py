@@ -12,12 +12,12 @@ from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
+from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.draws import Draw, draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn, Ints

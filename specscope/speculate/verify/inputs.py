@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
+from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.changes import Changes
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
 
+from specscope.plans.plan import read_plan
 from specscope.trace.history.wording import plural
-from specscope.trace.plan import read_plan
 from specscope.trace.record.method import model_part, text_part
 from specscope.trace.record.records import Preceded, RequestStep, RunInfo, StepRecord
 

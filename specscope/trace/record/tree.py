@@ -59,7 +59,7 @@ class TreeShape:
     @cached_property
     def depth(self) -> tuple[int, ...]:
         """Depth of each node, the root's children at 1."""
-        return tuple(depths(np.asarray(self.parent, dtype=np.int32)).tolist())
+        return tuple(depths(np.asarray(self.parent, np.int32)).tolist())
 
     @cached_property
     def max_depth(self) -> int:
@@ -80,22 +80,20 @@ class TreeShape:
         """True where every node has one child."""
         return self.parent == tuple(range(-1, len(self.parent) - 1))
 
+    @cached_property
+    def paths(self) -> list[tuple[int, ...]]:
+        """The child ranks from the root to each node."""
+        ranks: list[tuple[int, ...]] = []
+        for node, above in enumerate(self.parent):
+            ranks.append((*(ranks[above] if above != ROOT else ()), self.parent[:node].count(above)))
+        return ranks
+
     def __str__(self) -> str:
         if self.is_chain:
             return str(len(self))
         width = len(self.children(ROOT))
-        if len(self) % width == 0 and self == TreeShape.fan(width, len(self) // width):
-            return f"{width}x{len(self) // width}"
-        rank: list[tuple[int, ...]] = []
-        for node, above in enumerate(self.parent):
-            earlier = sum(1 for sibling in self.parent[:node] if sibling == above)
-            rank.append((*(rank[above] if above != ROOT else ()), earlier))
-        return str(rank)
-
-    @staticmethod
-    def chain(length: int) -> TreeShape:
-        """A tree with one child a node."""
-        return TreeShape(tuple(range(-1, length - 1)))
+        fan = len(self) % width == 0 and self == TreeShape.fan(width, len(self) // width)
+        return f"{width}x{len(self) // width}" if fan else str(self.paths)
 
     @staticmethod
     def fan(width: int, depth: int) -> TreeShape:
@@ -113,10 +111,19 @@ def parse_tree(text: str) -> TreeShape:
     if match := re.fullmatch(r"(?:([0-9]{1,6})x)?([0-9]{1,6})", text):
         width, depth = int(match[1] or 1), int(match[2])
         _check_size(width * depth, text)
-        if width < 1:
-            raise UserError(f"tree {short(text)} has no nodes; write 3x4 for three chains of four, or --drafter none")
         return TreeShape.fan(width, depth)
-    return _from_paths(_paths(text), text)
+    paths = sorted(_paths(text), key=lambda path: (len(path), path))
+    _check_size(len(paths), text)
+    index: dict[tuple[int, ...], int] = {(): ROOT}
+    for node, path in enumerate(paths):
+        if path in index:
+            raise UserError(f"tree {short(text)}: {short(path)} appears twice")
+        if path[:-1] not in index:
+            raise UserError(f"tree {short(text)}: {short(path)} has no parent {short(path[:-1])}")
+        if path[-1] > 0 and (earlier := (*path[:-1], path[-1] - 1)) not in index:
+            raise UserError(f"tree {short(text)}: {short(path)} has no earlier sibling {short(earlier)}")
+        index[path] = node
+    return TreeShape(tuple(index[path[:-1]] for path in paths))
 
 
 def _check_size(nodes: int, text: str) -> None:
@@ -132,30 +139,13 @@ def _paths(text: str) -> list[tuple[int, ...]]:
             warnings.simplefilter("ignore")  # Python's own remarks on the text are not for this user
             value = ast.literal_eval(text) if len(text) <= LONGEST else None
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        raise UserError(f"cannot read the tree {short(text)}: write {FORMS}") from None
+        value = None
     if not isinstance(value, list | tuple) or not all(isinstance(path, tuple | list) for path in value):
         raise UserError(f"cannot read the tree {short(text)}: write {FORMS}")
     for path in value:
         if not path or not all(type(rank) is int and rank >= 0 for rank in path):
             raise UserError(f"tree {short(text)}: {short(path)} is not a path of child ranks (0 and up)")
     return [tuple(path) for path in value]
-
-
-def _from_paths(paths: list[tuple[int, ...]], text: str) -> TreeShape:
-    _check_size(len(paths), text)
-    ordered = sorted(paths, key=lambda path: (len(path), path))
-    index: dict[tuple[int, ...], int] = {}
-    for path in ordered:
-        if path in index:
-            raise UserError(f"tree {short(text)}: {short(path)} appears twice")
-        if len(path) > 1 and path[:-1] not in index:
-            raise UserError(f"tree {short(text)}: {short(path)} has no parent {short(path[:-1])}")
-        if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in index:
-            raise UserError(
-                f"tree {short(text)}: {short(path)} has no earlier sibling {short((*path[:-1], path[-1] - 1))}"
-            )
-        index[path] = len(index)
-    return TreeShape(tuple(index[path[:-1]] if len(path) > 1 else ROOT for path in ordered))
 
 
 @dataclass(frozen=True, eq=False)

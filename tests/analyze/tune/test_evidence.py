@@ -12,11 +12,11 @@ from specscope.analyze.tune.judged import Judge, paths
 from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again
+from specscope.plans.plan import parse_plan
+from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context
-from specscope.trace.changes import Changes
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import measure
-from specscope.trace.plan import parse_plan
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import DRAFT, HEAD, TARGET, story
 

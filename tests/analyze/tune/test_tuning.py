@@ -10,8 +10,8 @@ from specscope.analyze.tune.read import recorded, tune
 from specscope.analyze.tune.text import advice, tables
 from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
-from specscope.trace.costs import CostPoint, Costs
-from specscope.trace.plan import parse_plan
+from specscope.plans.costs import CostPoint, Costs
+from specscope.plans.plan import parse_plan
 from specscope.trace.wire.reading import read_capture
 
 TRACES = Path(__file__).parents[3] / "traces"

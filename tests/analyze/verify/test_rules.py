@@ -9,8 +9,8 @@ from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
+from specscope.speculate.changes import Changes
 from specscope.speculate.verify import traversal
-from specscope.trace.changes import Changes
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from tests.analyze.verify.conftest import HOT, run

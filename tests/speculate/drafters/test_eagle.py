@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
+from specscope.plans.plan import parse_plan
 from specscope.speculate.drafters import eagle
-from specscope.trace.plan import parse_plan
 from tests.heads import Reference, head_tensors, write_head, write_variant
 
 PROMPTS = [

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from specscope.model.backend import Backend
 from specscope.speculate import sampling
+from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory, TargetRows
 from specscope.speculate.verify import device, host
 from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput, step_batch
-from specscope.trace.changes import Changes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn

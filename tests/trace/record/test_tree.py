@@ -40,8 +40,8 @@ def test_fans_are_chains_side_by_side(width, depth):
     assert len(shape.children(ROOT)) == width
     assert shape.max_depth == depth
     assert all(len(shape.children(node)) == (0 if d == depth else 1) for node, d in enumerate(shape.depth))
-    assert parse_tree(str(depth)) == TreeShape.chain(depth)
-    assert TreeShape.chain(depth).is_chain
+    assert parse_tree(str(depth)) == TreeShape.fan(1, depth)
+    assert TreeShape.fan(1, depth).is_chain
 
 
 @pytest.mark.parametrize(

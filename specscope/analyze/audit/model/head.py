@@ -20,10 +20,9 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.judge import Ask
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError, first_line
-from specscope.trace.files import read_object
-from specscope.trace.head_folder import weight_files
-from specscope.trace.head_keys import FLAGS, SLIDING, flattened, unknown, unknown_tensor
+from specscope.plans.heads import FLAGS, SLIDING, flattened, unknown, unknown_tensor, weight_files
 from specscope.trace.record.tree import ROOT
+from specscope.whole_file import read_object
 
 STEPS = 64  # steps whose trees are run together
 CHUNK = 512  # rows of the text that are run together

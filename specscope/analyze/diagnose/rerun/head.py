@@ -17,7 +17,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun.match import Match, among, beginnings, compare, recorded
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
-from specscope.trace.plan import DynamicPlan
+from specscope.plans.plan import DynamicPlan
 from specscope.trace.record.tree import ROOT
 
 

@@ -1,12 +1,11 @@
-"""What a step costs on one machine: the one model of it, and the one file that keeps it. No torch.
+"""What a step costs on one machine: the one model of it, and the one file that keeps it.
 
 A step of B requests with n drafted nodes in all, of which the drafter made some in passes, takes
 
     step(B + n) + first(B) + sum over later passes of pass(rows that it is fed)
 
 where step is all but drafting, first the first pass with all that drafting takes once, and every curve lies on straight
-lines between what was measured, at one B. `tune` rates trees by these costs, and measures them while requests decode
-(measure/step_costs.py).
+lines between what was measured, at one B. `tune` rates trees by these costs, and measures them while requests decode.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ import msgspec
 import numpy as np
 
 from specscope.errors import UserError
-from specscope.trace.checked import decoded
-from specscope.trace.files import read_whole, write_whole
-from specscope.trace.plan import DynamicPlan, TreePlan
-from specscope.trace.record.records import RunInfo
+from specscope.plans.plan import TreePlan
 from specscope.user_cache import LARGEST
+from specscope.whole_file import decoded, read_whole, write_whole
 
 KIND = "specscope costs"
 OF_ENGINES, OF_TUNE = "specscope engine costs", "specscope step costs"  # older files, of either use
 MOST_ROWS = 2**31  # of a point
 MODELS = ("target", "drafter", "draft model", "dtype")  # what must agree; machines may differ
+MACHINE = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Costs:
 
     def seconds(self, plan: TreePlan, nodes: float) -> float:
         """Seconds of a step in which each request has a tree of so many nodes, drafted by the plan."""
-        later = sum(at(self.passes, self.batch * width) for width in fed(plan))
+        later = sum(at(self.passes, self.batch * width) for width in plan.fed)
         return at(self.step, self.batch * (1 + nodes)) + at(self.first, self.batch) + later
 
     @property
@@ -87,15 +85,13 @@ class Costs:
     @property
     def machine(self) -> dict[str, str]:
         """What it was measured on."""
-        names = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
-        return {name: self.about[name] for name in names if name in self.about}
+        return {name: self.about[name] for name in MACHINE if name in self.about}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        models = {name.replace(" ", "_"): self.about.get(name, "") for name in MODELS}
         first = CostPoint(self.batch, at(self.first, self.batch), 0.0, 0.0)
         return {
-            **models,
+            **{name.replace(" ", "_"): self.about.get(name, "") for name in MODELS},
             "batch": self.batch,
             "context": int(self.context or 0),
             "machine": self.machine,
@@ -117,28 +113,6 @@ def at(points: Sequence[CostPoint], rows: float) -> float:
     return float(np.interp(rows, x, y))
 
 
-def rising(points: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
-    """The points made non-decreasing in rows: neighbours that fall become their mean (isotonic regression)."""
-    groups: list[list[CostPoint]] = []
-    for point in points:
-        groups.append([point])
-        while len(groups) > 1 and _mean(groups[-2]) > _mean(groups[-1]):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    return tuple(dataclasses.replace(point, seconds=_mean(group)) for group in groups for point in group)
-
-
-def _mean(points: Sequence[CostPoint]) -> float:
-    return sum(point.seconds for point in points) / len(points)
-
-
-def fed(plan: TreePlan) -> list[int]:
-    """How many nodes of a request each drafting pass after the first feeds."""
-    if isinstance(plan, DynamicPlan):
-        return [plan.top] * (plan.depth - 1)
-    parents = {above for above in plan.shape.parent if above >= 0}
-    return [count for level in plan.shape.levels if (count := len(parents.intersection(level)))]
-
-
 @dataclass(frozen=True)
 class _CostsFile:
     """A file. That of an engine may hold several batches."""
@@ -150,12 +124,22 @@ class _CostsFile:
     kind: str = KIND
 
     @property
-    def batches(self) -> list[int]:
-        """The batch sizes that were measured."""
-        return [curve[0].rows for curve in self.steps]
+    def is_sound(self) -> bool:
+        """Whether points are in rising order of rows, batches in rising order of size, and all seconds valid."""
+        if self.kind != KIND or not self.steps or not all(self.steps):
+            return False
+        curves = (*self.steps, self.first, self.passes)
+        rows = [[curve[0].rows for curve in self.steps], *([point.rows for point in curve] for curve in curves)]
+        points = [point for curve in curves for point in curve]
+        return (
+            all(size < further for sizes in rows for size, further in pairwise(sizes))
+            and all(1 <= point.rows <= MOST_ROWS for point in points)
+            and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
+            and all(point.seconds > 0 for curve in self.steps for point in curve)
+        )
 
 
-def read_costs(path: str, run: RunInfo, batch: int) -> Costs | None:
+def read_costs(path: str, run: object, batch: int) -> Costs | None:
     """Costs of a capture's engine at one batch from a file that the user names; None where it does not exist yet.
 
     Raises UserError for another capture's. A file need not describe its engine: what it leaves out is not checked,
@@ -173,15 +157,16 @@ def read_costs(path: str, run: RunInfo, batch: int) -> Costs | None:
             raise UserError(
                 f"{path} holds the costs of {name} {there or 'none'}, and the capture's is {here or 'none'}"
             )
-    if batch not in file.batches:
-        known = ", ".join(map(str, file.batches))
-        raise UserError(f"{path} holds costs at batch {known}: give --batch {file.batches[0]}, or measure anew")
-    return Costs(file.about, file.steps[file.batches.index(batch)], file.first, file.passes)
+    steps = {curve[0].rows: curve for curve in file.steps}
+    if batch not in steps:
+        known = ", ".join(map(str, steps))
+        raise UserError(f"{path} holds costs at batch {known}: give --batch {min(steps)}, or measure anew")
+    return Costs(file.about, steps[batch], file.first, file.passes)
 
 
-def about_run(run: RunInfo) -> dict[str, str]:
+def about_run(run: object) -> dict[str, str]:
     """What a costs file says about the models of a run."""
-    return {"target": run.target, "drafter": run.drafter, "draft model": run.draft_model, "dtype": run.dtype}
+    return {name: getattr(run, name.replace(" ", "_")) for name in MODELS}
 
 
 def write_costs(path: str, costs: Costs) -> None:
@@ -193,13 +178,12 @@ def write_costs(path: str, costs: Costs) -> None:
 def _read(path: str) -> _CostsFile:
     try:
         data = decoded(read_whole(path, "the costs", LARGEST))
-        known = {OF_ENGINES: _of_engine, OF_TUNE: _of_tune}.get(
-            data.get("kind", OF_ENGINES if "batches" in data else KIND)
-        )
-        costs = msgspec.convert(data if known is None else known(data), _CostsFile)
+        kind = data.get("kind", OF_ENGINES if "batches" in data else KIND)
+        older = {OF_ENGINES: _of_engine, OF_TUNE: _of_tune}.get(kind)
+        costs = msgspec.convert(older(data) if older else data, _CostsFile)
     except (ValueError, KeyError, TypeError, AttributeError):  # whatever it holds
         costs = None
-    if costs is None or not _is_sound(costs):
+    if costs is None or not costs.is_sound:
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
     return costs
 
@@ -211,29 +195,12 @@ def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
         about["target"], _, about["revision"] = about["target"].rpartition(" ")
     seconds = [old["first"], old["first"] + old["first_request"]]
     first = [{"rows": n, "seconds": s, "low": s, "high": s} for n, s in enumerate(seconds, 1)]
-    steps = [old["step"], *old["batches"]]
-    return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
+    return {"about": about, "steps": [old["step"], *old["batches"]], "first": first, "passes": old["passes"]}
 
 
 def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:
     """Costs from the older format of `tune`, at one batch."""
-    models = {name: old[name.replace(" ", "_")] for name in MODELS}
-    about = {**old["machine"], **models, "context": str(old["context"])}
+    about = {**old["machine"], **{name: old[name.replace(" ", "_")] for name in MODELS}, "context": str(old["context"])}
     steps = [[{**old["plain"], "rows": old["batch"]}, *old["step"]]]
     first = [{**old["first"], "rows": old["batch"]}] if old["passes"] or old["first"]["seconds"] else []
     return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
-
-
-def _is_sound(costs: _CostsFile) -> bool:
-    """Whether points are in rising order of rows, batches in rising order of size, and all seconds valid."""
-    if costs.kind != KIND or not costs.steps or not all(costs.steps):
-        return False
-    curves = (*costs.steps, costs.first, costs.passes)
-    rows = [costs.batches, *([point.rows for point in curve] for curve in curves)]
-    points = [point for curve in curves for point in curve]
-    return (
-        all(size < further for sizes in rows for size, further in pairwise(sizes))
-        and all(1 <= point.rows <= MOST_ROWS for point in points)
-        and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
-        and all(point.seconds > 0 for curve in costs.steps for point in curve)
-    )

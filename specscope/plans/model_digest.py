@@ -1,7 +1,6 @@
 """What a model's files hold, as a digest: its weights and its configuration, whatever the folder is called.
 
-A file is hashed once: the digest of one that is not small is kept in the user's cache, beside its size, times and
-inode. No torch.
+A file is hashed once: the digest of one that is not small is kept in the user's cache, with its size, times and inode.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from specscope.errors import UserError
-from specscope.trace.checked import decoded
-from specscope.trace.files import read_object
-from specscope.trace.head_keys import IN_SGLANG, LAYER_IDS, layer_ids
+from specscope.plans.heads import IN_SGLANG, LAYER_IDS, layer_ids
+from specscope.whole_file import decoded, read_object
 
 CHUNK = 2**24  # bytes that are hashed at once: hashlib lets other threads run meanwhile
 THREADS = 4
@@ -34,11 +32,16 @@ def model_digest(place: Path, limit: int | None = None) -> str:
     `limit`: gives "" where more bytes than this would have to be hashed.
     """
     try:
-        if place.is_file():
-            return _of_file(place, limit)
-        weights = weight_files(place)
+        alone = place.is_file()
+        kinds = (sorted(file for file in place.glob(pattern) if file.is_file()) for pattern in WEIGHTS)
+        weights = [place] if alone else next(filter(None, kinds), [])
         unknown = sum(file.stat().st_size for file in weights if not _known(file))
-        return _of_folder(place, weights) if weights and (limit is None or unknown <= limit) else ""
+        if not weights or (limit is not None and unknown > limit):
+            return ""
+        if alone:
+            return _of_file(place)
+        parts = [("config.json", _of_config(place / "config.json"))]
+        return _hash(json.dumps([*parts, *((file.name, _of_file(file)) for file in weights)]).encode()).hex()
     except (OSError, ValueError, RecursionError, UserError):
         return ""
 
@@ -49,13 +52,7 @@ def digest_of_loaded(path: str) -> str:
     return model_digest(place, MOST_AT_START) if path and place.exists() else ""
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights, by name."""
-    kinds = (sorted(file for file in folder.glob(pattern) if file.is_file()) for pattern in WEIGHTS)
-    return next((files for files in kinds if files), [])
-
-
-def short(digest: str) -> str:
+def shown(digest: str) -> str:
     """A digest as people see it."""
     first, mark, rest = digest.partition(":")
     return first[:8] + mark + rest
@@ -64,12 +61,6 @@ def short(digest: str) -> str:
 def of_layers(digest: str, layers: int) -> str:
     """The digest of a model's first layers."""
     return digest and f"{digest}:{layers}"
-
-
-def _of_folder(folder: Path, weights: list[Path]) -> str:
-    parts = [("config.json", _of_config(folder / "config.json"))]
-    parts += [(file.name, _of_file(file)) for file in weights]
-    return _hash(json.dumps(parts).encode()).hex()
 
 
 def _of_config(file: Path) -> str:
@@ -82,10 +73,9 @@ def _of_config(file: Path) -> str:
     return _hash(json.dumps(settings, sort_keys=True).encode()).hex()
 
 
-def _of_file(file: Path, limit: int | None = None) -> str:
+def _of_file(file: Path) -> str:
     """The digest of one file, from the cache where it is unchanged. Raises OSError."""
-    known = _known(file)
-    if known or (limit is not None and file.stat().st_size > limit):
+    if known := _known(file):
         return known
     before = _stamp(file)
     digest = _contents(file)
@@ -114,31 +104,24 @@ def _stamp(file: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino]
 
 
-def _place(file: Path) -> Path | None:
-    """Where a file's digest is cached; None without platformdirs, as in vLLM's environment."""
-    try:
-        from specscope.user_cache import place
-    except ImportError:
-        return None
+def _place(file: Path) -> Path:
+    """Where a file's digest is cached. Raises ImportError without platformdirs, as in vLLM's environment."""
+    from specscope.user_cache import place
+
     return place("digests", {"file": str(file.resolve())})
 
 
 def _known(file: Path) -> str:
     """A file's cached digest; "" for a file that is new or has changed."""
-    place = _place(file)
-    if place is None:
-        return ""
     try:
-        entry = decoded(place.read_bytes())
+        entry = decoded(_place(file).read_bytes())
         return str(entry["digest"]) if entry["stamp"] == _stamp(file) else ""
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ImportError, OSError, ValueError, TypeError, KeyError):
         return ""
 
 
 def _keep(file: Path, stamp: list[int], digest: str) -> None:
-    place = _place(file)
-    if place is not None:
+    with contextlib.suppress(ImportError, OSError):  # then it is hashed anew each time
         from specscope.user_cache import store
 
-        with contextlib.suppress(OSError):  # then it is hashed anew each time
-            store(place, {"stamp": stamp, "digest": digest})
+        store(_place(file), {"stamp": stamp, "digest": digest})

@@ -12,9 +12,8 @@ from safetensors.numpy import save_file
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.model.places import head_place, model_place
-from specscope.trace.files import LARGEST_OBJECT, read_object
-from specscope.trace.head_folder import is_head
-from specscope.trace.head_keys import unknown
+from specscope.plans.heads import is_head, unknown
+from specscope.whole_file import LARGEST_OBJECT, read_object
 
 LAYER = {"hidden_size": 48, "num_attention_heads": 4, "vocab_size": 300, "num_hidden_layers": 1, "hidden_act": "silu"}
 SPECULATORS = {"transformer_layer_config": LAYER, "draft_vocab_size": 60}

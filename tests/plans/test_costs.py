@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.costs import CostPoint, Costs, about_run, at, fed, read_costs, write_costs
-from specscope.trace.plan import parse_plan
+from specscope.plans.costs import CostPoint, Costs, about_run, at, read_costs, write_costs
+from specscope.plans.plan import parse_plan
 from tests.analyze.histories import RUN
 
 DATA = Path(__file__).parent.parent / "data"
@@ -57,7 +57,7 @@ def test_between_points_and_beyond_them_it_is_a_line(rows, seconds):
     ],
 )
 def test_what_each_later_pass_feeds(tree, widths):
-    assert fed(parse_plan(tree)) == widths
+    assert parse_plan(tree).fed == widths
 
 
 def test_a_step_is_rows_and_passes():

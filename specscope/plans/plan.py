@@ -1,27 +1,37 @@
-"""How to draft: what people write for --tree, and what it costs. No torch.
+"""How to draft: what people write for --tree.
 
 5, 3x4, [(0,), (1,), (0, 0)]      a static tree: sampled where the request is sampled, top tokens where it is greedy
 sampled:3x4                       the same, spelled out
 top:3x4                           a static tree of top tokens always: deterministic, and verified as such
 dynamic:24,depth=6,top=4          EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide; deterministic
 
-and what other programs have (foreign_plan.py).
+and what other programs have: the lists of paths of EAGLE, Medusa and TensorRT-LLM, vLLM's `--speculative-config`, and
+SGLang's three numbers.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from specscope.errors import UserError
-from specscope.trace.checked import short
-from specscope.trace.foreign_plan import translated
-from specscope.trace.record.tree import MAX_NODES, TreeShape, parse_tree
+import msgspec
+
+from specscope.errors import UserError, short
+from specscope.trace.record.tree import MAX_NODES, ROOT, TreeShape, parse_tree
 
 MAX_DEPTH = 32
 MAX_TOP = 32
 DEFAULT_DEPTH = 5
 DEFAULT_TOP = 4
+LONGEST = 100_000  # characters
+_DYNAMIC = re.compile(r"(?P<nodes>[0-9]{1,6})(?:,depth=(?P<depth>[0-9]{1,6}))?(?:,top=(?P<top>[0-9]{1,6}))?")
+SGLANG = ("num_steps", "eagle_topk", "num_draft_tokens")
+# As flags of a command line, as keys of a file of settings, or three numbers alone
+_NAMED = [re.compile(rf"speculative[-_]{re.sub('_', '[-_]', name)}\W{{1,4}}([0-9]{{1,6}})\b") for name in SGLANG]
+_NUMBERS = re.compile(r"([0-9]{1,6})[, ]\s*([0-9]{1,6})[, ]\s*([0-9]{1,6})")
+_CONFIG = re.compile(r"\s*\{|.{0,10000}?(?:--speculative-config|-sc)[ =]", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,13 @@ class StaticPlan:
     @property
     def max_fed(self) -> int:
         """Nodes that a drafter that is a model runs: those that have children."""
-        return len({above for above in self.shape.parent if above >= 0})
+        return sum(self.fed)
+
+    @property
+    def fed(self) -> list[int]:
+        """How many nodes each drafting pass after the first feeds."""
+        inner = {above for above in self.shape.parent if above != ROOT}
+        return [count for level in self.shape.levels if (count := len(inner.intersection(level)))]
 
     @property
     def is_chain(self) -> bool:
@@ -69,18 +85,23 @@ class DynamicPlan:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the tree that is verified."""
+        """As a static plan's, and so are those below."""
         return min(self.nodes, self.candidates)
 
     @property
     def max_depth(self) -> int:
-        """Levels of the tree, and passes of the drafter."""
+        """The depth of the search."""
         return self.depth
 
     @property
     def max_fed(self) -> int:
         """Nodes that the drafter runs."""
         return self.top * (self.depth - 1)
+
+    @property
+    def fed(self) -> list[int]:
+        """Nodes that each pass after the first feeds."""
+        return [self.top] * (self.depth - 1)
 
     @property
     def is_chain(self) -> bool:
@@ -97,6 +118,14 @@ class DynamicPlan:
 
 
 TreePlan = StaticPlan | DynamicPlan
+
+
+class _VllmConfig(msgspec.Struct):
+    """The fields of vLLM's configuration that say how much is drafted."""
+
+    method: str | None = None
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, lt=10**6)] | None = None
+    speculative_token_tree: str | None = None
 
 
 def read_plan(text: str) -> TreePlan | None:
@@ -119,8 +148,7 @@ def parse_plan(text: str) -> TreePlan:
 
 
 def _dynamic(rest: str, text: str) -> DynamicPlan:
-    form = r"(?P<nodes>[0-9]{1,6})(?:,depth=(?P<depth>[0-9]{1,6}))?(?:,top=(?P<top>[0-9]{1,6}))?"
-    match = re.fullmatch(form, re.sub(r"\s*([,=])\s*", r"\1", rest.strip()))
+    match = _DYNAMIC.fullmatch(re.sub(r"\s*([,=])\s*", r"\1", rest.strip()))
     if match is None:
         raise UserError(
             f"cannot read the tree {short(text)}: write dynamic:NODES,depth=D,top=K; depth and top are optional"
@@ -133,3 +161,40 @@ def _dynamic(rest: str, text: str) -> DynamicPlan:
     if depth > nodes:
         raise UserError(f"tree {short(text)}: {nodes} nodes cannot be {depth} deep")
     return DynamicPlan(nodes, depth, top)
+
+
+def translated(text: str) -> tuple[str, str]:
+    """(tree string, its origin in words); (`text`, "") where it is not another program's. Raises UserError."""
+    if len(text) > LONGEST:
+        return text, ""
+    named = [pattern.search(text) for pattern in _NAMED]
+    if any(named):
+        missing = [f"speculative_{name}" for name, match in zip(SGLANG, named, strict=True) if match is None]
+        if missing:
+            raise UserError(f"tree {short(text)}: SGLang's three numbers give a tree, and there is no {missing[0]}")
+        return _sglang(*(int(match[1]) for match in named if match))
+    if numbers := _NUMBERS.fullmatch(text.strip()):
+        return _sglang(*map(int, numbers.groups()))
+    return _vllm(text) if _CONFIG.match(text) and "{" in text else (text, "")
+
+
+def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
+    """SGLang's tree: EAGLE-2's, the best of a search and deterministic. Its number of draft tokens counts the root."""
+    about = f"SGLang's {steps} steps, top {top}, {tokens} draft tokens, of which the root is one"
+    if top == 1:  # then it takes steps + 1 draft tokens, whatever is given
+        return f"top:{steps}", about
+    return f"dynamic:{tokens - 1},depth={steps},top={top}", about
+
+
+def _vllm(text: str) -> tuple[str, str]:
+    try:
+        config = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
+    except (ValueError, RecursionError) as error:  # ValueError: of both
+        why = str(error).replace(" - at `$.", " in `")
+        raise UserError(f"cannot read the tree of the configuration {short(text)}: {why}") from None
+    about = f"vLLM's {config.method or 'speculative configuration'}"
+    if config.speculative_token_tree is not None:
+        return config.speculative_token_tree, f"{about}, its speculative_token_tree"
+    if config.num_speculative_tokens is None:
+        raise UserError(f"{short(text)} says neither num_speculative_tokens nor speculative_token_tree: it has no tree")
+    return str(config.num_speculative_tokens), f"{about}, a chain of num_speculative_tokens"

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from specscope.trace.changes import Changes
+from specscope.speculate.changes import Changes
 from specscope.trace.record.params import SamplingParams
 
 WARM, GREEDY = SamplingParams(temperature=0.8, seed=1), SamplingParams(seed=1)

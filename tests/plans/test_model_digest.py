@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from specscope.trace import model_digest as digests
-from specscope.trace.model_digest import model_digest, of_layers, short
+from specscope.plans import model_digest as digests
+from specscope.plans.model_digest import model_digest, of_layers, shown
 
 
 @pytest.fixture(autouse=True)
@@ -121,4 +121,4 @@ def test_chunks_are_hashed_in_order(tmp_path):
 def test_of_some_layers():
     assert of_layers("abc", 5) == "abc:5"
     assert of_layers("", 5) == ""
-    assert short("0123456789abcdef:5") == "01234567:5"
+    assert shown("0123456789abcdef:5") == "01234567:5"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.plan import (
+from specscope.plans.plan import (
     DEFAULT_DEPTH,
     DEFAULT_TOP,
     MAX_DEPTH,

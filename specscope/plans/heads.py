@@ -1,0 +1,235 @@
+"""A drafter's head on disk: its kind, its files, and what is known of its config.json.
+
+A key is known where the engine and the judge of `audit`, each for itself, compute what it says, or where it changes
+nothing: names, versions, training. One that is off, or not set, changes nothing. Any other may change the arithmetic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specscope.errors import UserError
+from specscope.whole_file import read_object
+
+Holds = Callable[[Any], bool]
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are looked for
+INDEX = ".index.json"  # behind the name: weights in several files, and which tensor lies in which
+ALGORITHMS = ("eagle", "eagle3", "peagle")  # of vLLM's speculators that run here
+# Heads of other kinds, by a word in the name of their model or algorithm (the first that fits), or by a key
+OTHERS = {
+    **{name.lower(): name for name in ("DSpark", "Domino", "DFlash", "Medusa", "Hydra", "MTP")},
+    **dict.fromkeys(("mlp_speculator", "mlpspeculator"), "MLP speculator"),
+    "nextn": "MTP",
+}
+OTHER_KEYS = {"dflash_config": "DFlash", "medusa_num_heads": "Medusa"}
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of MTP layers, and of whole models that have some
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # at the top, where vLLM looks: j is what enters layer j
+IN_SGLANG = "eagle_config"  # in which SGLang looks for them: there j is what leaves layer j
+NESTED = ("transformer_layer_config", IN_SGLANG, "rope_scaling", "rope_parameters")
+FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")  # at the top, or inside eagle_config
+FULL, SLIDING = "full_attention", "sliding_attention"
+# Computed, by transformers' rotary embedding where it is the base's; and biases and sizes, which the tensors tell.
+COMPUTED = f"""
+    hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size num_hidden_layers
+    rms_norm_eps rope_theta max_position_embeddings bias attention_bias mlp_bias draft_vocab_size target_hidden_size
+    mask_token_id pard_token ptd_token_id original_max_position_embeddings num_aux_hidden_states partial_rotary_factor
+    sliding_window use_sliding_window has_lm_head factor low_freq_factor high_freq_factor attention_factor truncate
+    beta_fast beta_slow mscale mscale_all_dim {LAYER_IDS} {" ".join(FLAGS)}
+"""
+# What changes nothing here, whatever it says; the last two lines are how texts were to be sampled, which older
+# transformers wrote into every config
+HARMLESS = """
+    architectures model_type torch_dtype dtype transformers_version auto_map use_cache bos_token_id eos_token_id
+    pad_token_id unk_token_id initializer_range attention_dropout tie_word_embeddings pretraining_tp max_window_layers
+    base_model_tp_plan base_model_pp_plan _name_or_path name_or_path target_model_type target_num_hidden_layers
+    speculators_config speculators_model_type speculators_version num_lookahead_tokens num_speculative_tokens
+    hidden_dropout resid_pdrop embd_pdrop attn_pdrop output_attentions output_hidden_states return_dict
+    chunk_size_feed_forward id2label label2id is_encoder_decoder problem_type has_no_defaults_at_init draft_attn_impl
+    k_train torchscript embed_requires_grad draft_attn_kernel attn_implementation _attn_implementation
+    parallel_draft_heads_num_layers
+    temperature top_k top_p typical_p num_beams num_beam_groups num_return_sequences max_length min_length
+    length_penalty repetition_penalty diversity_penalty do_sample
+"""
+
+
+def _is(*values: object) -> Holds:
+    return lambda value: value in values
+
+
+DECIDES = (
+    "use_aux_hidden_state",
+    "use_input_layernorm_in_first_layer",
+    "use_last_layernorm",
+)  # also where they are off
+VALUES: Mapping[str, Holds] = {  # what is computed for these values alone
+    **dict.fromkeys((*COMPUTED.split(), *HARMLESS.split()), lambda _: True),
+    **dict.fromkeys((*DECIDES, "next_layer_regular"), _is(True)),
+    **dict.fromkeys(("logit_scale", "logits_scaling", "parallel_draft_step"), _is(1)),
+    # a rotary embedding whose frequencies do not follow the length of the text
+    **dict.fromkeys(("rope_type", "type"), _is("default", "linear", "llama3", "yarn")),
+    "hidden_act": _is("silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh"),
+    "layer_types": lambda kinds: isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds),
+}
+# By the authors' names; those of the last line are of no use
+TENSORS = re.compile(
+    r"(fc|norm|input_norm|fc_norm\.\d+|lm_head|embed_tokens|(midlayer|layers\.\d+)\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj"
+    r"|(hidden_norm|input_layernorm|post_attention_layernorm)))\.(weight|bias)|d2t|mask_hidden"
+    r"|t2d|.*rotary_emb\.inv_freq"
+)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a head, by its config: an EAGLE-3 one, or one that does not run here.
+
+    The config of an older EAGLE head is a plain model's.
+    """
+    try:
+        config = read_object(folder / "config.json")
+    except UserError:  # the loader reports what is wrong with it
+        return False
+    return "draft_vocab_size" in config or bool(_other_kind(folder, config))
+
+
+def check_head(folder: Path) -> None:
+    """Refuse a head that does not run here: by its kind, or by the key of its config that is not known.
+
+    Raises UserError.
+    """
+    config = read_object(folder / "config.json")
+    check_kind(folder, config, "what runs here are EAGLE, EAGLE-3 and P-EAGLE heads")
+    if key := unknown(config):
+        raise UserError(
+            f"{folder}/config.json has `{key}`: it may change what the head computes, and is not implemented"
+        )
+
+
+def check_kind(folder: Path, config: Mapping[str, Any], instead: str) -> None:
+    """Refuse a folder that holds a head of another kind than ours. `instead`: what is wanted. Raises UserError."""
+    if kind := _other_kind(folder, config):
+        raise UserError(f"{folder} holds a drafter of the kind {kind}: {instead}")
+
+
+def _other_kind(folder: Path, config: Mapping[str, Any]) -> str:
+    """The kind of a head that does not run here, as people call it; "" for any other folder."""
+    names = [name.lower() for name in _names(config)]
+    by_name = (kind for word, kind in OTHERS.items() if any(word in name for name in names))
+    by_key = (kind for key, kind in OTHER_KEYS.items() if config.get(key))
+    algorithm = config.get("speculators_model_type")
+    known = next(by_name, "") or next(by_key, "")
+    if known or (isinstance(algorithm, str) and algorithm not in ALGORITHMS):
+        return known or str(algorithm)
+    tensors = _tensors(folder) if any(config.get(key) for key in MTP_KEYS) else []
+    return "MTP" if tensors and all("mtp." in name for name in tensors) else ""
+
+
+def _names(config: Mapping[str, Any]) -> Iterator[str]:
+    """Every name by which a config identifies its model."""
+    architectures, speculators = config.get("architectures"), config.get("speculators_config")
+    yield from map(str, architectures if isinstance(architectures, list) else ())
+    yield from (str(config.get(key) or "") for key in ("model_type", "speculators_model_type"))
+    if isinstance(speculators, Mapping):
+        yield str(speculators.get("algorithm") or "")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """A head's weight files: a single one, or those that an index names. Raises UserError."""
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / (name + INDEX)).is_file():
+            return _indexed(index)
+    raise UserError(f"{folder} has neither {WEIGHTS[0]} nor {WEIGHTS[1]}, nor an index of several")
+
+
+def _indexed(index: Path) -> list[Path]:
+    """The files that an index names. Raises UserError for files that are not there, or not in the same folder."""
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
+        raise UserError(f"{index} does not say in `weight_map` which tensor lies in which file")
+    files = sorted(set(named.values()))
+    for file in files:
+        if Path(file).name != file or not (index.parent / file).is_file():
+            raise UserError(f"{index} names {file!r}, and there is no such file beside it")
+    return [index.parent / file for file in files]
+
+
+def _tensors(folder: Path) -> list[str]:
+    """The names of a head's tensors, where they can be read without loading the weights."""
+    from safetensors import SafetensorError, safe_open
+
+    names: list[str] = []
+    try:
+        for file in weight_files(folder):
+            with safe_open(file, framework="numpy") as tensors:
+                names += tensors.keys()
+    except (OSError, UserError, SafetensorError):  # the loader says what is wrong with them
+        return []
+    return names
+
+
+def unknown_tensor(names: Iterable[str]) -> str:
+    """The first of a head's tensors that there is no place for; "" where there is none."""
+    return next((name for name in sorted(names) if not TENSORS.fullmatch(name)), "")
+
+
+def unknown(config: Mapping[str, Any]) -> str:
+    """What of a head's config is not known: the first key with its value; "" where all is."""
+    return next(_unknown(config), "") or next(_contradictions(flattened(config)), "")
+
+
+def _unknown(config: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in config.items():
+        if name in NESTED and isinstance(value, Mapping):
+            yield from _unknown(value)
+        elif name in DECIDES and value is not None and not VALUES[name](value):
+            yield f"{name} = {value!r}"
+        elif value in (None, False, 0, "") or value in ([], {}):
+            continue
+        elif name not in VALUES:
+            yield name if value is True else f"{name} = {str(value)[:40]}"
+        elif not VALUES[name](value):
+            yield f"{name} = {str(value)[:40]}"
+
+
+def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+    """Keys that are known by themselves, but that contradict the rest of a flattened config."""
+    kinds, layers = config.get("layer_types") or [], config.get("num_hidden_layers", 1)
+    window, used = config.get("sliding_window"), config.get("use_sliding_window") is not False
+    if window and used and not kinds:
+        yield f"sliding_window = {window} without layer_types"
+    if kinds and isinstance(layers, int) and len(kinds) < layers:
+        yield f"layer_types of {len(kinds)} layers, and num_hidden_layers = {layers}"
+    if SLIDING in kinds and not (window and used):
+        yield f"layer_types = {SLIDING} without a sliding_window that is used"
+    if config.get("norm_before_fc") and config.get("fc_norm"):
+        yield "norm_before_fc beside fc_norm"
+
+
+def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a config in one: what speculators nest of the layer, and the flags that NVIDIA keeps in eagle_config."""
+    layer, eagle = (part if isinstance(part := config.get(name), Mapping) else {} for name in NESTED[:2])
+    return {**config, **layer, **{name: eagle[name] for name in FLAGS if name in eagle}}
+
+
+def layer_ids(layers: Sequence[Any]) -> dict[str, Any]:
+    """Which layers feed a head, as both vLLM and SGLang read it. `layers`: numbers; others neither can be told."""
+    of_vllm: dict[str, Any] = {LAYER_IDS: [*layers]}
+    if not all(isinstance(layer, int) for layer in layers):
+        return of_vllm
+    return {**of_vllm, IN_SGLANG: {LAYER_IDS: [layer - 1 for layer in layers]}}
+
+
+def unread_layers(config: Mapping[str, Any]) -> str:
+    """A sentence where one of these engines would take layers of its own choice for those that feed a head; else ""."""
+    nested = config.get(IN_SGLANG)
+    in_sglang = isinstance(nested, Mapping) and bool(nested.get(LAYER_IDS))
+    if in_sglang == bool(config.get(LAYER_IDS)):
+        return ""
+    engine, there = ("vLLM", "at the top") if in_sglang else ("SGLang", f"in {IN_SGLANG}")
+    return (
+        f"{engine} would not read which layers feed this head, and would take its default ones: it looks for "
+        f"{LAYER_IDS} {there} of the config"
+    )

@@ -1,0 +1,91 @@
+"""JSON from outside, and files that are read whole, within bounds, and written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import msgspec
+import orjson
+
+from specscope.errors import UserError
+
+LARGEST_OBJECT = 2**24  # bytes of a model's config.json, its list of shards, or another file of one JSON object
+LARGEST_DATA = 2**30  # of texts to train on
+
+T = TypeVar("T")
+
+
+@overload
+def decoded(data: bytes | bytearray | str) -> Any: ...  # noqa: ANN401
+@overload
+def decoded(data: bytes | bytearray | str, kind: type[T], *, strict: bool = True) -> T: ...
+def decoded(data: bytes | bytearray | str, kind: Any = Any, *, strict: bool = True) -> Any:
+    """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep the text is nested.
+
+    Where it need not be `strict`, a number may be a text.
+    """
+    try:
+        return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind, strict=strict)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def check_whole(path: str | os.PathLike[str], what: str, largest: int) -> None:
+    """Refuse what `read_whole` would refuse, without reading it. Raises UserError; OSError for a missing file."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"cannot read {what} {path}: it is no regular file")
+    if status.st_size > largest:
+        raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
+
+
+def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
+    """The content of a regular file of at most `largest` bytes. A file that grows while it is read is refused.
+
+    Raises UserError, and OSError as `open` does.
+    """
+    check_whole(path, what, largest)
+    with open(path, "rb") as file:
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
+    return data
+
+
+def read_object(path: Path, largest: int = LARGEST_OBJECT) -> dict[str, Any]:
+    """A file that must hold one JSON object, as transformers writes it: with NaN and Infinity. Raises UserError."""
+    try:
+        raw = json.loads(read_whole(path, "the file", largest))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except RecursionError:
+        raise UserError(f"{path} is not usable: its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return raw
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file atomically: where there is no room, the older one stays. Raises UserError."""
+    try:
+        place = Path(path).resolve()  # a link stays one
+        if place.exists() and not place.is_file():
+            place.write_bytes(data)  # a device or a pipe
+            return
+        part = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
+        try:
+            part.write_bytes(data)
+            if place.exists():
+                shutil.copymode(place, part)
+            os.replace(part, place)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
