@@ -96,7 +96,7 @@ def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Pa
 
 
 def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, Any]:
-    """Run bench/screen.py on a pseudo-terminal of its own, and read what it measured."""
+    """Run benchmarks/screen.py on a pseudo-terminal of its own, and read what it measured."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rates.json"
         task = json.dumps({"config": dataclasses.asdict(config), "rounds": rounds, "out": str(out)})

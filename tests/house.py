@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11815, 9300),
+    "trace": (11725, 9300),
     "remote": (2288, 1700),
     "watch": (1965, 1850),
     "analyze": (27209, 15700),
@@ -32,7 +32,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "serve": (1985, 1600),
     "page": (700, 700),
     "bench, train": (1492, 0),
-    "top level": (755, 600),
+    "top level": (881, 600),
     "all": (90555, 64500),
     "benchmarks": (3300, 3300),
 }

@@ -4,6 +4,8 @@ The lists in tests/house.py are of what broke a rule when the rule was made. The
 its list, and nothing new comes in. `python -m tests.house` prints them as they would be now.
 """
 
+import re
+
 import pytest
 
 from tests import house, house_table
@@ -46,3 +48,11 @@ def test_exceptions_only_shrink(now, known):
     shrunk = {name: known[name] for name in known if known[name] > now.get(name, 0)}
     assert grown == {}, "mend it: the list may only shrink"
     assert shrunk == {}, "well done: take it from the list in tests/house.py"
+
+
+def test_files_that_comments_name_are_there():
+    """Ours, by their folder: others' sources are named too."""
+    ours = "|".join(path.name for path in (house.ROOT / "specscope").iterdir() if path.is_dir())
+    cited = re.compile(rf"(?<![\w/])(?:specscope/)?((?:{ours}|history|record|wire)/[\w/]+\.py)")
+    found = {(name, match[1]) for name, path in house.modules().items() for match in cited.finditer(path.read_text())}
+    assert {pair for pair in found if not [*house.ROOT.glob(f"specscope/**/{pair[1]}")]} == set()

@@ -23,7 +23,7 @@ from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.trace.history.history import History
 from specscope.trace.record.method import model_part
 from specscope.trace.record.records import RunInfo
-from specscope.trace.record.tree import MAX_NODES
+from specscope.tree_shape import MAX_NODES
 from specscope.whole_file import read_object
 
 FIRST = ", first "  # in the name of a model that is a target's first layers

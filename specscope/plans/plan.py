@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from specscope.errors import UserError, short
-from specscope.trace.record.tree import MAX_NODES, ROOT, TreeShape, parse_tree
+from specscope.tree_shape import MAX_NODES, ROOT, TreeShape, parse_tree
 
 MAX_DEPTH = 32
 MAX_TOP = 32

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.record.tree import ROOT, TreeShape
+from specscope.tree_shape import ROOT, TreeShape
 
 WIDEST_MASK = 64  # nodes; wider masks are left out
 TOP_RULE = "rule        top tokens, deterministic: accepted with p"

@@ -13,7 +13,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from specscope.errors import UserError
 from specscope.trace.history.wording import title_of
-from specscope.trace.record.limits import FORM, RULES, UNREAD
+from specscope.trace.record.limits import FORM, LIMITING, UNREAD
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
 from specscope.trace.record.structured import StructuredOutputs
@@ -22,7 +22,7 @@ from specscope.vllm.scheduling import Arrival, Ended
 
 # How vLLM's server begins the ids of requests; offline they are numbers
 CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
-LABELS = (*RULES, "repetition_detection")
+LABELS = (*LIMITING, "repetition_detection")
 LONGEST = 200  # characters of a label
 OTHER_FORMS = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 REASONS = {

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
-from specscope.trace.record.tree import DraftTree, TreeShape, parse_tree
+from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.tree_shape import TreeShape, parse_tree
 from tests.support import records as made
 
 MS = made.MS

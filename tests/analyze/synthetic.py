@@ -25,7 +25,8 @@ from specscope.trace.record.records import (
     RequestStep,
     Verdict,
 )
-from specscope.trace.record.tree import DraftTree, Drawn, parse_tree
+from specscope.trace.record.tree import DraftTree, Drawn
+from specscope.tree_shape import parse_tree
 from tests.analyze.histories import RUN, record
 
 PROMPT = np.array([1, 2, 3], np.int32)

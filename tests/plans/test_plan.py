@@ -16,7 +16,8 @@ from specscope.plans.plan import (
     StaticPlan,
     parse_plan,
 )
-from specscope.trace.record.tree import MAX_NODES, ROOT, TreeShape, parse_tree
+from specscope.trace.record.tree import ROOT
+from specscope.tree_shape import MAX_NODES, TreeShape, parse_tree
 from tests.trace.record.test_tree import shapes
 
 statics = st.builds(StaticPlan, shapes().map(lambda paths: parse_tree(str(paths))), st.booleans())

@@ -32,9 +32,10 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.record.tree import ROOT, DraftTree, Drawn, TreeShape, parse_tree
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
+from specscope.tree_shape import TreeShape, parse_tree
 from tests.waiting import HANG_SECONDS
 
 START_NS = 1_700_000_000_000_000_000

@@ -15,7 +15,7 @@ from specscope.analyze.compare.parting import LENGTH
 from specscope.analyze.compare.result import NOT_KNOWN, Difference, Field, PairedBy, PartingCause
 from specscope.analyze.compare.trees import TREE
 from specscope.trace.history.wording import plural, shared_beginning
-from specscope.trace.record.draft_vocabulary import DIGEST, digest
+from specscope.trace.record.draft_vocabulary import DIGEST, digest, is_old_digest, old_digest
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import TEMPLATE, RunInfo
 from specscope.trace.record.tree import Drawn
@@ -53,7 +53,7 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
 
 def _digest(run: RunInfo) -> str:
     """A digest of the tokens of a reduced draft vocabulary; "" where it is not reduced, or not recorded."""
-    return digest(run.draft_tokens).removeprefix(DIGEST) if run.draft_tokens else ""
+    return digest(run.draft_tokens).removeprefix(DIGEST)
 
 
 def models(a: Side, b: Side) -> tuple[str, str]:
@@ -75,6 +75,8 @@ def models(a: Side, b: Side) -> tuple[str, str]:
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, PairedBy]]) -> list[Difference]:
     """All differences in the configuration and in what was observed to run, those that explain most first."""
     runs = [a.runs, b.runs]
+    if any(is_old_digest(run.draft_tokens) for side in runs for run in side):
+        runs = [[replace(run, draft_tokens=old_digest(run.draft_tokens)) for run in side] for side in runs]
     lines: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
     if all(runs):
         lines += [

@@ -16,7 +16,8 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Operation, Stage
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins, draw_number
-from specscope.trace.record.tree import MAX_NODES, Bools, Doubles
+from specscope.trace.record.tree import Bools, Doubles
+from specscope.tree_shape import MAX_NODES
 
 COIN_CHECKS = ("draft coins", "coins over steps", "coins unequal", "coins of requests")
 INTERVALS, DRAWS, OF_MODEL = "draft coins in their intervals", "draft draws", "draft p"

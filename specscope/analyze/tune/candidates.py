@@ -17,7 +17,8 @@ from specscope.analyze.tune.judged import Judge, Path, TreeOutcome
 from specscope.errors import UserError
 from specscope.plans.costs import Costs
 from specscope.plans.plan import MAX_TOP, DynamicPlan, StaticPlan, TreePlan
-from specscope.trace.record.tree import Doubles, TreeShape, parse_tree
+from specscope.trace.record.tree import Doubles
+from specscope.tree_shape import TreeShape, parse_tree
 
 # The best static tree of every size, by dynamic programming over positions (Sequoia, Chen et al. 2024, section 3.1).
 #
@@ -92,7 +93,7 @@ def _shape(best: Mapping[Path, Doubles], rho: Mapping[Path, float], nodes: int) 
         sums = [child[a] + sibling[n - 1 - a] for a in range(max(0, n - len(sibling)), min(n, len(child)))]
         a = max(0, n - len(sibling)) + int(np.argmax(sums))
         left += [(below, a), (beside, n - 1 - a)]
-    return parse_tree(str(sorted(taken, key=lambda path: (len(path), path))))
+    return parse_tree(str(taken))
 
 
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)

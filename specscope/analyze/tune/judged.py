@@ -15,7 +15,8 @@ import numpy as np
 
 from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.plans.plan import DynamicPlan, TreePlan
-from specscope.trace.record.tree import Bools, Doubles, Ints, TreeShape
+from specscope.trace.record.tree import Bools, Doubles, Ints
+from specscope.tree_shape import TreeShape
 
 Path = tuple[int, ...]  # of child ranks from the root
 FEWEST = 20.0  # parents reached; with fewer, a rate by depth is too uncertain
@@ -108,7 +109,7 @@ class Judge:
 
     def static(self, shape: TreeShape) -> TreeOutcome:
         """A static tree of the likeliest tokens, or of sampled ones where the capture has such."""
-        values = [self.position(path) for path in paths(shape)]
+        values = [self.position(path) for path in shape.paths]
         return TreeOutcome(
             accepted=np.sum([value for value, _ in values], axis=0),
             untold=np.sum([untold for _, untold in values], axis=0),
@@ -200,14 +201,3 @@ def _first(some: Bools, count: int) -> Bools:
     """The first `count` of some candidates in each row, which are the best."""
     first: Bools = some & (np.cumsum(some, axis=1) <= count)
     return first
-
-
-def paths(shape: TreeShape) -> list[Path]:
-    """Each node's path of child ranks."""
-    rank_paths: list[Path] = []
-    children: dict[int, int] = {}
-    for above in shape.parent:
-        rank = children.get(above, 0)
-        children[above] = rank + 1
-        rank_paths.append((*(rank_paths[above] if above >= 0 else ()), rank))
-    return rank_paths

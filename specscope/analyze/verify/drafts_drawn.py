@@ -11,7 +11,8 @@ from specscope.analyze.verify.exact import HOPELESS, LEAST, RELATIVE, WHOLE, che
 from specscope.plans.plan import StaticPlan, read_plan
 from specscope.trace.record.coins import Stream, coins_at, draw_number
 from specscope.trace.record.records import RunInfo
-from specscope.trace.record.tree import ROOT, Doubles, TreeShape
+from specscope.trace.record.tree import ROOT, Doubles
+from specscope.tree_shape import TreeShape
 
 NO_COINS = "the capture does not tell the coins that drew drafts"
 

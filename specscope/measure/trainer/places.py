@@ -15,7 +15,7 @@ from specscope.trace.record.params import SamplingParams
 PLACES = 512  # by default, evenly spread
 LONGEST = 1024  # tokens of a text: training attends densely, [T, T] a query head
 DEEPEST = 8  # depths that are compared
-RULES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "structured_outputs")
+RESHAPING = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "structured_outputs")
 PLAIN = SamplingParams()
 
 
@@ -82,7 +82,7 @@ def _fits(contexts: Contexts, step: AuditedStep, depths: int) -> bool:
 def _text(contexts: Contexts, places: list[DraftedPlace], depths: int) -> TextPlaces:
     end = max(place.pair for place in places) + 1 + depths
     params = contexts.drafter_params
-    plain = not contexts.limits and all(getattr(params, name) == getattr(PLAIN, name) for name in RULES)
+    plain = not contexts.limits and all(getattr(params, name) == getattr(PLAIN, name) for name in RESHAPING)
     return TextPlaces(contexts.request, contexts.text[:end], tuple(places), plain)
 
 

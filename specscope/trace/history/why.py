@@ -16,8 +16,8 @@ from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_dr
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.rules import STANDARD
-from specscope.trace.record.tree import MAX_NODES
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.tree_shape import MAX_NODES
 
 
 @dataclass(frozen=True)

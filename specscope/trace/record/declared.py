@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import Meta
 
-ROOT = -1  # the parent of the first drafted level: the last committed token, which is no node of the tree
-MAX_NODES = 256
+from specscope.tree_shape import MAX_NODES, ROOT
+
 MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
 MAX_TEXT = 2**24  # characters of a prompt
 MAX_SHORT = 2**16  # and of other text

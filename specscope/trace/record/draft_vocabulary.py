@@ -2,7 +2,7 @@
 
 `set:` and a bitmap over the target's tokens, where the drafter has them in ascending order, as trained heads do; else
 `map:` and the target's token behind each of the drafter's. Both compressed, in base64. It is told once: wherever else a
-run is named, `digest:` and a hash stand for it, and a reader that saw nothing else does not know the tokens.
+run is named, `digest:` and a hash of the tokens stand for it, and a reader that saw nothing else does not know them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,16 @@ def _text(data: bytes) -> str:
 @lru_cache(4)
 def unpack(text: str, size: int) -> Ints:
     """[size] what was packed, of a vocabulary of `size` draft tokens. Raises ValueError."""
+    tokens = _tokens(text)
+    if len(tokens) != size:
+        raise ValueError(f"holds {len(tokens)} tokens, not {size}")
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= 8 * MOST or len(np.unique(tokens)) < size):
+        raise ValueError("names a token twice, or one that cannot be")
+    tokens.flags.writeable = False
+    return tokens
+
+
+def _tokens(text: str) -> Ints:
     kind, _, packed = text.partition(":")
     if kind not in ("set", "map"):
         raise ValueError("is neither a set nor a map")
@@ -53,20 +63,29 @@ def unpack(text: str, size: int) -> Ints:
     if not reader.eof or (kind == "map" and len(data) % 4):
         raise ValueError("is cut short or too long")
     if kind == "set":
-        tokens = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).astype(np.int32)
-    else:
-        tokens = np.frombuffer(data, "<i4").astype(np.int32)
-    if len(tokens) != size:
-        raise ValueError(f"holds {len(tokens)} tokens, not {size}")
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= 8 * MOST or len(np.unique(tokens)) < size):
-        raise ValueError("names a token twice, or one that cannot be")
-    tokens.flags.writeable = False
-    return tokens
+        return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).astype(np.int32)
+    return np.frombuffer(data, "<i4").astype(np.int32)
 
 
 def digest(packed: str) -> str:
-    """What stands for a packed vocabulary; for itself."""
-    return packed if packed.startswith(DIGEST) else DIGEST + blake2b(packed.encode(), digest_size=8).hexdigest()
+    """What stands for a packed vocabulary, by its tokens: what compresses them differs. A digest stands for itself."""
+    if not packed or packed.startswith(DIGEST):
+        return packed
+    try:
+        return DIGEST + blake2b(_tokens(packed).astype("<i4").tobytes(), digest_size=16).hexdigest()
+    except ValueError:
+        return old_digest(packed)
+
+
+def old_digest(packed: str) -> str:
+    """As captures had it before: half as long, and of the compressed text."""
+    told = not packed or packed.startswith(DIGEST)
+    return packed if told else DIGEST + blake2b(packed.encode(), digest_size=8).hexdigest()
+
+
+def is_old_digest(text: str) -> bool:
+    """Whether it is one of those."""
+    return text.startswith(DIGEST) and len(text) == len(DIGEST) + 16
 
 
 def lacks_draft_tokens(run: RunInfo | None) -> bool:
@@ -78,7 +97,7 @@ def completed(run: RunInfo, packed: object) -> RunInfo:
     """The run with its draft vocabulary, where it lacks that and this is it. Raises ValueError where it is damaged."""
     if not lacks_draft_tokens(run) or not isinstance(packed, str) or packed.startswith(DIGEST):
         return run
-    if digest(packed) != run.draft_tokens:
+    if run.draft_tokens not in (digest(packed), old_digest(packed)):
         return run
     unpack(packed, run.draft_vocab)
     return dataclasses.replace(run, draft_tokens=packed)

@@ -12,9 +12,9 @@ from specscope.trace.record.privacy import LEFT_OUT, Privacy
 
 FORM = "structured_outputs"  # a label where the form cannot be told in SamplingParams
 UNREAD = "params"  # the parameters themselves could not be put into SamplingParams
-RULES = ("bad_words", "allowed_token_ids", "logits_processors", "thinking_token_budget")
+LIMITING = ("bad_words", "allowed_token_ids", "logits_processors", "thinking_token_budget")
 # Names of such labels. What each allows is not in the capture in a form that can be computed again.
-LIMITS = (*RULES, "min_tokens", FORM, "logit_bias", UNREAD)  # min_tokens in captures of before
+LIMITS = (*LIMITING, "min_tokens", FORM, "logit_bias", UNREAD)  # min_tokens in captures of before
 RELAXED = "penalties"  # see EngineWays.relaxes_penalties
 NO_SEED = ("seed", "none")  # a label of an engine that drew one itself
 

@@ -109,7 +109,7 @@ class Preceded(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Verdict(ArrayEq):
-    """What verification decided about one tree, with every number behind it. Filled by speculate/verify.py.
+    """What verification decided about one tree, with every number behind it. Filled by speculate/verify/.
 
     Arrays are over the nodes of the tree. A node that was not tried has 0 in p_trial, q_trial, accept_prob and
     residual_mass; `outcome` is what says so. DESIGN: with p_i, q_i at trial i, a node is accepted when

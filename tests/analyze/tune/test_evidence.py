@@ -8,7 +8,7 @@ import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.analyze.tune.evidence import evidence
-from specscope.analyze.tune.judged import Judge, paths
+from specscope.analyze.tune.judged import Judge
 from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again
@@ -199,7 +199,7 @@ def test_what_tells_nothing_is_refused():
 
 def test_rank_paths_are_those_of_the_string():
     shape = parse_plan(WIDE).shape
-    assert str(sorted(paths(shape), key=lambda path: (len(path), path))) == WIDE
+    assert str(sorted(shape.paths, key=lambda path: (len(path), path))) == WIDE
 
 
 def test_trees_of_two_sources_are_refused():

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.analyze.tune.candidates import best_shapes
-from specscope.analyze.tune.judged import paths
 
 MOST = 6
 
@@ -44,7 +43,7 @@ def test_no_tree_is_better(data):
         best = max(sum(rho[path] for path in tree) for tree in every_tree(nodes, width, depth))
         assert value == pytest.approx(best)
         assert len(shape) == nodes
-        assert sum(rho[path] for path in paths(shape)) == pytest.approx(value)
+        assert sum(rho[path] for path in shape.paths) == pytest.approx(value)
     assert len(found) == min(MOST, len(positions))
 
 

@@ -15,7 +15,8 @@ from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import start_tree
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.tree import ROOT, Drawn, parse_tree
+from specscope.trace.record.tree import ROOT, Drawn
+from specscope.tree_shape import parse_tree
 from tests.trace.record.test_tree import shapes
 
 VOCAB = 30

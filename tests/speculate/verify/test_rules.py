@@ -20,7 +20,8 @@ from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, TRAVERSAL
-from specscope.trace.record.tree import ROOT, DraftTree, Drawn, parse_tree
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.tree_shape import parse_tree
 from tests.kernels import DEVICE
 from tests.speculate.verify.enumeration import SHAPES, Model, dense, draws, total_variation
 from tests.speculate.verify.test_oracle import coin_outcomes

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens, pack, unpack
+from specscope.trace.record.draft_vocabulary import (
+    completed,
+    digest,
+    draft_id,
+    draft_tokens,
+    is_old_digest,
+    old_digest,
+    pack,
+    unpack,
+)
 from specscope.trace.wire.spans import resource_attributes
 from specscope.trace.wire.unspan import run_info
 from tests.trace.strategies import RUN
@@ -42,8 +51,29 @@ def test_draft_ids():
     assert draft_id(whole, 8) == 8
 
 
-def packed(data, kind="set"):
-    return f"{kind}:" + base64.b64encode(zlib.compress(data)).decode()
+def packed(data, kind="set", level=6):
+    return f"{kind}:" + base64.b64encode(zlib.compress(data, level)).decode()
+
+
+def test_a_digest_is_of_the_tokens_and_not_of_what_compressed_them():
+    known = list(range(0, 3000, 7))
+    bits = np.zeros(known[-1] + 1, np.bool_)
+    bits[known] = True
+    ways = [packed(np.packbits(bits, bitorder="little").tobytes(), level=level) for level in (0, 1, 9)]
+    ways += [packed(np.array(known, "<i4").tobytes(), "map"), pack(known)]
+    assert len(set(ways)) > 2
+    assert len({digest(way) for way in ways}) == 1
+    assert digest(digest(ways[0])) == digest(ways[0]) != digest(pack(known[::-1]))
+    assert digest("") == old_digest("") == ""
+
+
+@pytest.mark.parametrize("stands", [digest, old_digest])
+def test_digests_of_before_are_read(stands):
+    text = pack([7, 9, 30])
+    run = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=stands(text))
+    assert is_old_digest(run.draft_tokens) is (stands is old_digest)
+    assert completed(run, text).draft_tokens == text
+    assert completed(run, pack([7, 9, 31])) == run
 
 
 @pytest.mark.parametrize(
