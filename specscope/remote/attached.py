@@ -14,7 +14,7 @@ from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.remote.listener import ENGINES, Listening, OtherUpdate, RunUpdate, Unreadable, listen
 from specscope.trace.checked import is_loopback, short, whole
-from specscope.trace.history.history import KEPT, History, weight
+from specscope.trace.history.history import KEPT, History
 from specscope.trace.history.wording import plural
 
 WAITING = 20_000  # messages that may wait for the screen before records are lost
@@ -28,13 +28,12 @@ class _KeptRun:
 
     def __init__(self, history: History) -> None:
         self.history = history
-        self.bytes = 0  # of its records, roughly
-        self._words = 0  # of its vocabulary
+        self._words = 0  # bytes of its vocabulary, roughly
 
     @property
     def size(self) -> int:
         """Approximate size in bytes."""
-        return self.bytes + self._words
+        return self.history.nbytes + self._words
 
     def take(self, heard: RunUpdate, lost: int) -> None:
         """Add new records; `lost`: how many were lost on the way."""
@@ -44,7 +43,6 @@ class _KeptRun:
         self._words += sum(100 + len(piece) for piece in heard.pieces.values()) + 100 * len(heard.special)
         for record in heard.records:
             self.history.append(record)
-        self.bytes += heard.weight
         self.history.lost = heard.lost + lost
 
     def trim(self, crowded: bool) -> int:
@@ -52,7 +50,6 @@ class _KeptRun:
         before = len(self.history.steps)
         if before > MOST or (crowded and before > 1):
             self.history.keep_last(min(before, MOST) * 3 // 4)
-            self.bytes = sum(map(weight, self.history.steps))
         return before - len(self.history.steps)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from specscope.errors import UserError
 from specscope.trace.checked import short
@@ -21,6 +21,7 @@ from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.run.parts import Parts, Views, part_weight
 
 KEPT = 20_000  # most steps kept of a running engine, on its timeline and in each history of it; a capture keeps all
 KEPT_BYTES = 512 * 2**20  # most bytes of those steps, roughly
@@ -30,23 +31,16 @@ RECENT_BYTES = 64 * 2**20  # most bytes kept of an engine that nobody watches
 
 def weight(record: StepRecord) -> int:
     """Bytes that a record takes in memory, roughly."""
+    return _own_weight(record) + sum(map(part_weight, record.requests))
+
+
+def _own_weight(record: StepRecord) -> int:
+    """Those without its requests' parts."""
     aggregate = record.aggregate
     depths = 0 if aggregate is None else len(aggregate.accepted_at) + len(aggregate.proposed_at)
     size = 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
     size += sum(2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens) for info in record.admitted)
-    size += sum(2000 + 2 * len(end.error) + 4 * len(end.output) for end in record.finished)
-    return size + sum(map(_part_weight, record.requests))
-
-
-def _part_weight(part: RequestStep) -> int:
-    """Bytes of a request's part in a step, roughly."""
-    size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
-    notes = part.notes
-    if part.logprobs is not None:
-        size += 400 + 12 * (len(part.logprobs.logprob) + part.logprobs.top.size)
-    return size + (
-        0 if notes is None else 12 * len(notes.dropped_token) + 8 * len(notes.fed_token) + notes.fed_norms.nbytes
-    )
+    return size + sum(2000 + 2 * len(end.error) + 4 * len(end.output) for end in record.finished)
 
 
 class RecentSteps:
@@ -83,13 +77,19 @@ class RequestHistory:
     id: str
     info: RequestInfo | None = None  # None until its admission was seen (it may have been dropped on the way)
     end: RequestEnd | None = None  # None while it runs
-    steps: list[RequestStep] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list, compare=False, repr=False)  # of its steps in `parts`
+    parts: Parts = field(default_factory=Parts, compare=False, repr=False)  # the run's
     engine_steps: list[int] = field(default_factory=list)  # the position in History.steps of each of `steps`
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False)  # after each of `steps`
     first: int = 0  # the position in History.steps at which it was first seen
     ended: int | None = None  # that at which it ended
     preemptions: list[int] = field(default_factory=list)  # those at which its KV was taken
     sums: RequestFigures | None = None  # where it ended and none of its steps is known: what its own span tells
+
+    @property
+    def steps(self) -> Views:
+        """Its steps on the path, in their order."""
+        return Views(self.parts, self.rows)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -106,15 +106,15 @@ class RequestHistory:
         """`running`, or the reason it finished."""
         return self.end.reason.value if self.end else "running"
 
-    def add(self, step: RequestStep, position: int, undrafted: Undrafted | None) -> None:
+    def add(self, step: RequestStep, row: int, position: int, undrafted: Undrafted | None) -> None:
         """One more step, of the engine's step at that position. `undrafted`: why nothing was drafted in it."""
-        self.steps.append(step)
+        self.rows.append(row)
         self.engine_steps.append(position)
         self.totals.add((step,), (undrafted,))
 
     def take_back(self) -> None:
         """Remove the last step."""
-        self.totals.take_back((self.steps.pop(),))
+        self.totals.take_back((self.parts[self.rows.pop()],))
         self.engine_steps.pop()
 
     def tau(self, place: int) -> float | None:
@@ -240,6 +240,7 @@ class History:
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     steps: list[StepRecord] = field(default_factory=list)
     requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
+    parts: Parts = field(default_factory=Parts, compare=False, repr=False)  # the request steps of all that is known
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # steps, and parts of steps, known to be missing
@@ -251,7 +252,7 @@ class History:
     others: int = field(default=0, compare=False)  # spans of other services, of which nothing is kept
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
-    _bytes: int = field(default=0, repr=False, compare=False)  # of the records since the last that went, roughly
+    _bytes: int = field(default=0, repr=False, compare=False)  # of the steps, without their requests' parts
     _clock: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)  # start and end of each step
 
     @property
@@ -301,31 +302,40 @@ class History:
         return self.steps[-1].branch if self.steps else 0
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory, roughly."""
+        return self._bytes + self.parts.nbytes
+
+    @property
     def last_step(self) -> int:
         """The number of the last of `steps`; -1 for none."""
         return self.steps[-1].step if self.steps else -1
 
     def append(self, record: StepRecord) -> None:
         """Take one more step, which may begin a branch: then the history goes back to where that does."""
-        if record.step not in self._known:
-            self._known[record.step] = record
+        is_new, record = record.step not in self._known, self._stored(record)
+        if is_new:
             if record.after is not None:
                 self.branches[record.branch] = Branch(record.branch, record.step, record.after)
             self._last[record.branch] = record.step
         if record.after is not None and self.last_step != record.after:
             self.move(record.after)
         self._push(record)
-        if self.limit is not None:
-            self._bytes += weight(record)
-            if len(self.steps) > self.limit or (self._bytes > self.limit_bytes and len(self.steps) > 1):
-                self.keep_last(min(len(self.steps), self.limit) * 3 // 4)
-                self._bytes = sum(map(weight, self._known.values()))
+        crowded = len(self.steps) > 1 and self.nbytes > self.limit_bytes
+        if self.limit is not None and (crowded or len(self.steps) > self.limit):
+            self.keep_last(min(len(self.steps), self.limit) * 3 // 4)
 
     def replace_last(self, record: StepRecord) -> None:
         """Replace the last step: it was published while it ran, and more is known of it now."""
         self._pop()
-        self._known[record.step] = record
-        self._push(record)
+        self._push(self._stored(record))
+
+    def _stored(self, record: StepRecord) -> StepRecord:
+        """The record with its request steps among those of the run, known from now on."""
+        rows = [self.parts.append(part) for part in record.requests]
+        self._known[record.step] = stored = replace(record, requests=Views(self.parts, rows))
+        self._bytes += _own_weight(record)
+        return stored
 
     def take(self, message: StepRecord | Moved) -> None:
         """Take what a bus hands its followers: a record, or a move."""
@@ -365,8 +375,8 @@ class History:
         undrafted = [why_undrafted(self.run, record, part) for part in record.requests]
         for info in record.admitted:
             self.request(info.id).info = info
-        for part, reason in zip(record.requests, undrafted, strict=True):
-            self.request(part.request).add(part, position, reason)
+        for part, row, reason in zip(record.requests, _rows(record), undrafted, strict=True):
+            self.request(part.request).add(part, row, position, reason)
         for name in record.preempted:
             self.request(name).preemptions.append(position)
         for end in record.finished:
@@ -424,13 +434,15 @@ class History:
             del self._last[branch], self.branches[branch]
         for record in remaining:
             self._push(record)
+        self._bytes = sum(map(_own_weight, self._known.values()))
+        self.parts.forget(min((row for record in self._known.values() for row in _rows(record)), default=0))
         for name, request in self.requests.items():
             request.info = request.info or infos[name]
 
     def request(self, name: str) -> RequestHistory:
         """The request of that id, created where it is new."""
         if name not in self.requests:
-            self.requests[name] = RequestHistory(name, first=len(self.steps))
+            self.requests[name] = RequestHistory(name, parts=self.parts, first=len(self.steps))
         return self.requests[name]
 
     def find(self, reference: str) -> tuple[RequestHistory, PlaceName]:
@@ -507,6 +519,12 @@ class History:
     def elapsed_at(self, position: int) -> float:
         """Seconds from the start of the first step to the end of the step at a position."""
         return (self._clock[position][1] - self._clock[0][0]) / 1e9 if 0 <= position < len(self._clock) else 0.0
+
+
+def _rows(record: StepRecord) -> Sequence[int]:
+    """Where the parts of one of a history's steps lie."""
+    assert isinstance(record.requests, Views)
+    return record.requests.rows
 
 
 def _reasons(figures: RequestFigures) -> Iterator[Undrafted]:

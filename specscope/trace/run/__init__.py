@@ -1,0 +1,1 @@
+"""A run in memory: its request steps in columns."""
