@@ -19,7 +19,7 @@ from specscope.analyze.compare.failif import parse as parse_limits
 from specscope.debug.events import EventKind, types_of
 from specscope.errors import UserError
 from specscope.plans.plan import parse_plan
-from specscope.remote.otlp import JSON, PROTOBUF, parse
+from specscope.remote.receiver import JSON, PROTOBUF, Export
 from specscope.trace.history.expressions import Expression
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
@@ -83,14 +83,13 @@ def responses(data: bytes) -> None:
 
 def _export(data: bytes, kind: str) -> None:
     try:
-        spans = parse(data, kind)
+        parts = Export.of(data, kind).parts()
     except ValueError as error:
         one_line(error)
         return
     decoder = Decoder()
-    for span in spans:
-        with contextlib.suppress(DamagedError):
-            decoder.feed(*span.read())
+    for span in (span for _, spans in parts for span in spans):
+        decoder.feed(span)
 
 
 def otlp_json(data: bytes) -> None:

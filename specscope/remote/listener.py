@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection
+from typing import Any
 
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.remote.otlp import Received
-from specscope.remote.receiver import Receiver
+from specscope.remote.receiver import Export, Receiver
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import weight
 from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.wire.otlp_json import Parts, Spans
 from specscope.trace.wire.schema import is_ours
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 
@@ -79,11 +80,9 @@ class _RunDecoder:
         self._lost = 0
         self._summaries = False  # whether it was told that evidence is missing
 
-    def feed(self, name: str, spans: Sequence[Received], dropped: int) -> RunUpdate | None:
+    def feed(self, name: str, spans: Spans, dropped: int) -> RunUpdate | None:
         """Take spans of this run; gives the update for the screen, if there is one."""
-        records: list[StepRecord] = []
-        for span in spans:
-            records += self.decoder.feed(*span.read())
+        records = [record for span in spans for record in self.decoder.feed(span)]
         packed, self.decoder.draft_tokens = self.decoder.draft_tokens, ""
         self._learn(packed)
         lost = self.decoder.lost + dropped
@@ -116,7 +115,7 @@ class _Listener:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._exports: deque[tuple[list[Received], int]] = deque()  # with their bytes
+        self._exports: deque[Export] = deque()
         self._waiting = 0  # spans in them
         self._bytes = 0  # of them
         self._dropped = 0  # exports
@@ -125,13 +124,12 @@ class _Listener:
         self._runs: dict[str, _RunDecoder] = {}
         self._odd = Faults()  # of what belongs to no run
 
-    def take(self, spans: list[Received]) -> None:
-        """Queue spans, so that the receiver can answer. Called on its threads."""
-        size = sum(span.size for span in spans)
+    def take(self, export: Export) -> None:
+        """Queue an export, so that the receiver can answer. Called on its threads."""
         with self._changed:
-            self._exports.append((spans, size))
-            self._waiting += len(spans)
-            self._bytes += size
+            self._exports.append(export)
+            self._waiting += export.count
+            self._bytes += len(export.body)
             while self._waiting > WAITING or self._bytes > WAITING_BYTES:
                 self._pop()
                 self._dropped += 1
@@ -141,30 +139,27 @@ class _Listener:
         """Note that an export was refused. Called on the receiver's threads."""
         self._refused.append(why)
 
-    def _pop(self) -> list[Received]:
-        spans, size = self._exports.popleft()
-        self._waiting -= len(spans)
-        self._bytes -= size
-        return spans
+    def _pop(self) -> Export:
+        export = self._exports.popleft()
+        self._waiting -= export.count
+        self._bytes -= len(export.body)
+        return export
 
-    def _next(self) -> list[Received]:
-        """The oldest export; an empty one where none came for a while."""
+    def _next(self) -> Parts:
+        """What is in the oldest export; nothing where none came for a while."""
         with self._changed:
-            return self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else []
+            export = self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else None
+        return () if export is None else export.parts()
 
     def run(self) -> None:
         """Decode and send until the screen closes the pipe."""
         while not self._pipe.poll():
-            by_run: dict[str | None, list[Received]] = {}  # None: of other services
-            for span in self._next():
-                name = str(span.resource.get("specscope.run.id", "")) if is_ours(span.resource) else None
-                by_run.setdefault(name, []).append(span)
-            for name, its in by_run.items():
+            for resource, spans in self._next():
                 try:
-                    if name is None:
-                        self._pipe.send(OtherUpdate(len(its)))
+                    if is_ours(resource):
+                        self._tell(resource, spans)
                     else:
-                        self._tell(name, its)
+                        self._pipe.send(OtherUpdate(len(spans)))
                 except (EOFError, OSError):
                     raise
                 except Exception as error:  # one bad export must not stop it
@@ -172,10 +167,11 @@ class _Listener:
             while self._refused:
                 self._wonder("an export", self._refused.popleft())
 
-    def _tell(self, name: str, spans: Sequence[Received]) -> None:
+    def _tell(self, resource: Mapping[str, Any], spans: Spans) -> None:
+        name = str(resource.get("specscope.run.id", ""))
         if name not in self._runs:
             try:
-                info = run_info(spans[0].resource)
+                info = run_info(resource)
             except UserError as error:
                 self._wonder("spans", str(error))
                 return

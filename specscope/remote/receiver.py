@@ -14,10 +14,12 @@ import threading
 import zlib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
@@ -30,10 +32,13 @@ from starlette.types import Receive, Scope, Send
 from specscope.errors import UserError
 from specscope.remote.guard import address
 from specscope.remote.http import Application, Bodies, HttpServer, Limits, Refusal, bind, media_type, too_large
-from specscope.remote.otlp import JSON, PROTOBUF, Received, parse
+from specscope.trace.wire.codec import DamagedError
+from specscope.trace.wire.otlp_json import Parts, read_line
+from specscope.trace.wire.otlp_proto import read_request
 
 T = TypeVar("T")
 PATH = "/v1/traces"
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
 MAX_CALLS = 8  # exports that are received over gRPC at once
 # The SDK sends 512 spans at a time, and again every five seconds on the same connection
 LIMITS = Limits(
@@ -49,6 +54,32 @@ GRPC_AGE_MS = 30_000  # a gRPC connection is renewed after this: a call that nev
 GRPC_GRACE_MS = 5_000  # once the calls that were under way have had so long
 
 
+@dataclass(frozen=True)
+class Export:
+    """An export as it came, unpacked. It has been read once, and waits as bytes: decoded it is ten times larger."""
+
+    body: bytes | bytearray
+    kind: str  # PROTOBUF or JSON
+    count: int  # of its spans
+
+    @staticmethod
+    def of(body: bytes | bytearray, kind: str) -> Export:
+        """Raises ValueError, in one line, for what is no ExportTraceServiceRequest of that kind."""
+        return Export(body, kind, sum(len(spans) for _, spans in _read(body, kind)))
+
+    def parts(self) -> Parts:
+        """Its spans."""
+        return _read(self.body, self.kind)
+
+
+def _read(body: bytes | bytearray, kind: str) -> Parts:
+    try:
+        return read_line(body) if kind == JSON else read_request(body)
+    except (DamagedError, DecodeError, ValueError) as error:
+        name = "OTLP JSON" if kind == JSON else "OTLP protobuf"
+        raise ValueError(" ".join(f"the body is not {name}: {error}".split())[:300]) from None
+
+
 class Receiver:
     """Listens for OTLP traces and hands every export to `on_spans`, one call at a time, on the receiver's threads.
 
@@ -60,7 +91,7 @@ class Receiver:
 
     def __init__(
         self,
-        on_spans: Callable[[list[Received]], None],
+        on_spans: Callable[[Export], None],
         host: str = "127.0.0.1",
         grpc_port: int | None = 0,
         http_port: int | None = 0,
@@ -111,23 +142,23 @@ class Receiver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def deliver(self, spans: list[Received]) -> None:
-        """Hand spans over and count them. Raises what `on_spans` raises, ConnectionError after `close`."""
+    def deliver(self, export: Export) -> None:
+        """Hand an export over and count its spans. Raises what `on_spans` raises, ConnectionError after `close`."""
         with self._lock:
             if not self._open:
                 raise ConnectionError("the receiver is closed")
-            self.on_spans(spans)
-            self.received += len(spans)
+            self.on_spans(export)
+            self.received += export.count
 
     def refuse(self, why: str) -> None:
         """Count an export that is refused."""
         self.refused += 1
         self._on_refused(why)
 
-    def parse(self, body: bytes | bytearray, kind: str, encoding: str = "identity") -> list[Received]:
-        """The spans of an export. Raises ValueError, or Refusal for a body that cannot be unpacked."""
+    def parse(self, body: bytes | bytearray, kind: str, encoding: str = "identity") -> Export:
+        """An export. Raises ValueError, or Refusal for a body that cannot be unpacked."""
         with self._parsing:
-            return parse(_decompress(body, encoding, self.limits.body_bytes), kind)
+            return Export.of(_decompress(body, encoding, self.limits.body_bytes), kind)
 
     def _start_grpc(self, port: int) -> None:
         server = grpc.server(
@@ -192,10 +223,10 @@ class Receiver:
 
     def _take(self, body: bytearray, kind: str, encoding: str) -> None:
         try:
-            spans = self.parse(body, kind, encoding)
+            export = self.parse(body, kind, encoding)
         except ValueError as error:
             raise Refusal(400, str(error)) from None
-        self.deliver(spans)
+        self.deliver(export)
 
 
 class _Encoded(grpc.ServerInterceptor):  # type: ignore[misc]
@@ -218,12 +249,12 @@ class _Service(TraceServiceServicer):
     def Export(self, request: bytes, context: grpc.ServicerContext) -> ExportTraceServiceResponse:  # noqa: N802
         """One export, still encoded."""
         try:
-            spans = self._receiver.parse(request, PROTOBUF)
+            export = self._receiver.parse(request, PROTOBUF)
         except ValueError as error:
             self._receiver.refuse(str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
-            self._receiver.deliver(spans)
+            self._receiver.deliver(export)
         except ConnectionError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Exception as error:

@@ -18,6 +18,7 @@ from specscope.trace.wire.unspan import Decoder, run_info
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, Terminal
 from tests.support.commands import run_here
+from tests.support.records import received
 from tests.waiting import HANG_SECONDS, until
 from tests.watch.samples import DATA, changed, text, two_engines
 from tests.watch.server import Page
@@ -254,18 +255,18 @@ def test_ctrl_c_leaves_a_valid_capture(tmp_path):
 
 def test_intervals_are_sent_to_a_collector():
     spans = []
-    receiver = Receiver(spans.extend, host="127.0.0.1", grpc_port=0, http_port=None)
+    receiver = Receiver(spans.append, host="127.0.0.1", grpc_port=0, http_port=None)
     receiver.start()
     try:
         endpoint = f"http://127.0.0.1:{receiver.grpc_port}"
         code, _, err = run_here(["watch", LOG, "--headless", "--otlp-endpoint", endpoint, "--otlp-protocol", "grpc"])
         assert code == 0, err
-        until(lambda: sum(span.read()[0] == "engine_step" for span in spans) >= 5)
+        until(lambda: sum(span.name == "engine_step" for _, span in received(spans)) >= 5)
     finally:
         receiver.close()
-    assert run_info(spans[0].resource).backend == "vLLM log"
+    assert run_info(received(spans)[0][0]).backend == "vLLM log"
     decoder = Decoder()
-    steps = [record for span in spans for record in decoder.feed(*span.read())] + decoder.flush()
+    steps = [record for _, span in received(spans) for record in decoder.feed(span)] + decoder.flush()
     assert [step.aggregate.drafts for step in steps] == [4, 4, 106, 45, 22]
 
 
@@ -275,12 +276,12 @@ def test_what_it_writes_and_sends_holds_no_text_of_a_response(tmp_path, level):
     response = json.loads(text("chat_greedy.json"))
     response["choices"][0]["message"]["content"] = "quokka"
     answer.write_text(json.dumps(response | {"prompt": "quokka", "system_fingerprint": "quokka"}))
-    with Receiver(spans.extend, http_port=None) as receiver:
+    with Receiver(spans.append, http_port=None) as receiver:
         endpoint = f"http://127.0.0.1:{receiver.grpc_port}"
         words = ["--otlp-endpoint", endpoint, "--otlp-protocol", "grpc", "-o", str(path), *filter(None, [level.flag])]
         assert run_here(["watch", str(answer), "--headless", *words])[0] == 0
     assert spans
-    assert "quokka" not in path.read_text() + repr([one.read() for one in spans])
+    assert "quokka" not in path.read_text() + repr(received(spans))
     assert read_capture(path).history.run.privacy is max(level, Privacy.NO_TEXT)
 
 

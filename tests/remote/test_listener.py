@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
 from specscope.remote.attached import Attached
-from specscope.remote.otlp import JSON, PROTOBUF
+from specscope.remote.receiver import JSON, PROTOBUF
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sending.export import readable

@@ -19,6 +19,7 @@ from specscope.trace.wire.sampling import Sampler
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.remote.test_attached import settle
+from tests.support.records import received
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -53,15 +54,15 @@ def run_all(engine, chosen):
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_what_is_kept_arrives_whole_and_says_why(engine, protocol):
     taken = []
-    with Receiver(taken.extend) as receiver:
+    with Receiver(taken.append) as receiver:
         port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
         outputs, records = run_all(engine, options(port, 0.0, protocol=protocol))
         losses = outputs.close()
     assert losses == []
     assert outputs.sampled == "kept 3 of 6 requests (3 by parent)"
     decoder, got = Decoder(), []
-    for one in taken:
-        got += decoder.feed(*one.read())
+    for _, span in received(taken):
+        got += decoder.feed(span)
     got += decoder.flush()
     assert decoder.lost == 0
     sent = [(r.step, p) for r in records for p in r.requests if p.request in KEPT]
@@ -69,7 +70,7 @@ def test_what_is_kept_arrives_whole_and_says_why(engine, protocol):
     ends = [end for record in got for end in record.finished]
     assert {end.info.id for end in ends} == KEPT
     assert {(end.sampled.reason, end.sampled.ratio) for end in ends} == {(Reason.PARENT, 0.0)}
-    assert run_info(taken[0].resource).sampling == "ratio 0"
+    assert run_info(received(taken)[0][0]).sampling == "ratio 0"
     for record in got:
         whole = next(r for r in records if r.step == record.step)
         left = 0 if record.left_out is None else record.left_out.requests
@@ -101,10 +102,10 @@ def test_metrics_and_the_capture_count_everything(engine, tmp_path):
 def test_a_sample_says_what_it_is(engine, tmp_path):
     """As a collector's file exporter writes what was sent."""
     taken, path = [], tmp_path / "run.jsonl"
-    with Receiver(taken.extend) as receiver:
+    with Receiver(taken.append) as receiver:
         outputs, records = run_all(engine, options(receiver.grpc_port, 0.0))
         outputs.close()
-    writer = CaptureWriter(path, run_info(taken[0].resource), engine.vocabulary)
+    writer = CaptureWriter(path, run_info(received(taken)[0][0]), engine.vocabulary)
     sampler = Sampler(engine.run_info.run_id, 0.0)
     for record in records:
         if (sampled := sampler(record)) is not None:

@@ -13,6 +13,7 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from tests.searching import of_file, rows, tells
 from tests.serve.running import running
+from tests.support.records import received
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -37,7 +38,7 @@ def asked(client, lines):
 def test_it_leaves_by_no_way(served_engine, tmp_path, level, protocol):
     file, socket, taken, records = tmp_path / "a.jsonl", tmp_path / "s", [], []
     served_engine.bus.subscribe(records.append, lossless=True)
-    with Receiver(taken.extend) as receiver:
+    with Receiver(taken.append) as receiver:
         port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
         options = OutputOptions(str(file), f"http://127.0.0.1:{port}", protocol, SpanLevel.TREES, None, level)
         outputs = Outputs(options, served_engine.bus, served_engine.run_info, served_engine.vocabulary, None)
@@ -52,7 +53,7 @@ def test_it_leaves_by_no_way(served_engine, tmp_path, level, protocol):
     assert answer
     info = next(info for record in records for info in record.admitted)
     output = next(end.output.tolist() for record in records for end in record.finished)
-    sent = [one.read() for one in taken]
+    sent = [(span.name, span.attributes) for _, span in received(taken)]
     ways = {"file": file.read_text(), "network": repr(sent), "debug socket": told}
     for word in (PROMPT, STOP, LABEL):
         found = {name for name, text in ways.items() if word in text}

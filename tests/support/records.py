@@ -167,3 +167,8 @@ def end(
 ) -> RequestEnd:
     """The end of a request."""
     return RequestEnd(about, finished, reason, stop, ints(output), error)
+
+
+def received(exports):
+    """(attributes of its resource, the span) of all spans that a Receiver handed over."""
+    return [(resource, span) for export in list(exports) for resource, spans in export.parts() for span in spans]

@@ -7,9 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from specscope.remote.otlp import Received
-from specscope.remote.receiver import Receiver
+from specscope.remote.receiver import Export, Receiver
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from tests.processes import free_port
@@ -67,11 +67,13 @@ def spans_of_file(path: Path) -> dict[str, set[str]]:
     return dict(spans)
 
 
-def spans_received(received: list[Received]) -> dict[str, set[str]]:
+def spans_received(exports: list[Export]) -> dict[str, set[str]]:
     """The same of what a receiver was handed."""
     spans = defaultdict(set)
-    for span in [one.message() for one in list(received)]:
-        spans[span.trace_id.hex()].add(span.span_id.hex())
+    for export in list(exports):
+        for by_resource in ExportTraceServiceRequest.FromString(bytes(export.body)).resource_spans:
+            for span in (span for by_scope in by_resource.scope_spans for span in by_scope.spans):
+                spans[span.trace_id.hex()].add(span.span_id.hex())
     return dict(spans)
 
 
@@ -80,7 +82,7 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
     slow = sorted(time for sent in fleet for time in sent.milliseconds().values())[70]
     wanted = [sent.failed() | sent.poor(TAU, DRAFTS) | longer(sent, slow) for sent in fleet]
     files, behind = tmp_path / "files", []
-    with Receiver(behind.extend) as jaeger:
+    with Receiver(behind.append) as jaeger:
         environment = variables(files, jaeger, slow, 20)
         with programs.running(collector, [CONFIG], tmp_path / "log", environment) as here:
             fleet[0].send(f"http://{environment['COLLECTOR_GRPC']}")

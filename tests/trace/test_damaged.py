@@ -17,6 +17,7 @@ from specscope.trace.record.records import FinishReason, RequestEnd
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.codec import DamagedError, read_notes
+from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import HELD, STEPS_BEHIND, Decoder
@@ -104,7 +105,7 @@ def decode(change):
     for record in records():
         for span in encoder.encode(record):
             for start, end, attributes in change(span):
-                back += decoder.feed(span.name, start, end, attributes)
+                back += decoder.feed(ReadSpan(span.name, start, end, attributes))
     return decoder, back + decoder.flush()
 
 
@@ -146,7 +147,7 @@ def test_steps_far_ahead_neither_loop_nor_grow():
     for step in (0, 2**40, 2**52):
         alone = dataclasses.replace(last, step=step, requests=(), finished=())
         for span in encoder.encode(alone):
-            back += decoder.feed(span.name, span.start_ns, span.end_ns, span.attributes)
+            back += decoder.feed(span)
     assert [record.step for record in back + decoder.flush()] == [0, 2**40, 2**52]
     assert decoder.lost == 2**52 - 2  # counted, not walked
 
@@ -188,8 +189,10 @@ def test_what_a_decoder_holds_is_bounded():
     big = {"specscope.request.prompt": "x" * 2**20}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for n in range(600):
-        decoder.feed("queue", 1, 2, queue.attributes | big | {"specscope.request.id": f"q{n}", "specscope.step": n})
-        decoder.feed("decode_step", 1, 2, part.attributes | {"specscope.request.id": f"d{n}", "specscope.step": 900})
+        own = {"specscope.request.id": f"q{n}", "specscope.step": n}
+        decoder.feed(ReadSpan("queue", 1, 2, queue.attributes | big | own))
+        own = {"specscope.request.id": f"d{n}", "specscope.step": 900}
+        decoder.feed(ReadSpan("decode_step", 1, 2, part.attributes | own))
         assert decoder.held < 3 * HELD
     assert len(decoder._pending) <= STEPS_BEHIND + 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024

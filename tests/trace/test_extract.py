@@ -14,7 +14,7 @@ from specscope.trace.history.place_name import Stretch, read_stretch
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.otlp_json import plain, read_line
+from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
 from tests.test_traces import TRACES
 from tests.trace.sampled_runs import FakeEngine, sampled_runs
@@ -131,7 +131,7 @@ def test_whatever_a_step_holds_goes_along(tmp_path, records, vocabulary, data):
     spans = [span for line in path.read_bytes().splitlines() for _, spans in read_line(line) for span in spans]
     roots = {f"text_completion {RUN.target}", f"chat {RUN.target}"}
     assert {span.name for span in spans} <= {"queue", "prefill", "decode_step", *roots}
-    assert {plain(span.attributes)["specscope.request.id"] for span in spans} <= {*chosen}
+    assert {span.attributes["specscope.request.id"] for span in spans} <= {*chosen}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,6 +10,7 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.record.records import FinishReason
 from specscope.trace.wire.reading import read_capture
 from specscope.transformers import unasked
+from tests.support.records import received
 from tests.transformers.scripts import SCRIPT, environment, installed, run, without_ours
 
 
@@ -31,7 +32,7 @@ def ends(capture):
 def test_a_script_is_recorded_and_sent_and_does_what_it_does_without(folder, installation):
     taken, words = [], ["script.py", "exits", "--capture", "x"]
     without = run(words, folder, installation)
-    with Receiver(taken.extend) as receiver:
+    with Receiver(taken.append) as receiver:
         variables = {"SPECSCOPE_CAPTURE": "run.jsonl", "SPECSCOPE_OTLP_ENDPOINT": f"127.0.0.1:{receiver.grpc_port}"}
         recorded = run(words, folder, installation, **variables)
     assert (recorded.returncode, recorded.stdout) == (without.returncode, without.stdout)
@@ -40,7 +41,7 @@ def test_a_script_is_recorded_and_sent_and_does_what_it_does_without(folder, ins
     assert f"specscope: captured to {folder / 'run.jsonl'}" in recorded.stderr
     steps = read_capture(folder / "run.jsonl").history.steps
     assert len(steps) > 5
-    sent = {span.read()[3].get("specscope.step") for span in taken} - {None}
+    sent = {span.attributes.get("specscope.step") for _, span in received(taken)} - {None}
     assert sent == {record.step for record in steps}, "the receiver did not get every record"
 
 

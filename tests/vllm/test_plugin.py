@@ -17,6 +17,7 @@ from specscope.vllm.processes import engine_number
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.v1.debugger import Debugger
 from tests.searching import of_file, rows, tells
+from tests.support.records import received
 from tests.vllm import test_run_info
 from tests.vllm.stand import Engine, params
 
@@ -51,12 +52,12 @@ def recorded(monkeypatch, variables, *, ends_request=True):
 def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch, caplog, protocol, level):
     file, taken = tmp_path / "a.jsonl", []
     flags = {Privacy.NO_TEXT: "SPECSCOPE_NO_TEXT", Privacy.NO_TOKENS: "SPECSCOPE_NO_TOKENS"}
-    with Receiver(taken.extend) as receiver:
+    with Receiver(taken.append) as receiver:
         port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
         variables = {"SPECSCOPE_CAPTURE": str(file), "SPECSCOPE_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
         variables |= {"SPECSCOPE_OTLP_PROTOCOL": protocol} | ({flags[level]: "1"} if level else {})
         debugger = recorded(monkeypatch, variables)
-    sent = [one.read() for one in taken]
+    sent = [(span.name, span.attributes) for _, span in received(taken)]
     commands = HeldCommands(debugger)
     told = [commands.run(line) for line in ("info requests", "tree", "why", "node 0")]
     ways = {"file": file.read_text(), "network": repr(sent), "debug socket": "\n".join(told)}
@@ -71,7 +72,7 @@ def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch,
         assert "this shows tokens, which are left out here" in told[-1]
     assert ("text to anyone with the tokenizer" in caplog.text) is (level is Privacy.NO_TEXT)
     assert read_capture(file).history.run.privacy is level
-    assert {one.resource["specscope.run.text"] for one in taken} == {level is Privacy.EVERYTHING}
+    assert {resource["specscope.run.text"] for resource, _ in received(taken)} == {level is Privacy.EVERYTHING}
 
 
 def test_what_runs_when_the_process_ends_is_ended_with_it(tmp_path, monkeypatch):

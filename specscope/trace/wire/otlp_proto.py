@@ -1,4 +1,4 @@
-"""OTLP protobuf, decoded a piece at a time: the outer messages, with what they hold left as bytes, and attributes.
+"""Spans of OTLP protobuf, decoded a piece at a time: the outer messages, with what they hold left as bytes, then spans.
 
 On the wire a submessage and a bytes field are the same, so RawRequest reads what ExportTraceServiceRequest reads, which
 is what TracesData reads. RawArray reads an ArrayValue, and RawScalars any number of AnyValues, laid end to end.
@@ -6,16 +6,21 @@ is what TracesData reads. RawArray reads an ArrayValue, and RawScalars any numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from specscope.trace.wire.otlp_json import DRAWING
+from specscope.trace.wire.codec import DamagedError
+from specscope.trace.wire.otlp_json import DRAWING, Parts, ReadSpan, Spans
 
 # Two bytes can encode a whole message: so what is decoded at once is bounded
 MAX_SPAN = 4 * 2**20  # bytes of one
+MAX_SPANS = 2**15  # of a message, and as many resources and scopes
 MAX_RESOURCE = 2**16  # bytes of a resource: ours has 1.5 kB
 SCALARS = {0x0A: "string_value", 0x10: "bool_value", 0x18: "int_value", 0x21: "double_value"}  # by first byte
 
@@ -67,8 +72,39 @@ RawArray = _made["RawArray"]
 RawScalars = _made["RawScalars"]
 
 
-def plain(pairs: Iterable[KeyValue]) -> dict[str, Any]:
-    """Attributes as a dict; the drawing is left out. The same as otlp_json.plain, of protobuf."""
+def read_request(message: bytes | bytearray) -> Parts:
+    """The parts of a TracesData, or of an export, which has the same form. Raises DecodeError, ValueError."""
+    return list(map(read_resource, _bounded(RawRequest.FromString(message).resource_spans)))
+
+
+def read_resource(raw: bytes) -> tuple[dict[str, Any], Spans]:
+    """A ResourceSpans: its resource, and its spans. Raises DecodeError, and ValueError where it is too large."""
+    part = RawResourceSpans.FromString(raw)
+    if len(part.resource) > MAX_RESOURCE:
+        raise ValueError(f"a resource is larger than {MAX_RESOURCE} bytes")
+    scopes = map(RawScopeSpans.FromString, _bounded(part.scope_spans))
+    spans = [raw_span for scope in scopes for raw_span in _bounded(scope.spans)]
+    return _plain(Resource.FromString(part.resource).attributes), list(map(_span, _bounded(spans)))
+
+
+def _bounded(messages: Sequence[bytes]) -> Sequence[bytes]:
+    if len(messages) > MAX_SPANS:
+        raise ValueError(f"more than {MAX_SPANS:,} spans, scopes or resources in one export: send fewer at a time")
+    return messages
+
+
+def _span(raw: bytes) -> ReadSpan | DamagedError:
+    if len(raw) > MAX_SPAN:
+        return DamagedError(f"a span larger than {MAX_SPAN} bytes")
+    try:
+        span = Span.FromString(raw)
+        return ReadSpan(span.name, span.start_time_unix_nano, span.end_time_unix_nano, _plain(span.attributes))
+    except DecodeError:
+        return DamagedError("a span that is not OTLP protobuf")
+
+
+def _plain(pairs: Iterable[KeyValue]) -> dict[str, Any]:
+    """Attributes as a dict; the drawing is left out."""
     return {pair.key: _value(pair.value) for pair in pairs if pair.key != DRAWING}
 
 

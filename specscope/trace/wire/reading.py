@@ -28,12 +28,11 @@ from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import FetchedCapture, file_of
 from specscope.trace.wire.bus import PROMPT_SECONDS
 from specscope.trace.wire.codec import DamagedError
-from specscope.trace.wire.otlp_json import Spans, plain, read_line
+from specscope.trace.wire.otlp_json import Parts, Spans, read_line
 from specscope.trace.wire.schema import is_ours, newer
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 from specscope.trace.wire.wrapped.unwrap import unwrapped
 
-Parts = Sequence[tuple[Mapping[str, Any], Spans]]  # the attributes of a resource, and its spans
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 NAMED = 3  # other services, at most
 LAST = 32  # steps by which it is told how many a process that was killed had not written
@@ -116,8 +115,8 @@ class CaptureReader:
         for record in records:
             self.history.append(record)
 
-    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each line of OTLP JSON with its number, however the file holds them."""
+    def _raw_lines(self) -> Iterator[tuple[int, bytes | Parts]]:
+        """Each line of OTLP JSON with its number, or what another form holds."""
         try:
             yield from unwrapped(self._content, self._kind, self.name, self._leave_out)
         except BROKEN as error:
@@ -149,7 +148,7 @@ class CaptureReader:
                 yield self._decoded(number, line)
         yield self._decoder.flush()
 
-    def _again(self) -> Iterator[tuple[int, bytes]]:
+    def _again(self) -> Iterator[tuple[int, bytes | Parts]]:
         """The documents from the first on; what was reported of them is reported anew."""
         self._file.seek(0)
         self._content = open_plain(self._file, str(self.path))
@@ -159,9 +158,12 @@ class CaptureReader:
         self.history.others = 0
         return self._documents()
 
-    def _documents(self) -> Iterator[tuple[int, bytes]]:
+    def _documents(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each document with the number of its first line."""
         for number, line in self._raw_lines():
+            if not isinstance(line, bytes):
+                yield number, line
+                continue
             if not line.endswith(b"\n") and not _whole(line):
                 of = f" of {self.size:,}" if self._content is self._file else ""
                 lost = f"{len(line):,}{of} bytes are lost"
@@ -170,10 +172,10 @@ class CaptureReader:
             if line.strip():
                 yield number, line
 
-    def _parts(self, number: int, line: bytes) -> Parts:
+    def _parts(self, number: int, line: bytes | Parts) -> Parts:
         """What of a document is ours."""
         try:
-            parts = read_line(line)
+            parts = read_line(line) if isinstance(line, bytes) else line
         except DamagedError as error:
             self._leave_out(number, str(error))
             return ()
@@ -184,7 +186,7 @@ class CaptureReader:
                     self._services.add(printable(str(resource.get("service.name") or "unnamed service"))[:200])
         return [(resource, spans) for resource, spans in parts if is_ours(resource)]
 
-    def _decoded(self, number: int, line: bytes) -> list[StepRecord]:
+    def _decoded(self, number: int, line: bytes | Parts) -> list[StepRecord]:
         """The records that a document completes. The first that is ours must tell of the run; others may be lost."""
         try:
             return [record for resource, spans in self._parts(number, line) for record in self._part(resource, spans)]
@@ -194,12 +196,12 @@ class CaptureReader:
             self._leave_out(number, str(error))
             return []
 
-    def _steps(self, number: int, line: bytes) -> Iterator[int]:
+    def _steps(self, number: int, line: bytes | Parts) -> Iterator[int]:
         """The step of each span that the decoder will take in."""
         for _, spans in self._parts(number, line):
             for span in spans:
                 if not isinstance(span, DamagedError):
-                    step = self._decoder.step_of(span.name, plain(span.attributes))
+                    step = self._decoder.step_of(span.name, span.attributes)
                     if step is not None:
                         yield step
 
@@ -224,12 +226,7 @@ class CaptureReader:
                 return []
             raise UserError("the file holds more than one run: write each to its own file")
         self._learn(resource.get(DRAFT_TOKENS))
-        records: list[StepRecord] = []
-        for span in spans:
-            if isinstance(span, DamagedError):
-                self._decoder.faults.add("a span", str(span))
-            else:
-                records += self._decoder.feed(span.name, span.start_ns, span.end_ns, plain(span.attributes))
+        records = [record for span in spans for record in self._decoder.feed(span)]
         packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
         self._learn(packed)
         return records

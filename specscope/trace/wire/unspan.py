@@ -35,6 +35,7 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema
 from specscope.trace.wire.codec import DamagedError, check_times, checked_span, first, read, read_json, unescaped_bytes
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
+from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.schema import Resource, newer
 
 T = TypeVar("T")
@@ -235,8 +236,12 @@ class Decoder:
         self._expected = spans
         self._due = deque(sorted(spans))
 
-    def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
+    def feed(self, given: ReadSpan | DamagedError) -> list[StepRecord]:
         """Take one span; gives the records that it completes."""
+        if isinstance(given, DamagedError):
+            self.faults.add("a span", str(given))
+            return []
+        name, start_ns, end_ns, attributes = given.name, given.start_ns, given.end_ns, given.attributes
         if isinstance(packed := attributes.get(DRAFT_TOKENS), str):
             self.draft_tokens = packed
         kind = self._kind(name, attributes)

@@ -16,6 +16,7 @@ from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm.run_info import left_out
 from tests.processes import room_for
+from tests.support.records import received
 from tests.trace.sampled_runs import SAMPLED, FakeEngine, FinishReason
 from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN
@@ -71,7 +72,7 @@ def test_a_sink_that_breaks_is_told_once_and_the_others_go_on(caplog):
 def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     """Spans alone: the same parts as in specscope's own outputs."""
     taken, bus, engine = [], Bus(), FakeEngine()
-    with Receiver(taken.extend) as receiver:
+    with Receiver(taken.append) as receiver:
         asked = {"SPECSCOPE_CAPTURE": str(tmp_path / "a.jsonl"), "SPECSCOPE_SAMPLE": "0"}
         asked["SPECSCOPE_OTLP_ENDPOINT"] = f"http://127.0.0.1:{receiver.grpc_port}"
         opened = sinks(PluginSettings.read(asked), bus, RUN, Vocabulary(), (0, 0))
@@ -81,7 +82,7 @@ def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
         bus.close()
         for close in opened.closers:
             close()
-    names = [(one.read()[0], one.read()[3].get("specscope.request.id")) for one in taken]
+    names = [(span.name, span.attributes.get("specscope.request.id")) for _, span in received(taken)]
     assert [name for name, request in names if request == "r1"] == []
     assert [name for name, request in names if request == "r0"][-1].startswith("text_completion")
     assert set(read_capture(tmp_path / "a.jsonl").history.requests) == {"r0", "r1"}  # it is whole

@@ -13,6 +13,7 @@ from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics.metrics import Metrics
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import Decoder
 from tests.trace.strategies import RUN, aggregates
@@ -42,7 +43,7 @@ def feed(span, **changes):
     attributes = {**span.attributes, **{f"specscope.aggregate.{name}": value for name, value in changes.items()}}
     decoder = Decoder()
     plain = {name: value for name, value in attributes.items() if value is not None}
-    return decoder, decoder.feed(span.name, span.start_ns, span.end_ns, plain) + decoder.flush()
+    return decoder, decoder.feed(ReadSpan(span.name, span.start_ns, span.end_ns, plain)) + decoder.flush()
 
 
 def test_an_interval_is_one_engine_step_with_its_counts_as_arrays():

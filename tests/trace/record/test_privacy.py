@@ -132,7 +132,7 @@ def test_nothing_that_is_left_out_is_written(records, level):
 
 def read_back(spans, privacy):
     decoder = Decoder(privacy)
-    records = [r for span in spans for r in decoder.feed(span.name, span.start_ns, span.end_ns, span.attributes)]
+    records = [r for span in spans for r in decoder.feed(span)]
     return decoder, records + decoder.flush()
 
 

@@ -90,5 +90,5 @@ def test_a_run_whose_schema_is_as_large_as_may_be_is_read():
     info = RequestInfo("r", 1, 2, "", np.zeros(1, np.int32), params)
     decoder, read = Decoder(), []
     for span in Encoder(RUN, Vocabulary()).encode(record(0, [], admitted=(info,))):
-        read += decoder.feed(span.name, span.start_ns, span.end_ns, span.attributes)
+        read += decoder.feed(span)
     assert read[0].admitted[0].params == params

@@ -99,7 +99,7 @@ def test_requests_alone_tell_what_the_engine_did(records, vocabulary):
     spans = encoded(RUN, vocabulary, records)
     decoder = unspan.Decoder()
     alone = [span for span in spans if span.name in ("decode_step", "prefill")]
-    back = [r for s in alone for r in decoder.feed(s.name, s.start_ns, s.end_ns, s.attributes)] + decoder.flush()
+    back = [r for s in alone for r in decoder.feed(s)] + decoder.flush()
     with_parts = [record for record in records if record.requests]
     assert [record.step for record in back] == [record.step for record in with_parts]
     for record, sent in zip(back, with_parts, strict=True):

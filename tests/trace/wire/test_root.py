@@ -168,7 +168,7 @@ def test_captures_of_before_have_no_figures_and_are_read():
     step = Encoder(RUN, VOCABULARY).encode(sample(3, (), finished=records()[-1].finished))[-2]
     decoder._next = 3
     back = [
-        *decoder.feed(span.name, span.start_ns, span.end_ns, old),
-        *decoder.feed(step.name, step.start_ns, step.end_ns, step.attributes),
+        *decoder.feed(span._replace(attributes=old)),
+        *decoder.feed(step),
     ]
     assert [end.figures for record in back for end in record.finished] == [None]

@@ -18,7 +18,7 @@ from tests.trace.strategies import RUN, runs, vocabularies
 
 def decode(spans):
     decoder = Decoder()
-    records = [r for span in spans for r in decoder.feed(span.name, span.start_ns, span.end_ns, span.attributes)]
+    records = [r for span in spans for r in decoder.feed(span)]
     return decoder, records + decoder.flush()
 
 

@@ -1,4 +1,4 @@
-"""A file of OTLP protobuf, made lines of OTLP JSON: a TracesData, or messages with the length of each before it.
+"""A file of OTLP protobuf: a TracesData, or messages with the length of each before it.
 
 The collector's file exporter (`format: proto`) writes each message with its length as 4 bytes, big endian, and with
 `compression: zstd` compresses each by itself; so it does with JSON then. A TracesData is also what Tempo answers, where
@@ -10,24 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from io import BufferedReader, BytesIO
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import orjson
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.documents import LARGEST
-from specscope.trace.wire.capture import LINE_SPANS, json_attributes
-from specscope.trace.wire.otlp_proto import (
-    MAX_RESOURCE,
-    MAX_SPAN,
-    RawRequest,
-    RawResourceSpans,
-    RawScopeSpans,
-    plain,
-)
+from specscope.trace.wire.otlp_json import Parts
+from specscope.trace.wire.otlp_proto import read_request, read_resource
 
 LIST = 0x0A  # the first byte of resource_spans, and of what holds one: field 1, bytes
 OUTER = re.compile(rb"(?:\n[\x80-\xff]{0,4}[\x00-\x7f]){4}[\w./-]{1,250}\x12")  # a ResourceSpans in another message
@@ -74,8 +64,8 @@ class _Bytes:
         raise ValueError(NO_OTLP)
 
 
-def lines(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tuple[int, bytes]]:
-    """Lines of OTLP JSON, with the number of the message that each is of.
+def messages(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tuple[int, bytes | Parts]]:
+    """The spans of each message with its number, or its line where it is OTLP JSON.
 
     Of a message that is cut off there are as many bytes, which are no JSON. `leave_out` hears of what cannot be read.
     """
@@ -86,8 +76,7 @@ def lines(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tuple[i
         is_list = first[0] == LIST
         for number, message in enumerate(_fields(source, LIST) if is_list else _messages(source, first), 1):
             try:
-                for line in _lines(message, not is_list, name):
-                    yield number, line
+                yield number, _read(message, not is_list, name)
             except DecodeError:
                 leave_out(number, NO_OTLP)
             except ValueError as error:
@@ -137,8 +126,8 @@ def _fields(source: _Bytes, tag: int) -> Iterator[bytes | None]:
         tag = source.take(1)[0]
 
 
-def _lines(message: bytes | None, is_request: bool, name: str) -> Iterator[bytes]:
-    """A message as lines: a TracesData, or what is in one. Raises ValueError, DecodeError."""
+def _read(message: bytes | None, is_request: bool, name: str) -> bytes | Parts:
+    """A message's spans: a TracesData, or what is in one. Raises ValueError, DecodeError."""
     if message is not None and is_compressed(message):
         try:
             message = open_plain(BufferedReader(BytesIO(message)), name).read(LARGEST + 1)
@@ -147,40 +136,5 @@ def _lines(message: bytes | None, is_request: bool, name: str) -> Iterator[bytes
     if message is None or len(message) > LARGEST:
         raise ValueError(TOO_LARGE)
     if message.startswith(b"{"):
-        yield message.rstrip() + b"\n"
-    elif is_request or OUTER.match(message):
-        for raw in RawRequest.FromString(message).resource_spans:
-            yield from _of_resource(raw)
-    else:
-        yield from _of_resource(message)
-
-
-def _of_resource(raw: bytes) -> Iterator[bytes]:
-    """The spans of a resource, some of them in a line. Raises ValueError, DecodeError."""
-    by_resource = RawResourceSpans.FromString(raw)
-    if len(by_resource.resource) > MAX_RESOURCE:
-        raise ValueError(f"a resource is larger than {MAX_RESOURCE} bytes")
-    resource = {"attributes": json_attributes(plain(Resource.FromString(by_resource.resource).attributes))}
-    for raw_scope in by_resource.scope_spans:
-        by_scope = RawScopeSpans.FromString(raw_scope)
-        for first in range(0, max(len(by_scope.spans), 1), LINE_SPANS):
-            spans = [_span(raw_span) for raw_span in by_scope.spans[first : first + LINE_SPANS]]
-            part = {"resource": resource, "scopeSpans": [{"spans": spans}]}
-            yield orjson.dumps({"resourceSpans": [part]}) + b"\n"
-
-
-def _span(raw: bytes) -> Any:  # noqa: ANN401
-    """A span as OTLP JSON has it; in place of one that cannot be read, a text that says why."""
-    if len(raw) > MAX_SPAN:
-        return f"a span larger than {MAX_SPAN} bytes"
-    try:
-        span = Span.FromString(raw)
-        attributes = json_attributes(plain(span.attributes))
-    except DecodeError:
-        return "a span that is not OTLP protobuf"
-    return {
-        "name": span.name,
-        "startTimeUnixNano": str(span.start_time_unix_nano),
-        "endTimeUnixNano": str(span.end_time_unix_nano),
-        "attributes": attributes,
-    }
+        return message.rstrip() + b"\n"
+    return read_request(message) if is_request or OUTER.match(message) else [read_resource(message)]

@@ -1,7 +1,7 @@
-"""What a capture file holds, as lines of OTLP JSON: its own lines as they are, and any other form made such lines.
+"""What a capture file holds: lines of OTLP JSON as they are, and of any other form the spans.
 
 A line, and any other document, is one unit: what is larger than `LARGEST` is left out. But the list that a document is
-made of, such as Jaeger's `data`, may be of any length: each of its entries becomes a line.
+made of, such as Jaeger's `data`, may be of any length: each of its entries is one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specscope.trace.checked import decoded
 from specscope.trace.documents import LARGEST, Document, Splitter, is_whole
 from specscope.trace.kinds import BARE_SPANS, LOOK, OTLP_PROTOBUF, FileKind, is_array, looks_like_json
 from specscope.trace.wire.codec import DamagedError
+from specscope.trace.wire.otlp_json import Parts
 from specscope.trace.wire.wrapped import jaeger, protobuf
 
 PIECE = 2**20  # bytes that are read at once
@@ -34,14 +35,16 @@ OLDER = "instrumentationLibrarySpans"  # an older OTLP's name of scopeSpans
 LeaveOut = Callable[[int, str], None]
 
 
-def unwrapped(content: BinaryIO, kind: FileKind | None, name: str, leave_out: LeaveOut) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines of OTLP JSON, where the file holds spans; other content as it is.
+def unwrapped(
+    content: BinaryIO, kind: FileKind | None, name: str, leave_out: LeaveOut
+) -> Iterator[tuple[int, bytes | Parts]]:
+    """Numbered lines of OTLP JSON, or spans, where the file holds some; other content as it is.
 
     The last may be cut off: then it has no line break. `leave_out` hears of what cannot be read, by its line, and may
     raise. Raises UserError, and `compressed.BROKEN`.
     """
     if kind is OTLP_PROTOBUF:
-        yield from protobuf.lines(content, name, leave_out)
+        yield from protobuf.messages(content, name, leave_out)
         return
     pieces = _pieces(content)
     head: list[tuple[int, bytes]] = []
@@ -101,8 +104,8 @@ def _joined(number: int, parts: list[bytes], leave_out: LeaveOut) -> Iterator[tu
 
 def _taken_apart(
     pieces: Iterable[tuple[int, bytes]], outer: bool, name: str, leave_out: LeaveOut
-) -> Iterator[tuple[int, bytes]]:
-    """A line for each document, or entry of its list."""
+) -> Iterator[tuple[int, bytes | Parts]]:
+    """A line, or spans, for each document or entry of its list."""
     is_any_read = False
 
     def too_large(number: int) -> None:
@@ -122,11 +125,11 @@ def _taken_apart(
     yield from splitter.rest()
 
 
-def _line(document: Document) -> bytes:
-    """A document, or an entry of a list, as a line. Raises DamagedError."""
+def _line(document: Document) -> bytes | Parts:
+    """A document, or an entry of a list, as a line or spans. Raises DamagedError."""
     text = document.text
     if document.list_name == JAEGER or (not document.list_name and jaeger.is_trace(text)):
-        return jaeger.line(text)
+        return jaeger.parts(text)
     if not document.list_name and not BARE.match(text):
         return text + b"\n"
     if OTHER_NAMES.search(text):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 
 from specscope.errors import UserError
@@ -42,9 +43,11 @@ class Taken:
         self.ids, self.gate = [], threading.Event()
         self.gate.set()
 
-    def __call__(self, spans):
+    def __call__(self, export):
         self.gate.wait(HANG_SECONDS)
-        self.ids += [int.from_bytes(one.message().span_id) for one in spans]
+        resources = ExportTraceServiceRequest.FromString(bytes(export.body)).resource_spans
+        spans = (span for resource in resources for scope in resource.scope_spans for span in scope.spans)
+        self.ids += [int.from_bytes(span.span_id) for span in spans]
 
 
 def listening(taken, port, protocol):

@@ -13,7 +13,7 @@ from specscope.trace.kinds import ReadAs, kind_of
 from specscope.trace.wire import schema
 from specscope.trace.wire.aggregate_span import AggregateStep
 from specscope.trace.wire.codec import DamagedError, checked_span
-from specscope.trace.wire.otlp_json import plain, read_line
+from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.wrapped.unwrap import unwrapped
 from tests.trace.damage import small
@@ -26,11 +26,15 @@ def refuse(number, why):
     raise AssertionError(f"{number}: {why}")
 
 
-def lines_of(content, leave_out=refuse):
-    """Its lines of OTLP JSON, as the capture reader takes them."""
+def parts_of(content, leave_out=refuse):
+    """The parts of each of its lines, as the capture reader takes them."""
     kind = kind_of(content)
     assert kind is None or kind.reader is ReadAs.CAPTURES, kind
-    return [line for _, line in unwrapped(io.BytesIO(content), kind, "x", leave_out)]
+    return [read(line) for _, line in unwrapped(io.BytesIO(content), kind, "x", leave_out)]
+
+
+def read(line):
+    return read_line(line) if isinstance(line, bytes) else line
 
 
 def checked(name, attributes):
@@ -44,13 +48,13 @@ def checked(name, attributes):
 def spans_of(content, unit=1):
     """Every span of ours: its resource, name, start and end, and its attributes; in any order."""
     found = []
-    for line in lines_of(content):
-        for resource, spans in read_line(line):
+    for parts in parts_of(content):
+        for resource, spans in parts:
             run = repr(checked_span(resource, schema.Resource))
             for span in spans:
                 assert not isinstance(span, DamagedError), span
                 times = (span.start_ns // unit, span.end_ns // unit)
-                found.append((run, span.name, *times, checked(span.name, plain(span.attributes))))
+                found.append((run, span.name, *times, checked(span.name, span.attributes)))
     return sorted(found)
 
 
@@ -120,9 +124,9 @@ def test_an_odd_tag_of_jaegers_and_a_process_without_a_name_cost_no_span(tag, va
             tagged["tags"].append(tag)
     odd = json.dumps(page).encode()
     assert spans_of(odd) == sent
-    for line in lines_of(odd):
-        for resource, spans in read_line(line):
-            for attributes in (resource, *(plain(span.attributes) for span in spans)):
+    for parts in parts_of(odd):
+        for resource, spans in parts:
+            for attributes in (resource, *(span.attributes for span in spans)):
                 assert attributes.get("n") == value
                 assert type(attributes.get("n")) is type(value)
     for process in page["data"][0]["processes"].values():
@@ -153,7 +157,7 @@ def test_a_list_that_is_longer_than_the_bound(how, monkeypatch):
         file = io.BytesIO(content)
         tracemalloc.start()
         numbered = unwrapped(file, kind_of(content), "x", refuse)
-        spans = sum(len(found) for _, line in numbered for _, found in read_line(line))
+        spans = sum(len(found) for _, line in numbered for _, found in read(line))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert spans == sum(len(scope.get("spans", [])) for line in lines for scope in scopes(line))
@@ -180,11 +184,10 @@ def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch)
     faults = []
     entries = ['{"resource": {}}', '{"resource": {}, "x": "' + "y" * 2000 + '"}', '{"resource": {"attributes": []}}']
     content = ('{"result": {"resourceSpans": [' + ",\n".join(entries) + '], "more": [{}, []]}, "z": {}}').encode()
-    found = lines_of(content, lambda number, why: faults.append((number, why)))
-    assert [json.loads(line)["resourceSpans"] for line in found] == [[json.loads(entries[0])], [json.loads(entries[2])]]
+    assert parts_of(content, lambda number, why: faults.append((number, why))) == [[({}, [])], [({}, [])]]
     assert faults == [(2, "a trace or a resource in one piece of over 0 MiB, the limit")]
     with pytest.raises(UserError, match=r"x, line 1: a trace or a resource in one piece of over 0 MiB"):
-        lines_of(('{"result": {"resourceSpans": [' + entries[1] + "]}}").encode())
+        parts_of(('{"result": {"resourceSpans": [' + entries[1] + "]}}").encode())
 
 
 def test_messages_that_cannot_be_read_are_named_and_the_others_are_read(monkeypatch):
@@ -193,9 +196,8 @@ def test_messages_that_cannot_be_read_are_named_and_the_others_are_read(monkeypa
     odd = b"\x0a\x05\x12\x03\x12\x01\xff"  # a span of one byte, which is none
     messages = [good, b"\xff" * 9, bytes(2**17), odd, good]
     content = b"".join(len(message).to_bytes(4, "big") + message for message in messages)
-    found = [json.loads(line) for line in lines_of(content, lambda number, why: faults.append((number, why)))]
-    spans = [scope["spans"] for line in found for scope in scopes(line)]
-    assert spans == [[], ["a span that is not OTLP protobuf"], []]
+    parts = parts_of(content, lambda number, why: faults.append((number, why)))
+    assert [list(map(str, spans)) for [(_, spans)] in parts] == [[], ["a span that is not OTLP protobuf"], []]
     assert faults == [(2, "it is not OTLP protobuf"), (3, "a message or a resource's spans of over 32 MiB, the limit")]
 
 
