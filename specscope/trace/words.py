@@ -474,7 +474,7 @@ def request_row(request: RequestHistory, position: int, vocabulary: Vocabulary) 
     if info is not None and not prompt:
         prompt = vocabulary.text(info.prompt_tokens[: PROMPT_CHARS // 4].tolist())
     kind = "" if info is None else str(info.labels.get("kind", ""))
-    tokens, tau = request.totals.emitted[count], request.tau_at(position)
+    tokens, tau = request.totals.emitted(count), request.tau_at(position)
     if request.sums is not None and state not in ("later", "prefill"):
         tokens, count = request.sums.emitted, request.sums.steps
     return RequestRow(request.id, ending(state), tokens, count, tau, kind, " ".join(prompt.split()))

@@ -21,7 +21,7 @@ from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.run.parts import Parts, Views, part_weight
+from specscope.trace.run.parts import PartStore, PartViews, part_weight
 
 KEPT = 20_000  # most steps kept of a running engine, on its timeline and in each history of it; a capture keeps all
 KEPT_BYTES = 512 * 2**20  # most bytes of those steps, roughly
@@ -78,7 +78,7 @@ class RequestHistory:
     info: RequestInfo | None = None  # None until its admission was seen (it may have been dropped on the way)
     end: RequestEnd | None = None  # None while it runs
     rows: list[int] = field(default_factory=list, compare=False, repr=False)  # of its steps in `parts`
-    parts: Parts = field(default_factory=Parts, compare=False, repr=False)  # the run's
+    parts: PartStore = field(default_factory=PartStore, compare=False, repr=False)  # the run's
     engine_steps: list[int] = field(default_factory=list)  # the position in History.steps of each of `steps`
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False)  # after each of `steps`
     first: int = 0  # the position in History.steps at which it was first seen
@@ -87,9 +87,9 @@ class RequestHistory:
     sums: RequestFigures | None = None  # where it ended and none of its steps is known: what its own span tells
 
     @property
-    def steps(self) -> Views:
+    def steps(self) -> PartViews:
         """Its steps on the path, in their order."""
-        return Views(self.parts, self.rows)
+        return PartViews(self.parts, self.rows)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -114,7 +114,8 @@ class RequestHistory:
 
     def take_back(self) -> None:
         """Remove the last step."""
-        self.totals.take_back((self.parts[self.rows.pop()],))
+        self.totals.take_back()
+        self.rows.pop()
         self.engine_steps.pop()
 
     def tau(self, place: int) -> float | None:
@@ -135,7 +136,7 @@ class RequestHistory:
         """Counts over the request's steps up to a position in History.steps."""
         if self.sums is not None:
             return self.acceptance if self.ended is not None and self.ended <= position else Acceptance()
-        return self.totals.upto(self.count_at(position), lambda index: (self.steps[index],))
+        return self.totals.upto(self.count_at(position))
 
     def state_at(self, position: int) -> str:
         """Its state at a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
@@ -240,7 +241,7 @@ class History:
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     steps: list[StepRecord] = field(default_factory=list)
     requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
-    parts: Parts = field(default_factory=Parts, compare=False, repr=False)  # the request steps of all that is known
+    parts: PartStore = field(default_factory=PartStore, compare=False, repr=False)  # of all that is known
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # steps, and parts of steps, known to be missing
@@ -333,7 +334,7 @@ class History:
     def _stored(self, record: StepRecord) -> StepRecord:
         """The record with its request steps among those of the run, known from now on."""
         rows = [self.parts.append(part) for part in record.requests]
-        self._known[record.step] = stored = replace(record, requests=Views(self.parts, rows))
+        self._known[record.step] = stored = replace(record, requests=PartViews(self.parts, rows))
         self._bytes += _own_weight(record)
         return stored
 
@@ -394,7 +395,7 @@ class History:
 
     def _pop(self) -> None:
         record = self.steps.pop()
-        self.totals.take_back(self.counted(record))
+        self.totals.take_back()
         self._clock.pop()
         for end in record.finished:
             request = self.requests[end.info.id]
@@ -469,7 +470,7 @@ class History:
     def acceptance_at(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with it: of one request, or of all."""
         if request is None:
-            return self.totals.upto(position + 1, lambda index: self.counted(self.steps[index]))
+            return self.totals.upto(position + 1)
         return self.requests[request].acceptance_at(position) if request in self.requests else Acceptance()
 
     def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
@@ -514,7 +515,7 @@ class History:
         last = self._clock[position][1]
         begin = bisect_right(self._clock, last - SPEED_NS, hi=position, key=lambda each: each[1])
         elapsed, emitted = last - self._clock[begin][0], self.totals.emitted
-        return (emitted[position + 1] - emitted[begin]) * 1e9 / elapsed if elapsed > 0 else None
+        return (emitted(position + 1) - emitted(begin)) * 1e9 / elapsed if elapsed > 0 else None
 
     def elapsed_at(self, position: int) -> float:
         """Seconds from the start of the first step to the end of the step at a position."""
@@ -523,7 +524,7 @@ class History:
 
 def _rows(record: StepRecord) -> Sequence[int]:
     """Where the parts of one of a history's steps lie."""
-    assert isinstance(record.requests, Views)
+    assert isinstance(record.requests, PartViews)
     return record.requests.rows
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from specscope.trace.record.aggregate import Aggregate, RequestFigures
@@ -24,6 +25,7 @@ from specscope.trace.record.records import FinalKind, RequestStep
 
 SUMS = ("drafts", "drafted", "accepted", "emitted")
 AT_DEPTH = ("accepted_at", "proposed_at", "tried_at")
+ROW, TOLD = ("steps", *SUMS, "depth", "aggregates"), (*SUMS, *AT_DEPTH)
 
 
 class StepCounts(NamedTuple):
@@ -69,81 +71,91 @@ class Acceptance:
     tried_at: list[int] = field(default_factory=list)  # [d-1]: drafts in which a node at depth d was tried
     aggregates: int = 0  # sums that were counted, not steps: of steps, kinds and depth they tell nothing
     untold: Counter[str] = field(default_factory=Counter)  # how many of them do not tell the count of that name
-    depths: Counter[int] = field(default_factory=Counter)  # how many of them tell of that many depths
 
     def add(self, step: Counted) -> None:
         """Count one request's step, the sums of an interval, or a whole request; prefill chunks count nothing."""
-        self._count(step, 1)
-
-    def take_back(self, step: Counted) -> None:
-        """Remove what was added before."""
-        self._count(step, -1)
-        deepest = max((depth for depth, count in self.depths.items() if count), default=0)
-        while len(self.proposed_at) > deepest and not self.proposed_at[-1]:
-            for name in AT_DEPTH:
-                getattr(self, name).pop()
-
-    def _count(self, step: Counted, sign: int) -> None:
         if isinstance(step, Aggregate):
-            self._count_sums(step, sign)
+            self._add_sums(step)
         elif isinstance(step, RequestFigures):
-            self._count_request(step, sign)
+            self._add_request(step)
         elif (counts := StepCounts.of(step) if isinstance(step, RequestStep) else step) is not None:
-            self._count_step(counts, sign)
+            self._add_step(counts)
 
-    def _count_step(self, step: StepCounts, sign: int) -> None:
-        self.steps += sign
-        self.emitted += sign * step.emitted
-        self.kinds[step.kind] += sign
+    def _add_step(self, step: StepCounts) -> None:
+        self.steps += 1
+        self.emitted += step.emitted
+        self.kinds[step.kind] += 1
         if not step.drafted:
             return
-        self.drafts += sign
-        self.drafted += sign * step.drafted
-        self.accepted += sign * step.accepted
-        self.depth += sign * step.depth
+        self.drafts += 1
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        self.depth += step.depth
         self._widen(step.depth)
         tried = step.accepted + (1 if step.kind is FinalKind.RECOVERED else 0)
         by_depth = ((self.proposed_at, step.depth), (self.accepted_at, step.accepted), (self.tried_at, tried))
         for counts, deepest in by_depth:
             for d in range(min(deepest, step.depth)):
-                counts[d] += sign
+                counts[d] += 1
 
-    def _count_request(self, request: RequestFigures, sign: int) -> None:
+    def _add_request(self, request: RequestFigures) -> None:
         for name in ("steps", *SUMS, "depth"):
-            setattr(self, name, getattr(self, name) + sign * getattr(request, name))
-        self.kinds[FinalKind.BONUS] += sign * request.bonus
-        self.kinds[FinalKind.RECOVERED] += sign * request.recovered
-        self.kinds[FinalKind.TARGET] += sign * (request.steps - request.bonus - request.recovered)
-        self._widen(len(request.proposed_at))
-        for name in AT_DEPTH:
-            counts = getattr(self, name)
-            for d, count in enumerate(getattr(request, name)[: len(counts)]):
-                counts[d] += sign * count
+            setattr(self, name, getattr(self, name) + getattr(request, name))
+        self.kinds[FinalKind.BONUS] += request.bonus
+        self.kinds[FinalKind.RECOVERED] += request.recovered
+        self.kinds[FinalKind.TARGET] += request.steps - request.bonus - request.recovered
+        self._add_depths(request)
 
-    def _count_sums(self, aggregate: Aggregate, sign: int) -> None:
-        self.aggregates += sign
+    def _add_sums(self, aggregate: Aggregate) -> None:
+        self.aggregates += 1
         for name in SUMS:
             value = getattr(aggregate, name)
-            setattr(self, name, getattr(self, name) + sign * (value or 0))
-            self.untold[name] += sign if value is None else 0
-        self.depths[len(aggregate.accepted_at)] += sign
+            setattr(self, name, getattr(self, name) + (value or 0))
+            self.untold[name] += value is None
         self._widen(len(aggregate.accepted_at))
         for name in AT_DEPTH:
-            per_depth, into = getattr(aggregate, name), getattr(self, name)
-            for d, value in enumerate(per_depth):
-                into[d] += sign * value
-            self.untold[name] += 0 if per_depth or aggregate.drafts == 0 else sign
+            self.untold[name] += not getattr(aggregate, name) and aggregate.drafts != 0
+        self._add_depths(aggregate)
+
+    def _add_depths(self, other: Acceptance | Aggregate | RequestFigures) -> None:
+        self._widen(len(other.proposed_at))
+        for name in AT_DEPTH:
+            counts = getattr(self, name)
+            for d, count in enumerate(getattr(other, name)[: len(counts)]):
+                counts[d] += count
+
+    def row(self) -> list[int]:
+        """All counts, so that rows can be subtracted; `of` reads them back."""
+        by_depth = zip(self.accepted_at, self.proposed_at, self.tried_at, strict=True)
+        return [
+            *(getattr(self, name) for name in ROW),
+            *(self.kinds[kind] for kind in FinalKind),
+            *(self.untold[name] for name in TOLD),
+            len(self.accepted_at),
+            *chain.from_iterable(by_depth),
+        ]
+
+    @staticmethod
+    def of(row: Sequence[int]) -> Acceptance:
+        """The counts of a row."""
+        counts = iter(row)
+        total = Acceptance()
+        for name in ROW:
+            setattr(total, name, next(counts))
+        total.kinds.update({kind: next(counts) for kind in FinalKind})
+        total.untold.update({name: next(counts) for name in TOLD})
+        depth = next(counts)
+        by_depth = list(counts)[: 3 * depth]
+        total.accepted_at, total.proposed_at, total.tried_at = (by_depth[place::3] for place in range(3))
+        return total
 
     def merge(self, other: Acceptance) -> None:
         """Add another count to this one."""
-        for name in ("steps", *SUMS, "depth", "aggregates"):
+        for name in ROW:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("kinds", "untold", "depths"):
+        for name in ("kinds", "untold"):
             getattr(self, name).update(getattr(other, name))
-        self._widen(len(other.proposed_at))
-        for name in AT_DEPTH:
-            for d, count in enumerate(getattr(other, name)):
-                getattr(self, name)[d] += count
+        self._add_depths(other)
 
     def _widen(self, depth: int) -> None:
         for name in AT_DEPTH:

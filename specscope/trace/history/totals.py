@@ -1,92 +1,69 @@
-"""Running totals of a run or a request after any number of its steps, without counting all steps again.
-
-Totals for what every request and every bucket of a plot needs, and checkpoints of the full counts: so a screen that is
-dragged through ten thousand steps adds up a few hundred at most for each place it stops at.
-"""
+"""Running totals of a run or a request: after each of its steps a row of sums, so that any stretch is a difference."""
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+
+import numpy as np
 
 from specscope.trace.history.stats import Acceptance, Counted
 from specscope.trace.history.undrafted import Undrafted
 from specscope.trace.record.aggregate import Aggregate
 
-EVERY = 512  # request steps between two checkpoints
+REASONS = tuple(Undrafted)
+DRAFTS, ACCEPTED, OWN = 0, 1, 2 + len(REASONS)  # columns: counts where both are told, then reasons; then Acceptance's
+EMITTED = OWN + len(Acceptance(emitted=-1).row()[: Acceptance(emitted=-1).row().index(-1)])
 
 
-def _zero() -> array[int]:
-    return array("q", [0])
-
-
-@dataclass
 class RunningTotals:
-    """Running totals after each item (an engine step, or a step of one request); index 0 is before the first."""
+    """Sums after each item (an engine step, or a step of one request); row 0 is before the first."""
 
-    drafts: array[int] = field(default_factory=_zero)
-    accepted: array[int] = field(default_factory=_zero)
-    emitted: array[int] = field(default_factory=_zero)
-    total: Acceptance = field(default_factory=Acceptance)
-    marks: list[tuple[int, Acceptance]] = field(default_factory=lambda: [(0, Acceptance())])
-    unmarked: int = 0  # request steps since the last checkpoint
-    undrafted: dict[Undrafted, array[int]] = field(default_factory=dict)  # of each such step the item that it is in
+    def __init__(self) -> None:
+        self.total = Acceptance()  # after the last
+        self._rows = np.zeros((8, OWN + len(self.total.row())), np.int64)
+        self._count = 0  # of items
 
     def add(self, parts: Iterable[Counted], reasons: Iterable[Undrafted | None] = ()) -> None:
         """Take one more item, made of these request steps or sums. `reasons`: why they drafted nothing."""
+        own = self._rows[self._count, :OWN].copy()
         for reason in reasons:
             if reason is not None:
-                self.undrafted.setdefault(reason, array("q")).append(len(self.drafts) - 1)
+                own[2 + REASONS.index(reason)] += 1
         drafts, accepted, known = self.total.drafts, self.total.accepted, True
         for part in parts:
             self.total.add(part)
-            self.unmarked += 1
             known &= not isinstance(part, Aggregate) or None not in (part.drafts, part.accepted)
-        self.drafts.append(self.drafts[-1] + (self.total.drafts - drafts if known else 0))
-        self.accepted.append(self.accepted[-1] + (self.total.accepted - accepted if known else 0))
-        self.emitted.append(self.total.emitted)
-        if self.unmarked >= EVERY:
-            self.unmarked = 0
-            self.marks.append((len(self.drafts) - 1, _copy(self.total)))
+        if known:
+            own[:2] += (self.total.drafts - drafts, self.total.accepted - accepted)
+        row = self.total.row()
+        self._count += 1
+        more = (len(self._rows) if self._count == len(self._rows) else 0, max(OWN + len(row) - self._rows.shape[1], 0))
+        if any(more):
+            self._rows = np.pad(self._rows, ((0, more[0]), (0, more[1])))
+        self._rows[self._count, :OWN] = own
+        self._rows[self._count, OWN : OWN + len(row)] = row
 
-    def take_back(self, parts: Iterable[Counted]) -> None:
-        """Remove the last item, which was made of these steps."""
-        for part in parts:
-            self.total.take_back(part)
-            self.unmarked = max(self.unmarked - 1, 0)
-        for totals in (self.drafts, self.accepted, self.emitted):
-            totals.pop()
-        while self.marks[-1][0] >= len(self.drafts):
-            self.marks.pop()
-        for items in self.undrafted.values():
-            while items and items[-1] >= len(self.drafts) - 1:
-                items.pop()
+    def take_back(self) -> None:
+        """Remove the last item."""
+        self._rows[self._count] = 0
+        self._count -= 1
+        self.total = self.upto(self._count)
 
     def undrafted_upto(self, count: int) -> Counter[Undrafted]:
         """Why steps of the first `count` items drafted nothing."""
-        return Counter({reason: bisect_left(items, count) for reason, items in self.undrafted.items()})
+        counts = self._rows[min(count, self._count), 2:OWN].tolist()
+        return Counter({reason: count for reason, count in zip(REASONS, counts, strict=True) if count})
 
-    def upto(self, count: int, item: Callable[[int], Iterable[Counted]]) -> Acceptance:
-        """The full counts over the first `count` items; `item(i)` gives what `add` was given."""
-        if count >= len(self.drafts) - 1:
-            return self.total
-        begin, mark = self.marks[bisect_right(self.marks, count, key=lambda mark: mark[0]) - 1]
-        total = _copy(mark)
-        for index in range(begin, count):
-            for part in item(index):
-                total.add(part)
-        return total
+    def upto(self, count: int) -> Acceptance:
+        """The full counts over the first `count` items."""
+        return Acceptance.of(self._rows[min(count, self._count), OWN:].tolist())
+
+    def emitted(self, count: int) -> int:
+        """Output tokens of the first `count` items."""
+        return int(self._rows[count, EMITTED])
 
     def tau(self, begin: int, end: int) -> float | None:
         """Mean acceptance length over the items from `begin` to before `end`."""
-        drafts = self.drafts[end] - self.drafts[begin]
-        return Acceptance(drafts=drafts, accepted=self.accepted[end] - self.accepted[begin]).tau
-
-
-def _copy(counts: Acceptance) -> Acceptance:
-    new = Acceptance()
-    new.merge(counts)
-    return new
+        drafts, accepted = (self._rows[end, :2] - self._rows[begin, :2]).tolist()
+        return Acceptance(drafts=drafts, accepted=accepted).tau

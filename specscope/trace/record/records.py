@@ -376,7 +376,7 @@ class RequestEnd(ArrayEq):
 PHASES = ("schedule", "draft", "forward", "verify", "commit")  # of a step of ours, in order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Phase:
     """One phase of a step. Wall-clock nanoseconds."""
 
@@ -424,7 +424,7 @@ class StepRecord(ArrayEq):
     # who came; the spans `queue` tell the rest
     admitted: Annotated[tuple[RequestInfo, ...], Wire("specscope.admitted", form=WireForm.BY_HAND)]
     # who took part; the spans `decode_step` and `prefill` tell the rest
-    requests: Annotated[tuple[RequestStep, ...], Wire("specscope.requests", form=WireForm.BY_HAND)]
+    requests: Annotated[Sequence[RequestStep], Wire("specscope.requests", form=WireForm.BY_HAND)]
     # ids of requests that lost their KV to make room
     preempted: Annotated[tuple[str, ...], Wire("specscope.preempted", Names, told=Told.ALWAYS)]
     # who ended; the requests' own spans tell the rest
@@ -456,7 +456,7 @@ class StepRecord(ArrayEq):
     @property
     def counted(self) -> tuple[RequestStep | Aggregate, ...]:
         """All that Acceptance counts."""
-        return self.requests if self.aggregate is None else (*self.requests, self.aggregate)
+        return (*self.requests, *(() if self.aggregate is None else (self.aggregate,)))
 
     @property
     def batch(self) -> int:

@@ -1,8 +1,8 @@
 """Many request steps in columns: one array for each field that a record declares, over all of the steps at once.
 
-As a record, a step is an object for each of its arrays: eight kilobytes where its numbers are one. Packed it takes what
-its numbers take, and whoever wants one field of all steps has it as an array. A step comes out as the record that went
-in, its arrays views into the columns.
+As a record, a step is an object for each of its arrays: eight kilobytes where its numbers are one. In columns it takes
+what its numbers take, and whoever wants one field of all steps has it as an array. A step comes out as the record that
+went in, its arrays views into the columns.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Words:
         return Words(tuple(words), np.array([words[value] for value in values], np.uint16))
 
 
-class Table:
+class FieldColumns:
     """Records of one kind in columns. Immutable."""
 
     def __init__(self, kind: type, records: Sequence[Any]) -> None:
@@ -129,18 +129,18 @@ class Table:
         return numbers + values + sum(ends.values()) + sum(words.codes.nbytes for words in self.words.values())
 
 
-class Packed:
+class PackedParts:
     """Some request steps in columns. Immutable."""
 
     def __init__(self, parts: Sequence[RequestStep]) -> None:
-        self.parts = Table(RequestStep, parts)
-        self.held: dict[str, Table] = {}
+        self.parts = FieldColumns(RequestStep, parts)
+        self.held: dict[str, FieldColumns] = {}
         self.rows: dict[str, Longs] = {}  # [S] the row of each step in a table of `held`; -1 where it holds none
         for name, kind in HELD.items():
             records = list(map(attrgetter(name), parts))
             there = np.array([record is not None for record in records], np.bool_)
             self.rows[name] = np.where(there, np.cumsum(there) - 1, -1)
-            self.held[name] = Table(kind, [record for record in records if record is not None])
+            self.held[name] = FieldColumns(kind, [record for record in records if record is not None])
 
     def __len__(self) -> int:
         return len(self.parts.numbers["index"])
@@ -170,6 +170,6 @@ def _columns(kind: type) -> tuple[tuple[str, Any, bool | None], ...]:
 
 def made(kind: type, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - of that kind
     """A frozen dataclass with all of these fields: a fifth of the time that its own __init__ takes."""
-    record = object.__new__(kind)
+    record: Any = object.__new__(kind)
     record.__dict__.update(fields)
     return record

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from specscope.trace.record.records import RequestStep
-from specscope.trace.run.packed import Packed
+from specscope.trace.run.packed import PackedParts
 
 CHUNK, CHUNK_BYTES = 256, 2**20  # request steps that are packed together, and their bytes as records, at most
 
@@ -23,11 +23,11 @@ def part_weight(part: RequestStep) -> int:
     )
 
 
-class Parts:
+class PartStore:
     """A run's request steps by their rows, which count on and are never given again. One thread adds; any may read."""
 
     def __init__(self) -> None:
-        self._chunks: list[Packed | None] = []  # None for one that was forgotten
+        self._chunks: list[PackedParts | None] = []  # None for one that was forgotten
         self._firsts: list[int] = []  # the row at which each begins
         self._newest: tuple[int, list[RequestStep]] = (0, [])  # the same of those that are not packed yet
         self._packed = self._loose = 0  # bytes of the columns, and of the newest
@@ -45,7 +45,7 @@ class Parts:
         self._loose += part_weight(part)
         if len(newest) == CHUNK or self._loose > CHUNK_BYTES:
             self._firsts.append(first)
-            self._chunks.append(packed := Packed(newest))
+            self._chunks.append(packed := PackedParts(newest))
             self._newest, self._loose = (row + 1, []), 0
             self._packed += packed.nbytes
         return row
@@ -69,12 +69,12 @@ class Parts:
                 self._chunks[place] = None
 
 
-class Views(Sequence[RequestStep]):
+class PartViews(Sequence[RequestStep]):
     """Some of a run's request steps: each is made when it is asked for. Equal to any sequence of equal steps."""
 
     __slots__ = ("parts", "rows")
 
-    def __init__(self, parts: Parts, rows: Sequence[int]) -> None:
+    def __init__(self, parts: PartStore, rows: Sequence[int]) -> None:
         self.parts, self.rows = parts, rows
 
     def __len__(self) -> int:
@@ -84,10 +84,10 @@ class Views(Sequence[RequestStep]):
     def __getitem__(self, place: int) -> RequestStep: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Views: ...
+    def __getitem__(self, place: slice) -> PartViews: ...
 
-    def __getitem__(self, place: int | slice) -> RequestStep | Views:
-        return Views(self.parts, self.rows[place]) if isinstance(place, slice) else self.parts[self.rows[place]]
+    def __getitem__(self, place: int | slice) -> RequestStep | PartViews:
+        return PartViews(self.parts, self.rows[place]) if isinstance(place, slice) else self.parts[self.rows[place]]
 
     def __iter__(self) -> Iterator[RequestStep]:
         return map(self.parts.__getitem__, self.rows)

@@ -126,7 +126,8 @@ class CaptureReader:
 
     def _bench(self) -> Iterator[list[StepRecord]]:
         """The records of a serving bench's result."""
-        self.history.run, records = read_bench(self._raw_lines(), self.name)
+        lines = ((number, line) for number, line in self._raw_lines() if isinstance(line, bytes))
+        self.history.run, records = read_bench(lines, self.name)
         yield records
 
     def _records(self) -> Iterator[list[StepRecord]]:

@@ -139,7 +139,7 @@ def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark,
 
 def _title(look: Look, place: int, width: int) -> Line:
     """The request, its tokens, and the legend where there is room."""
-    tokens = 0 if look.request is None else look.request.totals.emitted[place]
+    tokens = 0 if look.request is None else look.request.totals.emitted(place)
     legend: list[tuple[str, Ink]] = []
     for origin, ink in INKS.items():
         legend += [("■ ", ink), (f"{origin.value}  ", "dim")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specscope.trace.history import stats, totals
+from specscope.trace.history import stats
 from specscope.trace.history.history import History
 from specscope.trace.history.undrafted import count_undrafted
 from specscope.trace.wire.reading import read_capture
@@ -18,8 +18,7 @@ CAPTURE = Path(__file__).parents[3] / "traces" / "ngram.jsonl"
 
 
 @pytest.fixture
-def history(monkeypatch) -> History:
-    monkeypatch.setattr(totals, "EVERY", 7)  # so that a short run has many checkpoints
+def history() -> History:
     return maker().run()
 
 

@@ -10,6 +10,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record
 from specscope.trace.history.sources import missing
 from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.history.totals import RunningTotals
 from specscope.trace.metrics.metrics import Metrics
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.vocabulary import Vocabulary
@@ -115,17 +116,19 @@ def test_an_interval_without_drafts_hides_nothing():
 @given(st.lists(aggregates(), min_size=1, max_size=6), st.data())
 def test_what_is_taken_back_was_never_there(told, data):
     keep = data.draw(st.integers(0, len(told)))
-    sums, plain = Acceptance(), measure(told[:keep])
+    totals, sums, plain = RunningTotals(), measure(told), measure(told[:keep])
     for one in told:
-        sums.add(one)
+        totals.add([one])
+    assert totals.total == sums
     merged = Acceptance()
     for part in (told[:1], told[1:]):
         merged.merge(measure(part))
     assert merged == sums
-    for one in reversed(told[keep:]):
-        sums.take_back(one)
-    assert sums == plain
-    assert sums.to_dict() == plain.to_dict()
+    assert totals.upto(keep) == plain
+    for _ in told[keep:]:
+        totals.take_back()
+    assert totals.total == plain
+    assert totals.total.to_dict() == plain.to_dict()
 
 
 @given(aggregates())
