@@ -13,10 +13,7 @@ from msgspec import Meta
 
 from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import DIMENSIONS, WireForm
-from specscope.trace.record.form import FormNotes
-from specscope.trace.record.logprobs import Logprobs
-from specscope.trace.record.method import MethodNotes
-from specscope.trace.record.notes import DraftNotes, ParentNotes
+from specscope.trace.record.notes import DraftNotes, FormNotes, Logprobs, MethodNotes, ParentNotes
 from specscope.trace.record.privacy import blank
 from specscope.trace.record.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.tree import DraftTree

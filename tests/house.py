@@ -86,8 +86,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/trace/history/ratios.py": 1,
     "specscope/trace/history/same.py": 1,
     "specscope/trace/record/equal.py": 1,
-    "specscope/trace/record/form.py": 1,
-    "specscope/trace/record/logprobs.py": 1,
     "specscope/trace/record/rules.py": 1,
     "specscope/trace/record/tokens.py": 1,
     "specscope/trace/wire/unfinite.py": 1,

@@ -25,7 +25,7 @@ from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.undrafted import Undrafted, shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.method import SOURCES
+from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
 from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary

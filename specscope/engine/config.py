@@ -17,7 +17,7 @@ from specscope.plans.heads import is_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.checked import Flag, base_of, checked, required_types, short, whole
-from specscope.trace.record.method import MODELS
+from specscope.trace.record.notes import MODELS
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 from specscope.trace.record.tree import ROOT
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from specscope.engine.prompt_encoder import Prompt
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance, measure
-from specscope.trace.record.logprobs import OutputLogprob
+from specscope.trace.record.notes import OutputLogprob
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, Origin, RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary

@@ -21,7 +21,7 @@ from specscope.plans.heads import check_kind, is_head, unread_layers
 from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.trace.history.history import History
-from specscope.trace.record.method import model_part
+from specscope.trace.record.notes import model_part
 from specscope.trace.record.records import RunInfo
 from specscope.tree_shape import MAX_NODES
 from specscope.whole_file import read_object

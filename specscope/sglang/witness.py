@@ -13,7 +13,7 @@ from specscope.sglang.run_info import GREEDILY, end_reason, read_params
 from specscope.sglang.trees import JudgedRequest, unseen
 from specscope.sglang.verification import Verification
 from specscope.trace.history.wording import title_of
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.records import (
     Phase,
     Preceded,

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from specscope.speculate.allowed import unpacked
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.trace.record.form import FormNotes
-from specscope.trace.record.logprobs import Logprobs
+from specscope.trace.record.notes import FormNotes, Logprobs
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.tree import ROOT
 

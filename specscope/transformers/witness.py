@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specscope.trace.history.wording import title_of
 from specscope.trace.inside.chain import NO_FLOATS, Judged
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.records import (
     FinishReason,
     Phase,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import (
     Phase,

@@ -8,7 +8,7 @@ from specscope.speculate.allowed import Allowed, allows, mask_, ones, unpacked
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.text_drafter import pruned
 from specscope.speculate.sampling import LogitRows, Memory, all_probabilities, target_rows
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT, DraftTree
 

@@ -5,9 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from specscope.trace.record.aggregate import Aggregate, LeftOut, Reason, Sampled
-from specscope.trace.record.form import FormNotes
-from specscope.trace.record.logprobs import Logprobs
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import (
     DraftNotes,

@@ -11,8 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.record.logprobs import Logprobs
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import Logprobs, MethodNotes
 from specscope.trace.record.records import FinishReason, RequestEnd
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter

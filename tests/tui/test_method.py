@@ -13,8 +13,7 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
-from specscope.trace.record.method import MethodNotes
-from specscope.trace.record.notes import DraftNotes
+from specscope.trace.record.notes import DraftNotes, MethodNotes
 from specscope.tui.look import Look
 from specscope.tui.widgets.node_view import node_facts
 from specscope.tui.widgets.tree import TreePanel

@@ -20,7 +20,7 @@ from specscope.trace.checked import short
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.limits import RELAXED, untold_limits
-from specscope.trace.record.method import model_part, text_part
+from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import RunInfo
 
 if TYPE_CHECKING:

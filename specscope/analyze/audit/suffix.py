@@ -15,7 +15,7 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.ngram import Rule, lookup
 from specscope.analyze.audit.tally import Tally
 from specscope.plans.plan import DynamicPlan
-from specscope.trace.record.method import TEXT, text_part
+from specscope.trace.record.notes import TEXT, text_part
 from specscope.trace.record.tree import ROOT
 
 Path = tuple[int, ...]

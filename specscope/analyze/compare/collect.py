@@ -14,8 +14,7 @@ from specscope.analyze.evidence.arrays import slices
 from specscope.analyze.evidence.columns import KINDS, PRECEDED, Columns
 from specscope.analyze.evidence.parents import TriedParents
 from specscope.trace.history.history import History
-from specscope.trace.record.method import model_part, text_part
-from specscope.trace.record.notes import DraftNotes
+from specscope.trace.record.notes import DraftNotes, model_part, text_part
 from specscope.trace.record.records import (
     FinalKind,
     Preceded,

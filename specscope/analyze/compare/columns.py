@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from specscope.analyze.evidence.arrays import levels, siblings
 from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.history.loops import in_loops, step_sums
-from specscope.trace.record.method import MethodNotes
-from specscope.trace.record.notes import DraftNotes, ParentNotes
+from specscope.trace.record.notes import DraftNotes, MethodNotes, ParentNotes
 from specscope.trace.record.records import (
     FinishReason,
     Outcome,

@@ -26,7 +26,7 @@ from specscope.analyze.compare.result import (
 )
 from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.history.thresholds import RATE, TAU, depth_rate
-from specscope.trace.record.method import SOURCES
+from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import Doubles, Drawn
 from specscope.trace.wire.unfinite import sound

@@ -22,7 +22,7 @@ from specscope.analyze.diagnose.together import DRAFTER, TARGET
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Reference
 from specscope.trace.history.wording import plural
-from specscope.trace.record.method import model_part
+from specscope.trace.record.notes import model_part
 from specscope.trace.record.tree import ROOT
 
 Facts = dict[str, NDArray[Any]]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.columns import Columns
-from specscope.trace.record.method import SOURCES
+from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import Bools, Drawn

@@ -20,7 +20,7 @@ from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import KINDS
 from specscope.analyze.questions.evidence import POSITIONS, Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share, by_value
-from specscope.trace.record.method import SOURCES
+from specscope.trace.record.notes import SOURCES
 
 NEAR, NEAR_RANK, NEAR_LEAST = 0.1, 3, 0.01
 NONSENSE = 0.001

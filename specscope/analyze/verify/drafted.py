@@ -17,7 +17,7 @@ from specscope.analyze.verify.exact import check_each
 from specscope.analyze.verify.sums import share_of
 from specscope.plans.plan import StaticPlan, read_plan
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
-from specscope.trace.record.method import TEXT, model_part, text_part
+from specscope.trace.record.notes import TEXT, model_part, text_part
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Preceded, RunInfo
 from specscope.trace.record.tree import ROOT, Bools, Doubles, DraftTree

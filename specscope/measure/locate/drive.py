@@ -16,7 +16,7 @@ import numpy as np
 
 from specscope.measure.judges import engine_config_of
 from specscope.trace.history.history import History
-from specscope.trace.record.method import text_part
+from specscope.trace.record.notes import text_part
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.tree import ROOT, DraftTree, Ints
 

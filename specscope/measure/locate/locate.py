@@ -19,7 +19,7 @@ from specscope.measure.locate.drive import Drive, MakeEngine, located_config
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import PlaceName
 from specscope.trace.history.wording import plural
-from specscope.trace.record.method import model_part, text_part
+from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import RunInfo
 
 REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look

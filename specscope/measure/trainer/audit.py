@@ -38,7 +38,7 @@ from specscope.model.places import head_place
 from specscope.model.runner import ModelRunner
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
-from specscope.trace.record.method import model_part
+from specscope.trace.record.notes import model_part
 
 SURE = 0.5  # nats between a head's two likeliest tokens from which 16 bits do not swap them
 FEW = 0.02  # of the places: so many recorded drafts may be others before the engine is at fault

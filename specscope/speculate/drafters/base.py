@@ -15,7 +15,7 @@ from specscope.speculate.counts import TokenCounts
 from specscope.speculate.sampling import LogitRows
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import DraftNotes, Phase, Verdict
 from specscope.trace.record.tree import DraftTree

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.ngram_index import NgramIndex
 from specscope.speculate.drafters.text_drafter import TextDrafter
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.tree import ROOT, DraftTree
 
 

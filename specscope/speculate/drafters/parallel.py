@@ -27,7 +27,7 @@ from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import grow_trees
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.tree import DraftTree
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.suffix_index import Text, occurrences
 from specscope.speculate.drafters.text_drafter import TextDrafter
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.tree import ROOT, DraftTree
 
 FACTOR = 2.0  # nodes for each token that matched

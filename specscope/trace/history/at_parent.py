@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specscope.trace.record.method import TEXT
+from specscope.trace.record.notes import TEXT
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import ParentNotes, RequestStep
 from specscope.trace.record.tree import ROOT, Drawn

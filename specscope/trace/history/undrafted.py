@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from specscope.plans.plan import read_plan
 from specscope.trace.history.wording import plural
-from specscope.trace.record.method import model_part, text_part
+from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import Preceded, RequestStep, RunInfo, StepRecord
 
 

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from specscope.trace.record.method import MODEL_NAMES, SOURCES, MethodNotes, model_part
+from specscope.trace.record.notes import MODEL_NAMES, SOURCES, MethodNotes, model_part
 from specscope.trace.record.records import FinishReason, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, printable
 

@@ -1,16 +1,18 @@
-"""What target and drafter thought of a tree: the notes of a request's step."""
+"""What a request's step says besides its tree and verdict: of its drafter, its parents, its method, its form."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from specscope.trace.record.declared import (
     Count,
     LogProbability,
+    Name,
     Nats,
     Norm,
     Parent,
@@ -24,6 +26,12 @@ from specscope.trace.record.declared import (
 from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.privacy import TokenIds
 from specscope.trace.record.tree import Doubles, Floats, Ints
+
+TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # in older captures one of each may draft together
+MODEL_NAMES = {"eagle": "head", "draft_model": "draft model"}
+MODEL, TEXT, BOTH = 0, 1, 2
+SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
+Source = Annotated[int, Meta(ge=0, lt=len(SOURCES), title="0, 1 or 2")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +111,88 @@ class ParentNotes(ArrayEq):
     def named(self, shown: Collection[int]) -> list[int]:
         """The likeliest tokens, ascending, without those that are shown already."""
         return sorted({*self.top.ravel().tolist(), *self.draft_top.ravel().tolist()}.difference(shown))
+
+
+@dataclass(frozen=True, eq=False)
+class MethodNotes(ArrayEq):
+    """Of one tree of n nodes. What a method does not have is empty, 0, "" or False. Filled by drafters that look into
+    texts, and by other engines' witnesses.
+
+    A block drafter (DFlash, DSpark, P-EAGLE) drafts all depths in one pass, and may say how sure it is of each node.
+    With an adaptive budget fewer are verified than were drafted: the rest are not in the tree. An MTP head has modules,
+    each for a depth. Suffix decoding goes on as a text did that it has seen. Two that drafted together, in older
+    captures, say of each node whether the model drafted it, the text, or both. Their confidence is the chance that was
+    expected.
+    """
+
+    # that a node is accepted
+    confidence: Annotated[Floats, Wire("", Probability, "n?")] = empty(np.float32)
+    # which module drafted it, from 0
+    module: Annotated[Ints, Wire("", Count, "n?")] = empty(np.int32)
+    # of SOURCES, where two draft together
+    source: Annotated[Ints, Wire("", Source, "n?")] = empty(np.int32)
+    one_pass: Annotated[bool, Wire()] = False  # all depths came from one pass
+    unverified: Annotated[int, Wire("", Count)] = 0  # drafts beyond the tree that were not verified
+    match_length: Annotated[int, Wire("", Count)] = 0  # tokens of the context that were found
+    match_count: Annotated[int, Wire("", Count)] = 0  # how often
+    match_source: Annotated[str, Wire("", Name | None)] = ""  # where: the prompt, the request's output, other requests
+
+    def source_of(self, node: int) -> str:
+        """Who drafted a node: model, text or both; "" where one drafter works alone."""
+        return SOURCES[self.source[node]] if len(self.source) else ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is told."""
+        return self == MethodNotes()
+
+
+def text_part(drafter: str) -> str:
+    """The part of our drafter that searches the text: suffix or ngram, alone or combined; "" for none."""
+    name = drafter.partition("+")[0]
+    return name if name in TEXTS else ""
+
+
+def model_part(drafter: str) -> str:
+    """The part of our drafter that runs a model: eagle or draft_model, alone or combined; "" for none."""
+    name = drafter.rpartition("+")[2]
+    return name if name in MODELS else ""
+
+
+@dataclass(frozen=True, eq=False)
+class FormNotes(ArrayEq):
+    """At the k nodes that the step came by: the root and the accepted path. Empty with lean evidence."""
+
+    # ROOT, or a node
+    node: Annotated[Ints, Wire("", Parent, "s", told=Told.ALWAYS)] = empty(np.int32)
+    # the model's own mass on the tokens that were refused
+    removed: Annotated[Floats, Wire("", Probability, "s", told=Told.ALWAYS)] = empty(np.float32)
+    # drafts of a text that were refused before they were verified
+    pruned: Annotated[int, Wire("", Count, told=Told.ALWAYS)] = 0
+
+
+@dataclass(frozen=True)
+class OutputLogprob:
+    """Of one output token, for both of OpenAI's layouts."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens with theirs, falling; the token may not be among them
+
+
+@dataclass(frozen=True, eq=False)
+class Logprobs(ArrayEq):
+    """Of the tokens that a step emitted, each in the distribution behind the tokens before it.
+
+    vLLM's raw_logprobs: the log-softmax of the logits, before bias, penalties, form, temperature and what follows.
+    """
+
+    logprob: Annotated[Floats, Wire("", LogProbability, "e")]  # of the token
+    top: Annotated[TokenIds, Wire("", Token, "e,w")]  # the likeliest tokens
+    top_logprob: Annotated[Floats, Wire("", LogProbability, "e,w")]  # theirs, falling
+
+    def each(self, tokens: Sequence[int]) -> list[OutputLogprob]:
+        """An OutputLogprob for each of the step's emitted tokens."""
+        rows = zip(self.top.tolist(), self.top_logprob.tolist(), strict=True)
+        both = zip(tokens, self.logprob.tolist(), rows, strict=True)
+        return [OutputLogprob(token, logprob, tuple(zip(*row, strict=True))) for token, logprob, row in both]

@@ -37,11 +37,9 @@ from specscope.trace.record.declared import (
     empty,
 )
 from specscope.trace.record.equal import ArrayEq
-from specscope.trace.record.form import FormNotes
 from specscope.trace.record.limits import EngineWays, kept_labels, ways_of
-from specscope.trace.record.logprobs import Logprobs
-from specscope.trace.record.method import MethodNotes
 from specscope.trace.record.notes import DraftNotes as DraftNotes
+from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import SamplingParams, kept_params
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked

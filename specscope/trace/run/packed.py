@@ -17,10 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.record.form import FormNotes
-from specscope.trace.record.logprobs import Logprobs
-from specscope.trace.record.method import MethodNotes
-from specscope.trace.record.notes import DraftNotes, ParentNotes
+from specscope.trace.record.notes import DraftNotes, FormNotes, Logprobs, MethodNotes, ParentNotes
 from specscope.trace.record.records import RequestStep, Verdict
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.wire_field import wired
@@ -81,7 +78,6 @@ class FieldColumns:
     """Records of one kind in columns. Immutable."""
 
     def __init__(self, kind: type, records: Sequence[Any]) -> None:
-        self._kind = kind
         self.numbers: dict[str, NDArray[Any]] = {}
         self.words: dict[str, Words] = {}
         self.arrays: dict[str, Ragged] = {}
@@ -104,7 +100,7 @@ class FieldColumns:
         ]
 
     def fields(self, row: int) -> dict[str, Any]:
-        """The fields of a record, by name."""
+        """The fields of a record, as they went in."""
         values: dict[str, Any] = {name: column.item(row) for name, column in self.numbers.items()}
         for name, words in self.words.items():
             values[name] = words.words[words.codes.item(row)]
@@ -115,10 +111,6 @@ class FieldColumns:
         for name in self._wide:
             values[name] = self.arrays[name][row]
         return values
-
-    def record(self, row: int) -> Any:  # noqa: ANN401 - of its kind
-        """A record, as it went in."""
-        return made(self._kind, self.fields(row))
 
     @property
     def nbytes(self) -> int:
@@ -150,7 +142,7 @@ class PackedParts:
         fields = self.parts.fields(row)
         for name, table in self.held.items():
             place = self.rows[name].item(row)
-            fields[name] = None if place < 0 else table.record(place)
+            fields[name] = None if place < 0 else made(HELD[name], table.fields(place))
         return made(RequestStep, fields)  # type: ignore[no-any-return]
 
     @property

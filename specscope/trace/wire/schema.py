@@ -20,8 +20,6 @@ from specscope.trace.genai import OPERATIONS, OTHER_PARAMS, TEXT_COMPLETION
 from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     DIMENSIONS,
-    MAX_NODES,
-    ROOT,
     Count,
     Int64,
     Name,
@@ -50,6 +48,7 @@ from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.codec import DamagedError, checks
 from specscope.trace.wire.wire_field import wired
+from specscope.tree_shape import MAX_NODES, ROOT
 
 Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]

@@ -6,7 +6,7 @@ from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.trace.history.history import History
-from specscope.trace.record.method import TEXTS
+from specscope.trace.record.notes import TEXTS
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run

@@ -10,7 +10,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.drafters import suffix
-from specscope.trace.record.method import BOTH, MODEL, TEXT
+from specscope.trace.record.notes import BOTH, MODEL, TEXT
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, Bench, run
 from tests.analyze.audit.test_damage import changed

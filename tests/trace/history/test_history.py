@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specscope.trace.history.history import History, RecentSteps, weight
-from specscope.trace.record.logprobs import Logprobs
+from specscope.trace.record.notes import Logprobs
 from specscope.trace.wire.reading import read_capture
 from tests.trace.samples import records
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from specscope.trace.history.undrafted import ABOUT, Undrafted, count_undrafted, undrafted_text, why_undrafted
-from specscope.trace.record.form import FormNotes
-from specscope.trace.record.method import MethodNotes
-from specscope.trace.record.notes import DraftNotes
+from specscope.trace.record.notes import DraftNotes, FormNotes, MethodNotes
 from specscope.trace.record.records import Preceded
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.histories import RUN, record, step

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.record.form import FormNotes
-from specscope.trace.record.logprobs import Logprobs
-from specscope.trace.record.method import MethodNotes
+from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.privacy import LEFT_OUT, NO_TOKEN, Privacy, strip, withheld
 from specscope.trace.record.records import (
     DraftNotes,

@@ -24,7 +24,7 @@ from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFa
 from specscope.analyze.locate.model.sampling import TEMPERATURE
 from specscope.analyze.locate.model.variants import BELOW, ROWS
 from specscope.analyze.locate.model.verdicts import located_verdicts
-from specscope.trace.record.method import model_part
+from specscope.trace.record.notes import model_part
 from specscope.trace.record.tree import ROOT, DraftTree
 
 REQUESTS, STEPS = 6, 12  # that are run again: the first steps of some requests

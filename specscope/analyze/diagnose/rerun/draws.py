@@ -25,7 +25,7 @@ from specscope.analyze.diagnose.rates import ScoreSum
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import Reference
 from specscope.trace.history.wording import plural
-from specscope.trace.record.method import model_part
+from specscope.trace.record.notes import model_part
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import ROUNDING, FinalKind
 from specscope.trace.record.tree import Drawn

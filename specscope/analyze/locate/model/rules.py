@@ -23,7 +23,7 @@ from specscope.analyze.locate.model.search import BestVariant, Item, Search
 from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET
 from specscope.trace.history.wording import plural
 from specscope.trace.record.limits import UNREAD, untold_limits
-from specscope.trace.record.method import model_part
+from specscope.trace.record.notes import model_part
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import Drawn
 

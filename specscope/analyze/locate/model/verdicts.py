@@ -26,7 +26,7 @@ from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.model.search import Item, Search
 from specscope.analyze.locate.model.variants import NODE, ROWS, RuleChange, knob
 from specscope.trace.history.wording import plural
-from specscope.trace.record.method import model_part
+from specscope.trace.record.notes import model_part
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import ROOT, Drawn
