@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from specscope.errors import UserError
-from specscope.trace.compressed import BROKEN, open_plain, reason
+from specscope.trace.compressed import BROKEN, Packer, open_plain, plain_start, reason
 from specscope.whole_file import write_whole
 
 try:
@@ -144,6 +144,8 @@ def check_output(
     """
     if not path:
         raise UserError(f"{flag} needs the name of a file")
+    if made is CAPTURE:
+        Packer(path)  # raises where nothing compresses as the name says
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -209,11 +211,12 @@ def _refuse_taken(number: int, path: str | Path, made: Made, existing: Existing)
             raise TakenError(f"{path} is being written by another process: give another name") from None
         except OSError:
             pass  # a file system without locks
-    head = os.read(number, HEAD)
+    with open(number, "rb", closefd=False) as file:
+        head, size = plain_start(file, str(path), HEAD), os.fstat(number).st_size
     os.lseek(number, 0, os.SEEK_SET)
-    if head and not made.is_of(head):
+    if size and not made.is_of(head):
         raise TakenError(f"{path} exists and was not written by this command: remove it, or give another name")
-    if head and existing is not Existing.REPLACE:
+    if size and existing is not Existing.REPLACE:
         raise TakenError(f"{path} exists, and --no-clobber keeps it: remove it, or give another name")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from specscope.errors import UserError
-from specscope.trace.compressed import BROKEN, open_plain
+from specscope.trace.compressed import plain_start
 from specscope.trace.record.vocabulary import printable, shell_word
 
 LOOK = 2**16  # bytes of a file that are looked at
@@ -189,9 +189,9 @@ def start_of(path: str | os.PathLike[str]) -> bytes:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return b""
-        with open(path, "rb") as raw, open_plain(raw, str(path)) as file:
-            return file.read(LOOK)
-    except BROKEN:
+        with open(path, "rb") as file:
+            return plain_start(file, str(path), LOOK)
+    except OSError:
         return b""  # reported where it is read
 
 

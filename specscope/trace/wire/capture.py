@@ -1,5 +1,5 @@
 """Capture files: OTLP JSON Lines, as the OpenTelemetry file exporter writes them, so Jaeger and the collector
-read them as they are.
+read them as they are. Where their name ends with .gz or .zst, they are compressed.
 
 The line is laid out here rather than by opentelemetry-exporter-otlp-json-file because that takes 370 us for a
 decode_step and this 25: the engine would feel it. A test holds both to the same JSON, value by value.
@@ -19,6 +19,7 @@ import orjson
 
 import specscope
 from specscope.errors import UserError
+from specscope.trace.compressed import Packer
 from specscope.trace.files import Existing, open_capture
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo, StepRecord
@@ -129,11 +130,12 @@ class CaptureWriter:
         self._resource = resource_attributes(run, service, recorded=recorded)  # the first line's
         self._spans: list[Span] = []
         self._steps = 0  # the number of steps that these spans belong to
-        self.size = 0  # bytes of whole lines
+        self.size = 0  # bytes of whole lines, as they are in the file
         self._written = time.monotonic()
         self._on_full = on_full
         self.dropped = self._told = 0  # steps that the disk did not take; as they were told last
         self.is_gone = False  # set at the end: the file was deleted or replaced while it was written
+        self._packer = Packer(asked)
         try:
             self.path, self._file = open_capture(asked, existing)
         except OSError as error:
@@ -161,17 +163,22 @@ class CaptureWriter:
         self._spans, self._steps = [], 0
         self._written = time.monotonic()
         try:
-            view = memoryview(line)
-            while view:
-                view = view[self._file.write(view) :]
-            self.size += len(line)
+            self._put(self._packer.add(line))
+            self._packer.kept()
         except OSError as error:
             self._cut()
+            self._packer.lost()
             if self._on_full is None or not self.size:
                 raise UserError(
                     f"cannot continue writing {self.path}: {error.strerror}; what was already written is readable"
                 ) from error
             self._drop(steps, str(error.strerror), self._on_full)
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self.size += len(data)
 
     def _cut(self) -> None:
         """Truncate to the last whole line. Devices and pipes cannot be truncated."""
@@ -195,6 +202,10 @@ class CaptureWriter:
         """Write what is left. Raises UserError where it cannot; the file is closed in any case."""
         try:
             self.flush()
+            try:
+                self._put(self._packer.close())
+            except OSError:  # all that was written is readable without it
+                self._cut()
         finally:
             self.is_gone = self._is_elsewhere()
             self._file.close()

@@ -1,20 +1,28 @@
 """Capture files: the official format, value by value; torn tails, full disks, other programs' files."""
 
+import gzip
 import io
 import json
+import os
 import random
 import re
+import signal
+import sys
 import tracemalloc
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from opentelemetry.exporter.otlp.json.file import FileSpanExporter
 from opentelemetry.proto_json.trace.v1.trace import TracesData
 from opentelemetry.sdk.resources import Resource
 
 from specscope.errors import UserError
+from specscope.trace.compressed import GZIP, ZSTD
+from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.record.records import Absent
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
@@ -80,6 +88,9 @@ def test_a_file_reads_back_exactly(records, vocabulary, tmp_path_factory):
     assert [reader.history.knows(record.step) for record in records] == records
     assert reader.history.steps[-1:] == records[-1:]
     assert reader.history.run == RUN
+
+
+NAMES = ("run.jsonl", "run.jsonl.gz", "run.jsonl.zst")
 
 
 def test_every_cut_is_read_up_to_the_cut(tmp_path):
@@ -155,13 +166,14 @@ def test_a_damaged_line_is_named_and_left_out(tmp_path, line, why):
     assert f"left out 1×: {why}" in reader.warnings[0]
 
 
-def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypatch, name):
     monkeypatch.setattr("specscope.trace.wire.capture.LINE_SPANS", 1)
-    path, records = tmp_path / "run.jsonl", some_records()
+    path, records = tmp_path / name, some_records()
     writer = CaptureWriter(path, RUN, Vocabulary())
     writer(records[0])
     with (
-        room_for(path.stat().st_size + 100),
+        room_for(path.stat().st_size + 10),
         pytest.raises(UserError, match="File too large; what was already written is readable"),
     ):
         writer(records[1])
@@ -171,13 +183,15 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypa
     assert not [line for line in reader.warnings if "cut off" in line]
 
 
-def test_a_full_disk_drops_steps_where_that_is_asked_for_and_goes_on_when_there_is_room(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk_drops_steps_where_that_is_asked_for_and_goes_on_when_there_is_room(tmp_path, monkeypatch, name):
+    """What is compressed begins a new stream then: what it would refer to is not there."""
     monkeypatch.setattr("specscope.trace.wire.capture.LINE_SPANS", 1)
-    path, told = tmp_path / "run.jsonl", []
+    path, told = tmp_path / name, []
     records = [sample(number, ()) for number in range(9)]
     writer = CaptureWriter(path, RUN, Vocabulary(), on_full=told.append)
     writer(records[0])
-    with room_for(path.stat().st_size + 100):
+    with room_for(path.stat().st_size + 10):
         for record in records[1:8]:
             writer(record)
     assert told == [
@@ -208,6 +222,97 @@ def test_while_the_engine_rests_the_file_holds_every_step(tmp_path):
     assert read_capture(tmp_path / "run.jsonl").history.steps == some_records()
     bus.close()
     writer.close()
+
+
+def whole_again(path, magic):
+    """How many streams a compressed file holds, each with its end."""
+    data, count = path.read_bytes(), 0
+    while data:
+        stream = zlib.decompressobj(31) if magic == GZIP else zstandard.ZstdDecompressor().decompressobj()
+        stream.decompress(data)
+        assert stream.eof
+        data, count = stream.unused_data, count + 1
+    return count
+
+
+@pytest.mark.parametrize(("name", "magic"), [(NAMES[1], GZIP), (NAMES[2], ZSTD)])
+def test_a_compressed_capture_is_one_stream_and_is_read_while_it_is_written(tmp_path, monkeypatch, name, magic):
+    monkeypatch.setattr("specscope.trace.wire.capture.LINE_SPANS", 1)
+    path, records = tmp_path / name, some_records()
+    writer = CaptureWriter(path, RUN, Vocabulary())
+    for n, record in enumerate(records, 1):
+        writer(record)
+        assert read_capture(path).history.steps == records[:n]
+    writer.close()
+    assert writer.size == path.stat().st_size
+    assert path.read_bytes().startswith(magic)
+    assert whole_again(path, magic) == 1
+    with pytest.raises(UserError, match="exists, and --no-clobber keeps it"):
+        CaptureWriter(path, RUN, Vocabulary(), existing=Existing.REFUSE)
+    other = CaptureWriter(path, RUN, Vocabulary(), existing=Existing.NEW_NAME)
+    assert other.path == tmp_path / f"run.jsonl.2{path.suffix}"
+    other.close()
+    write(path, records[:1])  # ours may be replaced
+    assert read_capture(path).history.steps == records[:1]
+    path.write_bytes(gzip.compress(b"letters"))
+    with pytest.raises(UserError, match="was not written by this command"):
+        write(path, records)
+
+
+@pytest.mark.parametrize(("name", "magic"), [(NAMES[1], GZIP), (NAMES[2], ZSTD)])
+def test_after_a_full_disk_each_stream_has_its_end(tmp_path, monkeypatch, name, magic):
+    monkeypatch.setattr("specscope.trace.wire.capture.LINE_SPANS", 1)
+    path = tmp_path / name
+    writer = CaptureWriter(path, RUN, Vocabulary(), on_full=lambda line: None)
+    for number in range(0, 9, 3):
+        writer(sample(number, ()))
+        with room_for(path.stat().st_size + 10):
+            writer(sample(number + 1, ()))
+            writer(sample(number + 2, ()))
+    writer.close()
+    assert whole_again(path, magic) == 4
+    assert [step.step for step in read_capture(path).history.steps] == [0, 3, 6]
+
+
+def test_zstd_without_a_library_is_one_line_before_anything_is_written(tmp_path, monkeypatch):
+    for module in ("zstandard", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    path = tmp_path / NAMES[2]
+    for refused in (
+        lambda: CaptureWriter(path, RUN, Vocabulary()),
+        lambda: check_output(str(path), "-o", (), CAPTURE),
+    ):
+        with pytest.raises(UserError, match=r"zstd needs pip install zstandard, or Python 3\.14; a name in \.gz needs"):
+            refused()
+    assert not path.exists()
+    write(tmp_path / NAMES[1], some_records())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_killed_writer_had_flushed_is_read(tmp_path, name):
+    """kill -9, fifty times, each at another moment."""
+    records = [sample(number, ()) for number in range(400)]
+    for turn in range(50):
+        path, (told, tells) = tmp_path / f"{turn}-{name}", os.pipe()
+        child = os.fork()
+        if not child:
+            writer = CaptureWriter(path, RUN, Vocabulary())
+            for number, record in enumerate(records, 1):
+                writer(record)
+                if number % 3 == 0:
+                    writer.flush()
+                    os.write(tells, bytes([number // 3]))
+            signal.pause()
+        os.close(tells)
+        for _ in range(1 + turn * 2):
+            os.read(told, 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        known = 3 * (1 + turn * 2 + len(os.read(told, 1000)))
+        os.close(told)
+        steps = read_capture(path).history.steps
+        assert steps == records[: len(steps)]
+        assert len(steps) >= known
 
 
 # Spans of other services in the same file
