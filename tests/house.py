@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11722, 9300),
+    "trace": (11822, 9300),
     "remote": (2171, 1700),
     "watch": (1965, 1850),
     "analyze": (27201, 15700),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (881, 600),
-    "all": (90458, 64500),
+    "all": (90558, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
