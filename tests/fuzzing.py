@@ -26,7 +26,8 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.unspan import Decoder
 from specscope.watch.counts import UnreadableError
-from specscope.watch.metrics import Intervals, read_metrics
+from specscope.watch.logs import Log
+from specscope.watch.pages import Intervals, read_metrics
 from specscope.watch.responses import read_json
 from specscope.watch.source import LOGS
 from tests.trace.damage import small
@@ -58,7 +59,7 @@ def capture(data: bytes) -> None:
 def log(data: bytes) -> None:
     """A log, line by line, of which each may be refused."""
     for kind in LOGS:
-        reader = kind(datetime(2026, 11, 22, 12, 0))
+        reader = Log(kind, datetime(2026, 11, 22, 12, 0), [])
         for line in data.decode("utf-8", "replace").splitlines():
             with contextlib.suppress(UnreadableError):
                 reader.take(line)

@@ -26,6 +26,8 @@ from specscope.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specscope.trace.history.history import History
+    from specscope.trace.record.records import RunInfo
+    from specscope.trace.wire.bus import Bus
     from specscope.trace.wire.reading import CaptureReader
 
 
@@ -183,20 +185,68 @@ def reads_watched(function: F) -> F:
 
     @functools.wraps(function)
     def read(*args: Any, **flags: Any) -> Any:  # noqa: ANN401
-        sides = {name: tuple(map(_watched, flags[name])) for name in ("captures", "others") if name in flags}
-        return function(*args, **(flags | sides))
+        captures, others = flags["captures"], flags.get("others", ())
+        if "others" in flags and not others and len(captures) == 2:  # two sides, each of which may be several engines
+            flags |= {"captures": _watched(captures[0]), "others": _watched(captures[1], since=captures[0])}
+        else:
+            sides = {name: flags[name] for name in ("captures", "others") if name in flags}
+            flags |= {name: tuple(each for file in files for each in _watched(file)) for name, files in sides.items()}
+        return function(*args, **flags)
 
     return read  # type: ignore[return-value]
 
 
-def _watched(file: str) -> str:
-    """The capture of a file that watch reads, under the file's name; any other as it is. Raises UserError."""
+def _watched(file: str, since: str = "") -> tuple[str, ...]:
+    """The captures of a file that watch reads, one of each engine; any other as it is. Raises UserError.
+
+    `since`: another such file. Where the counters of this one go on from there, it is told what they counted since.
+    """
     kind = None if isinstance(file, StoreAddress | FetchedCapture) else kind_of(start_of(file))
     if kind is None or kind.reader is not ReadAs.WATCH:
-        return file
-    from specscope.watch.watching import watched_capture
+        return (file,)
+    import atexit
+    import shutil
+    import tempfile
+    import time
+    from pathlib import Path
 
-    return watched_capture(file)
+    from specscope.trace.record.privacy import Privacy
+    from specscope.trace.record.vocabulary import Vocabulary
+    from specscope.trace.wire.outputs import OutputOptions, Outputs
+    from specscope.trace.wire.spans import SpanLevel
+    from specscope.watch.source import File, continued
+    from specscope.watch.watching import Watch
+
+    folder = tempfile.mkdtemp(prefix="specscope-watch-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+    def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
+        path = str(Path(folder) / f"{number}.jsonl")
+        options = OutputOptions(path, None, None, SpanLevel.TREES, None, privacy=Privacy.NO_TEXT)
+        return Outputs(options, bus, run, Vocabulary(), None, engine=engine)
+
+    before = continued(file, since) if since else []
+    source = File(file, follow=False, since=before)
+    watch = Watch([source], open_outputs)
+    watch.start()
+    try:
+        while not watch.done:
+            watch.news.clear()  # a full list would make it wait
+            time.sleep(0.02)
+    finally:
+        losses = watch.stop()
+    if watch.errors:
+        raise watch.errors[0]
+    if not watch.runs:
+        raise UserError(f"{printable(file)} has no interval of any engine")
+    went_on = f"the counters of {printable(file)} go on from {printable(since)}: these are what they counted since"
+    notes = (*([went_on] if before else []), *filter(None, [source.note]), *watch.faults(), *losses)
+    name = f"{file} since {since}" if before else file
+    engines = [f" engine {engine}" if engine else "" for _, engine, _ in watch.runs]
+    models = [f" model {model}" if len({*engines}) < len(engines) else "" for *_, model in watch.runs]
+    words = [engine + model for engine, model in zip(engines, models, strict=True)] if len(engines) > 1 else [""]
+    runs = zip(watch.runs.values(), words, strict=True)
+    return tuple(FetchedCapture(f"{name}{word}", Path(run.captured), notes=notes) for run, word in runs)
 
 
 def _header_lines(lines: Sequence[str]) -> dict[str, str]:

@@ -24,13 +24,13 @@ class ReadAs(Enum):
     """Which verbs read a file: what to do with it, in words."""
 
     CAPTURES = "specscope replay {file} shows it, specscope debug --over {file} debugs it"
-    BENCHES = "specscope report {file} and specscope compare read it"
     PROMPTS = "specscope capture {file} -o run.jsonl takes its prompts"
-    WATCH = "specscope watch {file} reads it"
+    WATCH = "specscope watch {file}, report and compare read it"
     TREES = "specscope tree --from draws its tree, and --tree takes it as text"
     TRAIN = "specscope train takes it as --data"
     COSTS = "specscope tune takes it as --costs"
     NO_TRACE = "the store may not have the trace yet, or no longer"
+    SERVER = "specscope watch http://HOST:PORT/metrics reads those of the server"
     NONE = "this version of specscope does not read it"
 
 
@@ -44,12 +44,11 @@ class FileKind:
     def refusal(self, name: str, wanted: str, place: str = "") -> UserError:
         """The error of a verb that needs another kind. `place`: what was given, where that is a place in the file."""
         use = self.reader.value.format(file=shell_word(place or name) if os.path.exists(name) else "FILE")
-        other = "" if self.reader is ReadAs.NONE else f", not {wanted}"
+        other = "" if self.reader in (ReadAs.NONE, ReadAs.SERVER) else f", not {wanted}"
         return UserError(f"{printable(name)} is {self.words}{other}: {use}")
 
 
 CAPTURE = FileKind("a capture", ReadAs.CAPTURES)
-BENCH = FileKind("a result of a serving bench (bench serve)", ReadAs.BENCHES)
 PROMPT_FILE = FileKind("a file of prompts", ReadAs.PROMPTS)
 SHAREGPT = FileKind("ShareGPT's data set", ReadAs.PROMPTS)
 WRAPPED_LOG = FileKind("a log in JSON, a line in each", ReadAs.WATCH)
@@ -62,6 +61,7 @@ LLAMACPP_LOG = FileKind("a log of llama.cpp", ReadAs.WATCH)
 LLAMACPP_JSON_LOG = FileKind("a log of llama.cpp, a line in each JSON value", ReadAs.WATCH)
 LLAMACPP_PAGE = FileKind("a page of metrics of llama.cpp", ReadAs.WATCH)
 PAGE = FileKind("a page of metrics", ReadAs.WATCH)
+TABLE = FileKind("a table with a column of lengths", ReadAs.WATCH)
 WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
 BARE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")  # each a key of a resourceSpans
@@ -86,12 +86,28 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
     (FileKind("a trace in Zipkin's format", ReadAs.NONE), ("traceId id", "traceId localEndpoint")),
     (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), ("resourceMetrics", "resourceLogs")),
     (
-        BENCH,
+        FileKind("a result of a serving bench (bench serve)", ReadAs.WATCH),
         (
             *("request_throughput total_output_tokens", "spec_decode_num_drafts date"),
             "accept_length request_throughput",  # SGLang's
         ),
     ),
+    (FileKind("metrics as Prometheus answers", ReadAs.WATCH), ("data.resultType",)),
+    (
+        FileKind("results of Spec-Bench or EAGLE", ReadAs.WATCH),
+        ("choices.accept_lengths", "choices.idxs", "choices.new_tokens choices.wall_time"),
+    ),
+    (
+        FileKind("a result of specdec_bench", ReadAs.WATCH),
+        ("Acceptance_Length_Histogram", "Average_AL", "Request_AL"),
+    ),
+    (FileKind("results of AIPerf", ReadAs.WATCH), ("spec_decode_acceptance", "metadata.request_start_ns metrics")),
+    (
+        FileKind("a benchmark of GuideLLM, which holds no acceptance", ReadAs.SERVER),
+        ("metadata.guidellm_version", "benchmarks.type_", "benchmarks.config benchmarks.metrics"),
+    ),
+    (FileKind("an export of SGLang's requests", ReadAs.WATCH), ("spec_verify_ct",)),
+    (FileKind("a result with counts of drafts", ReadAs.WATCH), ("num_drafts", "accept_lengths", "accepted_lengths")),
     (FileKind("an answer of llama.cpp", ReadAs.WATCH), ("timings.predicted_n", "generation_settings timings")),
     (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), ("is_processing n_ctx",)),
     (
@@ -124,11 +140,24 @@ _BY_TEXT = (
     ),
     (FileKind("llm.get_metrics() of vLLM", ReadAs.WATCH), r'"name":\s*"vllm:'),
     (FileKind("what a specscope verb printed with --json", ReadAs.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
-    (LLAMACPP_LOG, r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
+    (LLAMACPP_LOG, r"(?:^|\s)\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
     (FileKind("a log of SGLang", ReadAs.WATCH), r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
-    (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
-    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
+    (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp[:_]\w+[ {]"),
+    (
+        PAGE,
+        r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$",
+    ),
+    (
+        FileKind("a printed result with acceptance", ReadAs.WATCH),
+        r"^\s*(?:num_drafts|mean acceptance length[\w ()]*|accept(?:ance)? length|acceptance at token \d+): *\d",
+    ),
+    (FileKind("results of SpecForge", ReadAs.WATCH), r'\A\s*\{(?s:.*)"metrics": *\[\s*\{[^}]*"accept_length":'),
+    (
+        TABLE,
+        r"\A(?:[^\n,;\t]*[,;\t])*\"?(?:mean|avg|average)?[ _]*acc(?:ept(?:ed|ance)?)?[ _]*(?:len|lengths?|tokens)"
+        r"(?:[ _]?mean)?\"?[ \t\r]*(?:[,;\t][^\n]*)?\n[^\n]*\d",
+    ),
     (LLAMACPP_STREAM, r'\Adata: ?\{(?s:.*)"timings": ?\{'),
     (STREAM, r"\A\s*(?:(?:event|id)?:[^\n]*\n\s*)*data: ?\{"),
     (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),
@@ -152,8 +181,10 @@ _PROTOBUF = re.compile(
     + rb"(?:[\x12\x1a]%b[\n\x12\x1ah]|(?:\n%b){2}(?:\n%b[\w./-]{1,250}\x12|\x12))" % (_SIZE, _SIZE, _SIZE)
     + rb"|[\x00\x01][\x00-\xff]{3}(?:\x28\xb5\x2f\xfd|\{\s*\"resourceSpans\")"
 )
-# After `[` comes a JSON value or an end: no log line, and no prompt such as `[INST] ...`, begins so.
-_JSON = re.compile(r'\ufeff?\s*(?:\{|\[\s*(?:["\[{\]]|\Z|(?:-?\d[\d.eE+-]*|true|false|null)\s*(?:[,\]]|\Z)))')
+# After `[` comes a JSON value or an end: no log line, such as `[53409] ...`, and no prompt, `[INST] ...`, begins so.
+_JSON = re.compile(
+    r'\ufeff?\s*(?:\{|\[\s*(?:["\[{\]]|\Z|(?:-?\d[\d.eE+-]*|true|false|null)\s*(?:,|\Z|\][ \t]*(?:[\r\n]|\Z))))'
+)
 _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
 
 

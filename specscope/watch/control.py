@@ -26,11 +26,10 @@ class Watched(Passive):
 
     def poll(self, history: History) -> bool:
         """Take in what is new; True where there was anything."""
-        changed = False
         if self._until is not None and time.monotonic() > self._until:
             self.watch.end()
+        changed = bool(self.watch.news)
         for news in self.watch.take():
-            changed = True
             if news.run is None or news.record is None:
                 self.news.append(Notice(news.text))
             else:
@@ -48,9 +47,8 @@ class Watched(Passive):
             self.histories[name].run, self.histories[name].limit = run.info, KEPT
             for each in self.histories.values():
                 each.limit_bytes = KEPT_BYTES // len(self.histories)
-            if first:
-                self._shown = name
-            else:
+            self._shown = self._shown or name
+            if not first:
                 self.news.append(Notice(f"another engine: {run.name} (e shows the next)"))
         return self.histories[name]
 
@@ -73,7 +71,7 @@ class Watched(Passive):
     @property
     def progress(self) -> str:
         """What is waited for."""
-        return f"watching {', '.join(source.name for source in self.watch.sources)}"
+        return "watching " + ", ".join(source.name for source in self.watch.sources)
 
     def close(self) -> None:
         """The outputs are the caller's."""

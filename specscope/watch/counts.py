@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.aggregate import LENGTH, Aggregate, full_chains
 from specscope.trace.wire.codec import plain_error
 
 ENGINES = 64  # that are distinguished: a page or log names them, and each has a capture
@@ -19,10 +19,12 @@ POSITIONS = 256  # of a draft
 MOST = 2**53  # of any count: beyond it a float, which metrics are, no longer distinguishes consecutive integers
 DIGITS = 20  # characters of a rate
 MOST_TRIED = 20_000  # numbers of drafts that are tried
+NAME = 1000  # characters of an engine, a model, a request
 
 Count = Annotated[int, Meta(ge=0, lt=MOST)]
 Value = Annotated[float, Meta(ge=0, lt=MOST)]
 Histogram = Annotated[list[Count], Meta(max_length=POSITIONS + 1)]
+Drafts = Counter[tuple[int, int]]  # how many, by (accepted, drafted) tokens
 
 
 class UnreadableError(ValueError):
@@ -38,6 +40,11 @@ class ToldInterval:
     end_ns: int
     aggregate: Aggregate
 
+    def of(self, *names: str, source: str = "") -> ToldInterval:
+        """The same, of the engine that has these names."""
+        engine = " ".join(filter(None, names))[:NAME]
+        return replace(self, aggregate=replace(self.aggregate, engine=engine, source=source or self.aggregate.source))
+
 
 def make_room(known: dict[Any, Any], name: object) -> None:
     """Make room for one more name: with too many, the oldest is removed."""
@@ -52,6 +59,16 @@ def count(value: float, name: str) -> int:
     return int(value)
 
 
+def whole(value: float | str | None) -> int | None:
+    """A number of requests, where it is one."""
+    return int(float(value)) if value is not None and 0 <= float(value) < 2**31 else None
+
+
+def share(value: float) -> float | None:
+    """A share, where it is one."""
+    return value if 0 <= value <= 1 else None
+
+
 def declared(value: Any, kind: Any) -> Any:  # noqa: ANN401
     """A value of a declared type. Raises UnreadableError."""
     try:
@@ -60,35 +77,20 @@ def declared(value: Any, kind: Any) -> Any:  # noqa: ANN401
         raise UnreadableError(plain_error(error)) from None
 
 
-def declared_object(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A JSON object. Raises UnreadableError."""
-    if not isinstance(value, dict):
-        raise UnreadableError("a JSON value that is no response")
-    return value
-
-
 def of_histogram(histogram: Sequence[int]) -> tuple[int, ...]:
     """`accepted_at`: steps that accepted at least 1, 2, ... tokens."""
     return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
 
 
-Drafts = Counter[tuple[int, int]]  # how many, by (accepted, drafted) tokens
-
-
-def sums(drafts: Drafts) -> tuple[int, int]:
-    """(accepted, drafted) tokens over these drafts."""
-    accepted, drafted = (sum(pair[side] * times for pair, times in drafts.items()) for side in (0, 1))
-    return accepted, drafted
-
-
-def by_depth(drafts: Drafts) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(`accepted_at`, `proposed_at`) of an Aggregate over these drafts."""
+def of_drafts(drafts: Drafts) -> dict[str, Any]:
+    """The counts of an Aggregate over these drafts."""
     deepest = max((drafted for _, drafted in drafts), default=0)
     accepted_at, proposed_at = (
         tuple(sum(times for pair, times in drafts.items() if pair[side] >= depth) for depth in range(1, deepest + 1))
         for side in (0, 1)
     )
-    return accepted_at, proposed_at
+    sums = {"drafts": drafts.total(), "accepted": sum(accepted_at), "drafted": sum(proposed_at)}
+    return {**sums, "accepted_at": accepted_at, "proposed_at": proposed_at}
 
 
 def rates_of(text: str, line: str) -> tuple[str, ...]:
@@ -102,9 +104,27 @@ def rates_of(text: str, line: str) -> tuple[str, ...]:
         values = [float(rate) for rate in rates]
     except ValueError:
         raise UnreadableError(f"a `{line}` line whose rates are no numbers") from None
-    if not all(0 <= value <= 1 for value in values) or any(after > before for before, after in pairwise(values)):
+    if any(not 0 <= value <= before for before, value in pairwise((1.0, *values))):
         raise UnreadableError(f"a `{line}` line whose rates by position are not between 0 and 1, or rise")
     return rates
+
+
+def worked_out(
+    source: str, accepted: int, drafted: int, length: str, rates: Sequence[str], shown: int = POSITIONS
+) -> Aggregate:
+    """The counts that fit these tokens, a mean length as written and rates by position, of which `shown` are there."""
+    drafts, alone = work_out(accepted, drafted, length, rates) if length else (None, False)
+    at_depth = () if drafts is None else tuple(round(float(rate) * drafts) for rate in rates[:shown])
+    return Aggregate(
+        source,
+        drafts=drafts,
+        drafted=drafted,
+        accepted=accepted,
+        accepted_at=at_depth,
+        proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
+        averages={LENGTH: float(length)} if length else {},
+        rounded=drafts is not None and not alone,
+    )
 
 
 def work_out(accepted: int, drafted: int, length: str, rates: Sequence[str]) -> tuple[int | None, bool]:

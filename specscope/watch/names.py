@@ -1,31 +1,41 @@
-"""What each engine calls its figures on its page of metrics: a row an engine, and the only place with these names."""
+"""What each engine, and each tool whose results people have, calls its figures: a row each, and the only place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from specscope.trace.record.aggregate import LENGTH
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names of one engine. What it does not report has none."""
+    """The names on one engine's page of metrics. What it does not report has none."""
 
     source: str  # in words
-    prefix: str  # of all its metrics
+    prefix: str  # of all its metrics: before a colon, or before an underscore where a collector passed them on
     counters: Mapping[str, str]  # to the count of an Aggregate
     gauges: Mapping[str, str] = field(default_factory=dict)  # likewise
     averages: tuple[str, ...] = ()  # kept under their own names
     accepted_at: str = ""  # a counter with the label `position`
-    created: str = ""  # when the counters began
-    labels: tuple[str, ...] = ()  # that tell engines of one page apart
-    plain: Mapping[str, str] = field(default_factory=dict)  # their values that need not be named
+    rank: str = ""  # the one label of a rank that tells engines apart: all others are inside of an engine
+    plain: Mapping[str, str] = field(default_factory=dict)  # values of labels that need not be named
     left_out: Mapping[str, str] = field(default_factory=dict)  # samples with these labels are of no engine
     six_digits: bool = False  # numbers are written with six digits, so counts from a million on are rounded
+
+    def __contains__(self, name: str) -> bool:
+        """Whether this is a name of its page."""
+        return name == self.accepted_at or name in (*self.counters, *self.gauges, *self.averages)
+
+    def tells_engines(self, name: str) -> bool:
+        """Whether the labels of this metric are those of an engine: it is one of speculation."""
+        is_count = self.counters.get(name) in ("drafts", "drafted", "accepted")
+        return is_count or name == self.accepted_at or (name in self.averages and ":spec_" in name)
 
 
 VLLM = Names(
     "vLLM /metrics",
-    "vllm:",
+    "vllm",
     {
         "vllm:spec_decode_num_drafts_total": "drafts",
         "vllm:spec_decode_num_draft_tokens_total": "drafted",
@@ -38,16 +48,15 @@ VLLM = Names(
         "vllm:num_requests_waiting": "waiting",
         "vllm:kv_cache_usage_perc": "kv_usage",
         "vllm:gpu_cache_usage_perc": "kv_usage",  # before 0.11
+        "vllm:spec_decode_num_drafts_created": "created",
     },
     accepted_at="vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    created="vllm:spec_decode_num_drafts_created",
-    labels=("engine",),
 )
 # Counts are of the tokenizer manager, averages of each rank's scheduler; ranks of one engine say the same. The drafter
 # has a worker of its own in some versions.
 SGLANG = Names(
     "SGLang /metrics",
-    "sglang:",
+    "sglang",
     {
         "sglang:spec_verify_calls_total": "drafts",
         "sglang:generation_tokens_total": "emitted",
@@ -59,21 +68,16 @@ SGLANG = Names(
         "sglang:token_usage": "kv_usage",
     },
     averages=(
-        "sglang:spec_accept_length",
-        "sglang:spec_accept_rate",
-        "sglang:spec_cap_length",
-        "sglang:spec_block_accept_length",
-        "sglang:spec_num_steps",
-        "sglang:spec_num_draft_tokens",
-        "sglang:gen_throughput",
+        *(f"sglang:spec_{name}" for name in ("accept_length", "accept_rate", "cap_length", "block_accept_length")),
+        *("sglang:spec_num_steps", "sglang:spec_num_draft_tokens", "sglang:gen_throughput"),
     ),
-    labels=("dp_rank", "engine_type"),
+    rank="dp_rank",
     plain={"engine_type": "unified"},
     left_out={"engine_type": "draft"},
 )
 LLAMACPP = Names(
     "llama.cpp /metrics",
-    "llamacpp:",
+    "llamacpp",
     {
         "llamacpp:spec_decode_num_drafts_total": "drafts",
         "llamacpp:spec_decode_num_draft_tokens_total": "drafted",
@@ -87,6 +91,116 @@ LLAMACPP = Names(
 BY_PREFIX = {names.prefix: names for names in (VLLM, SGLANG, LLAMACPP)}
 
 
-def named(name: str) -> Names | None:
-    """The names of the engine that a metric is of; None for a metric of no engine."""
-    return next((names for prefix, names in BY_PREFIX.items() if name.startswith(prefix)), None)
+def named(name: str) -> tuple[Names, str] | None:
+    """The names of the engine that a metric is of, and what it calls it; None for a metric of no engine.
+
+    A collector writes an underscore for the colon, and both a collector and vLLM's Python class leave out `_total`.
+    """
+    names = next((names for prefix, names in BY_PREFIX.items() if name.startswith((f"{prefix}:", f"{prefix}_"))), None)
+    if names is None:
+        return None
+    own = f"{names.prefix}:{name[len(names.prefix) + 1 :]}"
+    return next(((names, known) for known in (own, f"{own}_total") if known in names), None)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """The names in what an engine says of a request, or a tool of a run.
+
+    Each is a path of keys, through all items of lists; `a|b` is the first of these that is there.
+    """
+
+    source: str
+    known_by: str  # it is of this tool where that is there
+    counts: Mapping[str, str] = field(default_factory=dict)  # to the count of an Aggregate
+    averages: Mapping[str, str] = field(default_factory=dict)  # to the name under which it is kept
+    places: tuple[str, ...] = ("",)  # of the object that has these, one of them
+    histogram: str = ""  # steps by the tokens of each
+    lengths: str = ""  # tokens of each step
+    with_final: bool = False  # these count the bonus or recovered token
+    drafted: str = ""  # tokens drafted in each step
+    last_steps: str = ""  # the number of each turn's last step, from 0
+    rates: str = ""  # accepted by position, of the drafts
+    trees: bool = False  # what was drafted may be trees: how many reached a depth is not known
+
+
+# What all of them call alike, of the whole answer or result
+REQUEST = ("category", "question_id|metadata.x_request_id|id|request_id")
+MODEL = "model_id|model"
+ENDED, BEGAN = "created|tstamp|date|metadata.request_end_ns", "metadata.request_start_ns"
+EMITTED = "usage.completion_tokens|meta_info.completion_tokens|completion_tokens"
+
+
+def _counts(prefix: str, drafts: str, drafted: str, accepted: str, **others: str) -> dict[str, str]:
+    """The keys of counts, to the counts of an Aggregate."""
+    own = {f"{prefix}{drafts}": "drafts", f"{prefix}{drafted}": "drafted", f"{prefix}{accepted}": "accepted"}
+    return own | {key: name for name, key in others.items()}
+
+
+_BENCH = Tool(
+    "serving bench",
+    "spec_decode_num_drafts",
+    _counts("spec_decode_", "num_drafts", "draft_tokens", "accepted_tokens", emitted="total_output_tokens")
+    | {"completed": "requests"},
+    {"spec_decode_acceptance_length": LENGTH, "accept_length": "avg_spec_accept_length"},
+    rates="spec_decode_per_position_acceptance_rates",
+)
+_ANSWERS = Tool("Spec-Bench", "choices.accept_lengths", {"choices.new_tokens": "emitted"}, with_final=True)
+_HISTOGRAM, _MEAN = "Acceptance_Length_Histogram", "mean_acceptance_length"
+TOOLS = (
+    _BENCH,
+    replace(_BENCH, known_by="spec_decode_acceptance_length"),
+    Tool("SpecForge", "specforge", averages={"accept_length": "accept_length"}),
+    replace(_BENCH, known_by="accept_length"),  # SGLang's
+    Tool(
+        "vLLM example",
+        "num_drafts",
+        _counts("num_", "drafts", "draft_tokens", "accepted_tokens", emitted="total_num_output_tokens"),
+        {_MEAN: LENGTH},
+        rates="acceptance_at_token",
+    ),
+    Tool(
+        "AIPerf",
+        "spec_decode_acceptance.num_spec_steps",
+        _counts("spec_decode_acceptance.", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+        | {"metrics.output_sequence_length.value": "emitted"},
+        histogram="spec_decode_acceptance.acceptance_histogram",
+    ),
+    Tool(
+        "vLLM response",
+        "num_draft_tokens",
+        {"num_draft_tokens": "drafted"},
+        places=("metrics.speculative_decoding", "spec_decode_metrics", ""),
+        histogram="acceptance_histogram|histogram",
+        lengths="per_step_accepted",
+        drafted="per_step_drafted",
+    ),
+    Tool(
+        "SGLang response",
+        "spec_verify_ct",  # until 0.5.10, in 0.5.11, and from 0.5.12 on
+        _counts(
+            *("", "spec_verify_ct", "spec_num_proposed_drafts|spec_proposed_drafts|spec_draft_token_num"),
+            "spec_num_correct_drafts|spec_accepted_drafts|spec_accept_token_num",
+        ),
+        {"spec_accept_length": "spec_accept_length", "spec_accept_rate": "spec_accept_rate"},
+        places=("sglext.spec_tokens_details", "meta_info", "", "choices.meta_info"),
+        histogram="spec_correct_drafts_histogram|spec_accept_histogram",
+        trees=True,
+    ),
+    Tool(
+        "llama.cpp response",
+        "draft_n",
+        {"draft_n": "drafted", "draft_n_accepted": "accepted", "predicted_n": "emitted"},
+        places=("timings",),
+    ),
+    replace(_ANSWERS, lengths="choices.accept_lengths"),
+    replace(_ANSWERS, source="EAGLE", known_by="choices.idxs", last_steps="choices.idxs"),
+    Tool("specdec_bench", _HISTOGRAM, averages={"Average_AL": "Average_AL"}, histogram=_HISTOGRAM, with_final=True),
+    Tool("list of lengths", "accept_lengths", lengths="accept_lengths", with_final=True),
+    Tool("list of accepted tokens", "accepted_lengths", lengths="accepted_lengths"),
+    Tool("result of means", _MEAN, averages={_MEAN: LENGTH}),
+)
+# What vLLM's example prints at its end, a line each, and the keys of it; the last has a number of its own
+PRINTED = {"mean acceptance length": _MEAN, "mean acceptance length (including bonus tokens)": _MEAN}
+PRINTED |= {name: name for name in ("total_num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens")}
+PRINTED_AT = {"acceptance at token": "acceptance_at_token"}

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import shutil
-import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from specscope.errors import UserError
 from specscope.trace.history.interval import counts_run, interval_record
 from specscope.trace.history.wording import plural
-from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.record.vocabulary import Vocabulary, printable, shell_word
-from specscope.trace.stored import FetchedCapture
 from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.outputs import OutputOptions, Outputs
-from specscope.trace.wire.spans import SpanLevel
+from specscope.trace.wire.outputs import Outputs
 from specscope.watch.counts import ENGINES, ToldInterval
-from specscope.watch.source import Source, open_source
+from specscope.watch.source import Source
 
-POLL = 0.02  # seconds between two looks whether sources have ended
 WAITING = 2000  # records that may wait to be shown
 
 OpenOutputs = Callable[[RunInfo, Bus, str, int], Outputs]
@@ -43,11 +33,6 @@ class EngineRun:
     captured: str = ""  # the file
     steps: int = 0
 
-    def record(self, interval: ToldInterval) -> StepRecord:
-        """An interval as the next step."""
-        self.steps += 1
-        return interval_record(self.steps - 1, interval.start_ns, interval.end_ns, interval.aggregate)
-
 
 @dataclass(frozen=True)
 class News:
@@ -63,7 +48,7 @@ class Watch:
 
     def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs) -> None:
         self.sources = sources
-        self.runs: dict[tuple[str, str, str], EngineRun] = {}
+        self.runs: dict[tuple[str, str, str], EngineRun] = {}  # by source, engine and model
         self.news: deque[News] = deque()
         self.errors: list[UserError] = []
         self.code = 0  # at the end: 1 where a capture lacks something
@@ -72,8 +57,8 @@ class Watch:
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the runs
         # Files that end are read one after the other, so that the captures are in their order
-        finite = [source for source in sources if not source.endless]
-        lanes = [finite, *([source] for source in sources if source.endless)]
+        lanes = [[source for source in sources if not source.endless]]
+        lanes += [[source] for source in sources if source.endless]
         self._left = len(lanes)
         self._threads = [
             threading.Thread(target=self._run, args=(lane,), name="specscope-watch", daemon=True) for lane in lanes
@@ -108,26 +93,26 @@ class Watch:
         while len(self.news) >= WAITING and not self._stop.wait(0.02):
             pass  # a file is read faster than it is shown
         with self._lock:
-            if self._stop.is_set():
-                return
-            run = self._run_of(source, item)
-            if run is None:
-                return
-            record = run.record(item)
-            run.bus.publish(record)
-            self.news.append(News(run, record))
+            run = None if self._stop.is_set() else self._run_of(source, item)
+            if run is not None:
+                record = interval_record(run.steps, item.start_ns, item.end_ns, item.aggregate)
+                run.steps += 1
+                run.bus.publish(record)
+                self.news.append(News(run, record))
 
     def _run_of(self, source: Source, interval: ToldInterval) -> EngineRun | None:
         """The run of an interval's engine; None where there are too many engines."""
-        key = (source.name, interval.aggregate.engine, interval.model)
+        engine = interval.aggregate.engine
+        key = (source.name, engine, interval.model)
         if key not in self.runs:
             if len(self.runs) >= ENGINES:
                 if not self._refused:
                     self.news.append(News(None, None, f"more than {ENGINES} engines: those to come are left out"))
                 self._refused += 1
                 return None
-            run = EngineRun(_name(source, interval), counts_run(interval.aggregate.source, interval.model))
-            run.outputs = self._open_outputs(run.info, run.bus, interval.aggregate.engine or "0", len(self.runs))
+            name = f"{source.name} engine {engine}" if engine else source.name
+            run = EngineRun(name, counts_run(interval.aggregate.source, interval.model))
+            run.outputs = self._open_outputs(run.info, run.bus, engine or "0", len(self.runs))
             run.captured = run.outputs.captured
             self.runs[key] = run
         return self.runs[key]
@@ -163,38 +148,5 @@ class Watch:
     def faults(self) -> list[str]:
         """What was left out, a line for each kind."""
         lines = [f"{source.name}: {line}" for source in self.sources for line in source.faults.lines()]
-        if self._refused:
-            lines.append(f"{plural(self._refused, 'interval')} of more than {ENGINES} engines left out")
-        return lines
-
-
-def _name(source: Source, interval: ToldInterval) -> str:
-    engine = f" engine {interval.aggregate.engine}" if interval.aggregate.engine else ""
-    return f"{source.name}{engine}"
-
-
-def watched_capture(file: str) -> FetchedCapture:
-    """What a file says of one engine, in a capture that is deleted with the process. Raises UserError."""
-    folder = tempfile.mkdtemp(prefix="specscope-watch-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-
-    def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
-        path = str(Path(folder) / f"{number}.jsonl")
-        options = OutputOptions(path, None, None, SpanLevel.TREES, None, privacy=Privacy.NO_TEXT)
-        return Outputs(options, bus, run, Vocabulary(), None, engine=engine)
-
-    watch = Watch([open_source(file, 1.0, follow=False)], open_outputs)
-    watch.start()
-    try:
-        while not watch.done:
-            watch.news.clear()  # a full list would make it wait
-            time.sleep(POLL)
-    finally:
-        losses = watch.stop()
-    if watch.errors:
-        raise watch.errors[0]
-    if len(watch.runs) != 1:
-        what = "several engines" if watch.runs else "no interval of any engine"
-        try_this = f"specscope watch {shell_word(file)} --headless -o w.jsonl"
-        raise UserError(f"{printable(file)} has {what}: {try_this} makes a capture of each")
-    return FetchedCapture(file, Path(folder) / "0.jsonl", notes=(*watch.faults(), *losses))
+        refused = f"{plural(self._refused, 'interval')} of more than {ENGINES} engines left out"
+        return [*lines, refused] if self._refused else lines

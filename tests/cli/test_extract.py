@@ -15,7 +15,7 @@ from tests.support.commands import run_here
 from tests.test_traces import TRACES
 
 PLANTED, EAGLE = str(TRACES / "planted.jsonl"), str(TRACES / "eagle.jsonl")
-COUNTS = str(Path(__file__).parents[1] / "data" / "people" / "vllm_bench.json")
+COUNTS = str(Path(__file__).parents[1] / "data" / "vllm" / "watched.jsonl")
 
 
 def extracted(folder, *words):

@@ -94,7 +94,7 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
         (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
-        (["watch", PLANTED, "--headless"], "is a capture, not a log, a page of metrics or an answer"),
+        (["watch", PLANTED, "--headless"], "is a capture, not a log, a page of metrics, an answer"),
         (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
         (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 10,000,000"),
@@ -350,11 +350,7 @@ def test_a_made_up_run_beside_a_real_one_is_a_warning(tmp_path):
     assert "B has made-up verdicts" in run_here(["compare", LOG, str(tmp_path / "v.log")])[2]
 
 
-def test_what_cannot_be_one_capture_is_refused(tmp_path):
-    page = tmp_path / "page.txt"
-    page.write_text(two_engines(text("metrics_before.txt"), text("metrics_after.txt")))
-    code, _, err = run_here(["report", str(page)])
-    assert (code, "page.txt has several engines: specscope watch" in err) == (2, True)
+def test_a_log_without_drafts_is_refused(tmp_path):
     (tmp_path / "empty.log").write_text("0.00.001.594 I srv  llama_server: initializing ...\n")
     code, _, err = run_here(["report", str(tmp_path / "empty.log")])
     assert (code, "nothing that watch recognises" in err) == (2, True)

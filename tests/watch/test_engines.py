@@ -9,10 +9,10 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.watch.counts import UnreadableError
-from specscope.watch.metrics import Intervals, difference, read_metrics
+from specscope.watch.logs import Log, VllmLog
+from specscope.watch.pages import Intervals, difference, read_metrics
 from specscope.watch.responses import Chunks, read_json
 from specscope.watch.source import File, Server
-from specscope.watch.vllm import VllmLog
 from tests.watch.samples import text
 from tests.watch.server import Page
 
@@ -177,7 +177,7 @@ def test_a_line_of_sglang_with_all_its_parts(tmp_path):
     "config", ["SpeculativeConfig(rejection_sample_method='synthetic')", '{"rejection_sample_method": "synthetic"}']
 )
 def test_vllms_synthetic_acceptance_is_marked(config):
-    reader, lines = VllmLog(datetime.now()), text("log.txt").splitlines()
+    reader, lines = Log(VllmLog, datetime.now(), []), text("log.txt").splitlines()
     assert reader.take(f"INFO 11-25 10:11:12 [core.py:1] {config}") == []
     told = [one for line in lines for one in reader.take(line)] + reader.rest()
     assert {one.aggregate.source for one in told} == {"vLLM log, synthetic acceptance"}

@@ -12,8 +12,8 @@ from specscope.trace.history.interval import notes
 from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import RESTORED
 from specscope.watch.counts import UnreadableError
-from specscope.watch.llamacpp import LlamaLog
-from specscope.watch.metrics import Intervals, difference, read_metrics
+from specscope.watch.logs import LlamaLog, Log
+from specscope.watch.pages import Intervals, difference, read_metrics
 from specscope.watch.source import File
 
 PEOPLE = Path(__file__).parents[1] / "data" / "people"
@@ -31,7 +31,7 @@ def figures(path):
 
 
 def taken(lines, last=True):
-    reader = LlamaLog(NOW)
+    reader = Log(LlamaLog, NOW, [])
     told = [one for line in lines for one in reader.take(line)]
     return [one.aggregate for one in [*told, *reader.rest(last=last)]]
 
@@ -158,7 +158,7 @@ def test_a_log_without_drafts_has_no_figures():
 @pytest.mark.parametrize("line", [STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.0")])
 def test_counts_that_cannot_be_are_named(line):
     with pytest.raises(UnreadableError, match="tokens accepted"):
-        LlamaLog(NOW).take(line)
+        Log(LlamaLog, NOW, []).take(line)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted), max_size=40))

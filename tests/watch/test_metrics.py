@@ -7,7 +7,7 @@ import pytest
 from specscope.trace.history.stats import measure
 from specscope.trace.metrics.metrics import Metrics
 from specscope.watch.counts import UnreadableError
-from specscope.watch.metrics import Intervals, Reading, difference, read_metrics
+from specscope.watch.pages import Intervals, Reading, difference, read_metrics
 from tests.trace.samples import records
 from tests.waiting import ends
 from tests.watch.samples import SGLANG, changed, text
@@ -86,7 +86,7 @@ def test_a_line_without_end_is_not_parsed():
 
 
 def test_a_page_written_while_the_server_counted_has_no_positions():
-    reading = Reading("vLLM /metrics", "0", "m", 1, {"drafts": 5, "drafted": 15, "accepted": 8}, {0: 6, 1: 1, 2: 1})
+    reading = Reading("vLLM /metrics", "0", "m", 1, {"drafts": 5, "drafted": 15, "accepted": 8, 0: 6, 1: 1, 2: 1})
     assert difference(None, reading).aggregate.accepted_at == ()
     assert difference(None, reading).aggregate.drafts == 5
 

@@ -58,12 +58,12 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
     source, told = read(path)
     assert [one.drafts for one in told] == [4, 30]
     assert source.faults.total == 2
-    assert "line 2: a response without speculation" in source.faults.lines()[0]
+    assert "line 2: no figures of acceptance" in source.faults.lines()[0]
     assert "line 3: no JSON" in source.faults.lines()[1]
     path.write_text(f"[{good}, {text('chat_n2.json')}, {good}]")
     source, told = read(path)
     assert [one.drafts for one in told] == [4, 4]
-    assert "item 1: a response without speculation" in source.faults.lines()[0]
+    assert "item 1: no figures of acceptance" in source.faults.lines()[0]
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
     [
         ("", "is empty"),
         ("hello\n", "has nothing that watch recognises"),
-        ("{\n", "is no JSON"),
+        ("{\n", "line 1: no JSON"),
         ("[]", "has nothing that watch recognises"),
         (
             text("chat_n2.json"),
-            "has no speculation figures; left out 1×: line 1: a response without speculation figures",
+            "has no speculation figures; left out 1×: line 1: no figures of acceptance in it",
         ),
         ("# HELP x y\n# TYPE x gauge\nx 1\n", "has no speculation metrics"),
         ("# HELP x y\nvllm:{{{", "is not Prometheus text"),
@@ -208,7 +208,7 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
 @pytest.mark.parametrize(
     ("page", "why"),
     [
-        ("# HELP up x\n# TYPE up gauge\nup 1\n", "reports no speculation metrics; is speculation on"),
+        ("# HELP up x\n# TYPE up gauge\nup 1\n", "reports no speculation metrics: it has them where it speculates"),
         ("<html>", "is not Prometheus text"),
         ("{}", "is not Prometheus text"),
         ("", "reports no speculation metrics"),

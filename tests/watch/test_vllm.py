@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics.metrics import log_line
 from specscope.watch.counts import UnreadableError
-from specscope.watch.vllm import VllmLog, aggregate
+from specscope.watch.logs import Log, VllmLog, aggregate
 from tests.waiting import HANG_SECONDS
 from tests.watch.samples import text
 
@@ -38,7 +38,7 @@ def test_the_recorded_log():
 
 def read(*lines, now=NOW):
     """What lines tell, to their end."""
-    reader = VllmLog(now)
+    reader = Log(VllmLog, now, [])
     return [told for line in lines for told in reader.take(line)] + reader.rest()
 
 
@@ -131,7 +131,7 @@ LONG = [
 def test_a_long_line_takes_no_longer_than_it_is(rates):
     """In a process of its own: a search that goes on for ever could not be stopped here."""
     line = LINE.replace(RATES, rates)
-    code = "import sys; from specscope.watch.vllm import aggregate; aggregate(sys.stdin.read())"
+    code = "import sys; from specscope.watch.logs import aggregate; aggregate(sys.stdin.read())"
     done = subprocess.run(
         [sys.executable, "-c", code], input=line, text=True, capture_output=True, timeout=HANG_SECONDS
     )
@@ -139,7 +139,7 @@ def test_a_long_line_takes_no_longer_than_it_is(rates):
 
 
 def test_the_engines_and_processes_of_a_log_are_bounded():
-    reader, before = VllmLog(NOW), 0
+    reader, before = Log(VllmLog, NOW, []), 0
     for turn in (1, 20):
         tracemalloc.start()
         for n in range(turn * 1000, turn * 1000 + 1000):
@@ -190,12 +190,12 @@ def test_whose_a_line_is(lines, engines):
 
 def test_a_log_without_engines_is_told_as_it_grows():
     """Those lines alone, from grep: only the first waits, and only for the second."""
-    reader = VllmLog(NOW)
+    reader = Log(VllmLog, NOW, [])
     assert [len(reader.take(LINE)) for _ in range(3)] == [0, 2, 1]
 
 
 def test_what_waits_is_told_when_nothing_comes_and_is_of_the_same_engine():
-    reader = VllmLog(NOW)
+    reader = Log(VllmLog, NOW, [])
     told = reader.take(LINE) + reader.rest()
     told += [one for line in (load("000"), LINE, load("000"), LINE) for one in reader.take(line)]
     assert [one.aggregate.engine for one in told] == ["", "", ""]

@@ -25,6 +25,7 @@ LENGTHS = (
     "sglang:spec_accept_length",
     "spec_accept_length",
     "avg_spec_accept_length",
+    "accept_length",
     "acceptanceLength",
     "trtllm_spec_decode_acceptance_length",
     "avg_decoded_tokens_per_iter",

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from specscope.errors import UserError
-from specscope.trace.bench_result import read_bench
 from specscope.trace.checked import decoded
 from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import read_place
 from specscope.trace.history.wording import plural
-from specscope.trace.kinds import BENCH, ReadAs, kind_of, start_of
+from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
@@ -66,7 +65,7 @@ class CaptureReader:
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a device may have no end
                 raise UserError(f"cannot read {self.name}: a capture must be a regular file")
             self._kind = kind = kind_of(start_of(self.path))
-            if kind not in (None, BENCH) and kind.reader is not ReadAs.CAPTURES:
+            if kind is not None and kind.reader is not ReadAs.CAPTURES:
                 raise kind.refusal(str(path), "a capture")
             self._file = open(self.path, "rb")  # noqa: SIM115
             self._content = open_plain(self._file, str(path))
@@ -79,7 +78,7 @@ class CaptureReader:
                     f"--over, opens it at {printable(step)})"
                 ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
-        self._lines = self._bench() if kind is BENCH else self._records()
+        self._lines = self._records()
         for records in self._lines:  # up to the run's resource: refuses what is no capture
             self._append(records)
             if self.history.run is not None:
@@ -123,12 +122,6 @@ class CaptureReader:
             if self.history.run is None or getattr(error, "strerror", None):
                 raise UserError(f"cannot read {self.name}: {reason(error)}") from error
             self.warnings.append(f"{self.name} was cut off: {reason(error)}")
-
-    def _bench(self) -> Iterator[list[StepRecord]]:
-        """The records of a serving bench's result."""
-        lines = ((number, line) for number, line in self._raw_lines() if isinstance(line, bytes))
-        self.history.run, records = read_bench(lines, self.name)
-        yield records
 
     def _records(self) -> Iterator[list[StepRecord]]:
         """The records, in order. Where a step waits too long for its spans, only the whole file tells what there is.

@@ -1,0 +1,489 @@
+"""Log lines to intervals: a reader for each engine's form, and one of each for every writer of a log.
+
+What stands before an engine's own part of a line says who wrote it (`kubectl logs --prefix`, stern, compose, swarm,
+`srun -l`, Ray, llama.cpp's router, grep): its lines are those of another engine. Times there are not a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from specscope.trace.checked import decoded
+from specscope.trace.record.aggregate import DEPTH, LENGTH, RESTORED, SYNTHETIC, Aggregate
+from specscope.watch.counts import (
+    ENGINES,
+    POSITIONS,
+    Drafts,
+    ToldInterval,
+    UnreadableError,
+    count,
+    make_room,
+    of_drafts,
+    rates_of,
+    share,
+    whole,
+    worked_out,
+)
+
+_NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
+_COLOUR = re.compile(r"\x1b?\[[0-9;]{0,20}m")  # a terminal's; pasted, they have lost their first character
+# Of what stands before a line of an engine, what is no name: times, levels, loggers, pids, line numbers, streams
+_NO_NAME = re.compile(
+    r"\d{4}[-/]\d\d[-/]\d\d(?:[T ,]+\d\d:\d\d:\d\d\S*)?|\b[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d\S*|\b\d\d:\d\d:\d\d\S*"
+    r"|\[ *\d+\.\d+\]|\[\d+\](?=:)|\b(?:DEBUG|INFO|WARNING|ERROR)\b|\bvllm(?:\.\w+)+|\[?\b\w+\.py:\d+\]?"
+    r"|\bstd(?:out|err)\b(?: [FP]\b)?|^\s*\d+\t|(?:^|:)\d+[:-]$"
+)
+_MARKS = re.compile(r"[\[\](){}|]|(?<!\S)[-:]|[-:](?!\S)")  # around a name
+_PROCESS = re.compile(r"\((\w{1,80}) pid=(\d{1,12})\)")  # of vLLM
+LONGEST_PREFIX = 500  # characters
+TEXTS = ("log", "message", "msg", "MESSAGE")  # of a line of JSON, what was written
+PODS = ("pod_name", "pod", "container_name", "CONTAINER_NAME", "hostname", "_HOSTNAME", "host")  # and who wrote it
+
+
+class LogReader:
+    """Takes the lines of one writer in order. `now`: the newest time that a line may be of."""
+
+    words = source = ""
+    marks: tuple[str, ...] = ()  # of lines that it looks at
+    own = synthetic = re.compile("$.")  # where its own part of a line begins; that verdicts are made up
+
+    def __init__(self, now: datetime, tail: list[str]) -> None:
+        self.any = False  # whether there was a line with drafts
+        self._now = now
+        self._ends: dict[str, int] = {}  # of each engine's last interval
+
+    def take(self, line: str, now: datetime) -> list[ToldInterval]:
+        """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
+        raise NotImplementedError
+
+    def rest(self, *, last: bool) -> list[ToldInterval]:
+        """The intervals still held: there are no more lines (`last`), or none for now."""
+        return []
+
+    def _since(self, engine: str, end: int) -> int:
+        """Where an engine's interval begins that ends then, if nothing else says so: at the end of the one before."""
+        start = min(self._ends.get(engine, end), end)
+        make_room(self._ends, engine)
+        self._ends[engine] = end
+        return start
+
+
+class Log:
+    """The lines of one form of log, each writer's by itself. `tail`: the last lines of a file, written at `now`.
+
+    A writer is what stands before a line, and vLLM's process. A second server's process is a name where nothing else
+    is; several of one server (ApiServer_1) are not.
+    """
+
+    def __init__(self, form: type[LogReader], now: datetime, tail: list[str]) -> None:
+        self.words = form.words
+        self._form, self._now, self._tail = form, now, tail
+        self._writers: dict[tuple[str, str], tuple[str, LogReader]] = {}
+        self._made_up: set[str] = set()  # those before whose lines it stands
+
+    @property
+    def any(self) -> bool:
+        """Whether there was a line with drafts."""
+        return any(reader.any for _, reader in self._writers.values())
+
+    def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
+        """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
+        self._now = now or self._now
+        if not any(mark in line for mark in self._form.marks):
+            return []
+        before, line = self._split(line)
+        if self._form.synthetic.search(line):
+            self._made_up.add(before)
+        process = match[0] if (match := _PROCESS.match(line)) else ""
+        if (before, process) not in self._writers:
+            make_room(self._writers, (before, process))
+            tail = [text for each, text in map(self._split, self._tail) if each == before]
+            is_other = match and match[1] == "APIServer" and any(name == before for name, _ in self._writers)
+            name = f"pid {match[2]}" if match and is_other else ""
+            self._writers[before, process] = name, self._form(self._now, tail)
+        name, reader = self._writers[before, process]
+        return self._named(before, name, reader.take(line, self._now))
+
+    def rest(self, *, last: bool = False) -> list[ToldInterval]:
+        """The intervals still held: there are no more lines (`last`), or none for now."""
+        readers = ((before, *named) for (before, _), named in self._writers.items())
+        return [told for before, name, reader in readers for told in self._named(before, name, reader.rest(last=last))]
+
+    def _named(self, before: str, name: str, intervals: list[ToldInterval]) -> list[ToldInterval]:
+        source = f"{self._form.source}, {SYNTHETIC}" if before in self._made_up else ""
+        return [interval.of(before, interval.aggregate.engine, name, source=source) for interval in intervals]
+
+    def _split(self, line: str) -> tuple[str, str]:
+        """(who wrote a line, what the engine wrote)."""
+        line = _COLOUR.sub("", line)
+        match = self._form.own.search(line, 0, LONGEST_PREFIX)
+        start = match.start() if match else 0
+        return " ".join(_MARKS.sub(" ", _NO_NAME.sub(" ", line[:start])).split()), line[start:]
+
+
+def unwrapped(line: str) -> str:
+    """The log line inside a line of JSON, as docker, llama.cpp and others write it; any other line as it is."""
+    try:
+        value = decoded(line)
+    except ValueError:
+        return line
+    if not isinstance(value, dict):
+        return line
+    time, within = value.get("time"), value.get("kubernetes", value)
+    if isinstance(value.get("msg"), str) and isinstance(time, int) and 0 <= time < 2**60:  # llama.cpp's: microseconds
+        minutes, micro = divmod(time, 60 * 10**6)
+        seconds, micro = divmod(micro, 10**6)
+        return f"{minutes}.{seconds:02}.{micro // 1000:03}.{micro % 1000:03} I {value['msg']}"
+    pod = next((str(within[key]) for key in PODS if key in within), "") if isinstance(within, dict) else ""
+    text = next((text for key in TEXTS if isinstance(text := value.get(key), str)), line)
+    return f"[{pod}] {text}" if pod else text
+
+
+def _ns(time: datetime) -> int:
+    return max(int(time.timestamp() * 1e9), 0)
+
+
+def _found(forms: Mapping[str, re.Pattern[str]], line: str) -> dict[str, str]:
+    return {name: match[1] for name, form in forms.items() if (match := form.search(line))}
+
+
+MARK = "SpecDecoding metrics:"
+LOAD = "Avg generation throughput:"
+_NAN = "nan"  # older versions write it for an interval in which nothing was drafted
+_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_FIELDS = {
+    "length": re.compile(rf"Mean acceptance length: ({_NUMBER[1:-1]}|{_NAN})(?=,|\s|$)"),
+    "accepted": re.compile(r"Accepted: ([0-9]{1,15}) tokens"),
+    "drafted": re.compile(r"Drafted: ([0-9]{1,15}) tokens"),
+    "rates": re.compile(r"Per-position acceptance rate: ([0-9na., ]++)(?:Avg|\s*$)"),  # ++: never looked at twice
+    "depth": re.compile(r"Current speculative depth: ([0-9]{1,4})\b"),
+    "speed": re.compile(rf"Drafted throughput: {_NUMBER} tokens/s"),
+}
+_LOAD = {
+    "engine": re.compile(r"\bEngine (\d{1,9}): "),
+    "generation tokens/s": re.compile(rf"Avg generation throughput: {_NUMBER} tokens/s"),
+    "prompt tokens/s": re.compile(rf"Avg prompt throughput: {_NUMBER} tokens/s"),
+    "running": re.compile(r"Running: ([0-9]{1,9}) reqs"),
+    "waiting": re.compile(r"Waiting: ([0-9]{1,9}) reqs"),
+    "kv": re.compile(rf"KV cache usage: {_NUMBER}%"),
+}
+
+
+class VllmLog(LogReader):
+    """vLLM's, of one process. A line of metrics belongs to the engine that the line before it names.
+
+    A log may begin between the two: then its intervals are held until the process names an engine for the second time.
+    If it named only one, they are its own. A line rounds: it does not give the number of drafts, and the rates have
+    three digits. Counts are inferred from what it gives: exactly where only one number of drafts fits, else by the
+    nearest that fits, and the aggregate says so (`rounded`).
+    """
+
+    words, source = "vLLM's log", "vLLM log"
+    marks = (MARK, LOAD, "rejection_sample_method")
+    own = re.compile(
+        r"(?:\((?:A[Pp][Ii]Server|EngineCore|Worker|DPCoordinator)\w* pid=\d+\) *)?(?:(?:DEBUG|INFO|WARNING|ERROR) "
+        rf"\d\d-\d\d \d\d:\d\d:\d\d|Engine \d+: |{MARK})"
+    )
+    # Of the configuration that it prints when it starts
+    synthetic = re.compile(r"rejection_sample_method['\"]?\s{0,4}[:=]\s{0,4}['\"]?synthetic\b")
+
+    def __init__(self, now: datetime, tail: list[str]) -> None:
+        super().__init__(now, tail)
+        self._engine = ""  # of the line before
+        self._load: Mapping[str, str] = {}  # of that line; used by one line of metrics
+        self._engines: set[str] = set()  # all that it has named
+        self._held: list[ToldInterval] | None = None  # from before it is known whether there are several
+        self._unnamed: str | None = None  # the engine kept without a name: it was reported before it was named
+
+    def take(self, line: str, now: datetime) -> list[ToldInterval]:
+        """As LogReader has it."""
+        self._now = now
+        if MARK in line:
+            return self._metrics(line)
+        if LOAD not in line:
+            return []
+        self._load = _found(_LOAD, line)
+        name = self._load.get("engine", "")
+        if not self._engines and self.any and self._held is None:
+            self._unnamed = name
+        self._engine = "" if name == self._unnamed else name
+        again = self._engine in self._engines
+        if len(self._engines) < ENGINES:
+            self._engines.add(self._engine)
+        return self.rest(last=False) if again else []
+
+    def rest(self, *, last: bool) -> list[ToldInterval]:
+        """As LogReader has it."""
+        held, self._held = self._held or [], None
+        only = next(iter(self._engines)) if len(self._engines) == 1 else ""
+        return [interval.of(interval.aggregate.engine or only) for interval in held]
+
+    def _metrics(self, line: str) -> list[ToldInterval]:
+        is_first, self.any = not self.any, True
+        interval = self._interval(line)
+        self._load = {}
+        if is_first and not self._engines:
+            self._held = []
+        if len(self._engines) > 1:
+            self._engine = ""
+        if self._held is None:
+            return [interval]
+        self._held.append(interval)
+        waits = is_first or (self._engines and len(self._held) < ENGINES)
+        return [] if waits else self.rest(last=False)  # nothing here names an engine
+
+    def _interval(self, line: str) -> ToldInterval:
+        counts, load = aggregate(line), self._load
+        end = self._time(line)
+        start = self._since(self._engine, end)
+        if (match := _FIELDS["speed"].search(line)) and float(match[1]):
+            start = max(end - int((counts.drafted or 0) / float(match[1]) * 1e9), 0)
+        told = replace(
+            counts,
+            engine=self._engine,
+            running=whole(load.get("running")),
+            waiting=whole(load.get("waiting")),
+            kv_usage=share(float(load.get("kv", -1)) / 100),
+            averages={**counts.averages, **{k: float(v) for k, v in load.items() if k.endswith("tokens/s")}},
+        )
+        return ToldInterval("", start, end, told)
+
+    def _time(self, line: str) -> int:
+        """Nanoseconds; the newest year in which the time has been. Now where the line has none."""
+        match = _TIME.search(line)
+        for year in range(self._now.year, self._now.year - 9, -1) if match else ():
+            try:
+                time = datetime(year, *map(int, match.groups()))  # type: ignore[union-attr,arg-type]
+            except ValueError:  # the 29th of February, or no time at all
+                continue
+            if time <= self._now + timedelta(days=1):
+                return _ns(time)
+        return _ns(self._now)
+
+
+def aggregate(line: str) -> Aggregate:
+    """The counts of one line of vLLM. Raises UnreadableError."""
+    values = _found(_FIELDS, line)
+    if missing := next((name for name in ("length", "accepted", "drafted") if name not in values), None):
+        raise UnreadableError(f"a `{MARK}` line without its {missing}: it is cut off, or of another version")
+    accepted, drafted, length = int(values["accepted"]), int(values["drafted"]), values["length"]
+    if length == _NAN and (accepted or drafted):
+        raise UnreadableError(f"a `{MARK}` line whose length is no number, though tokens were drafted")
+    rates = rates_of(values["rates"], MARK) if "rates" in values and length != _NAN else ()
+    shown, depth = POSITIONS, {}
+    if "depth" in values:  # vLLM has a rate of 0 at the depths that it no longer drafts
+        shown = max(int(values["depth"]), sum(float(rate) > 0 for rate in rates))
+        depth = {DEPTH: float(values["depth"])}
+    if length == _NAN:
+        return Aggregate(VllmLog.source, drafts=0, drafted=0, accepted=0, averages=depth)
+    told = worked_out(VllmLog.source, accepted, drafted, length, rates, shown)
+    return replace(told, averages={**told.averages, **depth})
+
+
+_HEAD = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2}\d{1,6})*)\]")
+_AVERAGES = {
+    "sglang:spec_accept_length": re.compile(rf"\baccept len: {_NUMBER}"),
+    "sglang:spec_accept_rate": re.compile(rf"\baccept rate: {_NUMBER}"),
+    "sglang:spec_cap_length": re.compile(rf"\bcap len: {_NUMBER}"),
+    "sglang:spec_block_accept_length": re.compile(rf"\bblock accept len: {_NUMBER}"),
+    "sglang:gen_throughput": re.compile(rf"\bgen throughput \(token/s\): {_NUMBER}"),
+}
+_BATCH = {
+    "running": re.compile(r"#running-req: ([0-9]{1,9})"),
+    "waiting": re.compile(r"#queue-req: ([0-9]{1,9})"),
+    "usage": re.compile(rf"\btoken usage: {_NUMBER}"),
+}
+
+
+class SglangLog(LogReader):
+    """SGLang's, of averages alone. Each rank that writes its own lines is an engine, tensor parallel ranks apart."""
+
+    words, source = "SGLang's log", "SGLang log"
+    marks = ("Decode batch",)
+    own = re.compile(rf"{_HEAD.pattern}|\bDecode batch\b")
+
+    def take(self, line: str, now: datetime) -> list[ToldInterval]:
+        """As LogReader has it."""
+        averages = {name: float(value) for name, value in _found(_AVERAGES, line).items()}
+        if "Decode batch" not in line or "sglang:spec_accept_length" not in averages:
+            return []
+        self.any = True
+        head, batch = _HEAD.search(line), _found(_BATCH, line)
+        engine = " ".join(rank for rank in head[2].split() if rank.startswith("DP")) if head else ""
+        try:
+            end = _ns(datetime.fromisoformat(head[1]) if head else now)
+        except ValueError:
+            end = _ns(now)
+        counts = Aggregate(
+            self.source,
+            engine,
+            running=whole(batch.get("running")),
+            waiting=whole(batch.get("waiting")),
+            kv_usage=share(float(batch.get("usage", -1))),
+            averages=averages,
+        )
+        return [ToldInterval("", self._since(engine, end), end, counts)]
+
+
+BACK = 10**9  # nanoseconds that llama.cpp's clock goes back only where the server was started again
+_CLOCK = r"([0-9]{1,9})\.([0-9]{2})\.([0-9]{3})\.([0-9]{3}) [A-Z] "
+_TASK = re.compile(r"\btask (-?[0-9]{1,12})\s*\|\s*(.*)")
+_DRAFT = re.compile(r"accepted\s+([0-9]{1,9})/\s*([0-9]{1,9}) draft tokens(.*restore checkpoint)?")
+_SUMS = re.compile(
+    r"draft acceptance(?: rate)? = *[0-9.]{1,20} *\( *([0-9]{1,15}) accepted */ *([0-9]{1,15}) generated\)"
+    r"(?:.{0,40}mean (?:acceptance )?len(?:gth)? = *([0-9]{1,9}\.[0-9]{1,9}))?"
+)
+_RATES = re.compile(r"(?:acc per pos|acceptance rate per position) = \(([0-9., ]*+)\)")
+_TOKENS = re.compile(r"(?<!prompt )\beval time =.{1,40}?/ *([0-9]{1,15}) tokens")
+_SERVER = re.compile(  # of each drafter: drafts that it made, tokens accepted
+    r"\bstatistics +([\w.-]{1,60}): .{0,200}?#gen drafts = *([0-9]{1,15}),.{0,150}?#acc tokens = *([0-9]{1,15})"
+)
+
+
+@dataclass
+class _Request:
+    """What the lines of a request have said."""
+
+    began: int  # nanoseconds
+    ended: int = 0
+    drafts: Drafts = field(default_factory=Counter)
+    restored: int = 0
+    emitted: int | None = None
+    sums: tuple[int, int, str] | None = None  # accepted, drafted, mean length as written
+    rates: tuple[str, ...] = ()
+
+
+class LlamaLog(LogReader):
+    """llama.cpp's. A request's figures come when it ends; those of one cut off, with `rest(last=True)`.
+
+    With LLAMA_TRACE=1 there is a line for each draft. Without, its last lines have sums alone: drafts are then worked
+    out from the mean length. A partial acceptance that ends in a restored checkpoint is followed by a line of the same
+    tokens, and is not counted. LogReader that sum over the server are told beside a request, and never added to it.
+
+    Its clock begins with the server: the last line of a file was written when that was last changed. Of a pipe, the
+    first line with that clock counts as read when it was written. A line without it is of the time of the one before.
+    """
+
+    words, source = "llama.cpp's log", "llama.cpp log"
+    marks = ("task ", " time =", "draft acceptance", "acc per pos", "statistics ", "synthetic speculative")
+    synthetic = re.compile("synthetic speculative acceptance is enabled")
+    own = re.compile(
+        rf"(?<![\d.]){_CLOCK}|\b(?:slot|srv|statistics|(?:prompt )?eval time|total time|draft acceptance|acc per pos)\b"
+    )
+    _clock = re.compile(_CLOCK)
+
+    def __init__(self, now: datetime, tail: list[str]) -> None:
+        super().__init__(now, tail)
+        self._start: int | None = None  # nanoseconds: when the server's clock was at zero
+        self._last = 0  # that clock at the last line
+        self._requests: dict[str, _Request] = {}
+        self._undrafted: list[ToldInterval] = []  # requests before any draft: they count if there is one
+        self._server: dict[str, tuple[int, int]] = {}  # by drafter: drafts, accepted tokens
+        self._block = ""  # the request that lines without one are about: servers until May 2026 ended it with a block
+        for line in filter(self._clock.match, tail):
+            self._start = None
+            self._tick(line)
+        self._last = 0
+
+    def take(self, line: str, now: datetime) -> list[ToldInterval]:
+        """As LogReader has it: the requests that this line ends."""
+        self._now = now
+        self._tick(line)
+        if server := _SERVER.search(line):
+            make_room(self._server, server[1])
+            self._server[server[1]] = int(server[2]), int(server[3])
+        match = _TASK.search(line)
+        if match is None and self._block:
+            self._line(self._block, line)
+        if match is None or match[1].startswith("-"):
+            return []
+        name, text = match[1], match[2]
+        self._block = "" if text.strip() else name
+        if text.startswith("processing task"):
+            begun = self._ended(name)
+            self._request(name)
+            return begun
+        if text.startswith("stop processing"):
+            return self._ended(name)
+        self._line(name, text)
+        return []
+
+    def rest(self, *, last: bool) -> list[ToldInterval]:
+        """As LogReader has it: the requests whose sums are known, or all."""
+        names = [name for name, request in self._requests.items() if last or request.sums is not None]
+        return [interval for name in names for interval in self._ended(name)]
+
+    def _tick(self, line: str) -> None:
+        """Read the server's clock, where the line has it."""
+        if match := self._clock.match(line):
+            minutes, seconds, milli, micro = map(int, match.groups())
+            time = ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000
+            if self._start is None or time < self._last - BACK:  # another server writes to the same log
+                self._start = max(_ns(self._now) - time, 0)
+            self._last = time
+
+    def _request(self, name: str) -> _Request:
+        make_room(self._requests, name)
+        time = _ns(self._now) if self._start is None else self._start + self._last
+        request = self._requests.setdefault(name, _Request(time))
+        request.ended = max(time, request.began)
+        return request
+
+    def _line(self, name: str, text: str) -> None:
+        if draft := _DRAFT.search(text):
+            accepted, drafted = int(draft[1]), int(draft[2])
+            if accepted > drafted or drafted > POSITIONS:
+                raise UnreadableError(f"a draft with {accepted} of {drafted} tokens accepted")
+            self.any = True
+            request = self._request(name)
+            if draft[3]:
+                request.restored += 1
+            elif drafted:
+                request.drafts[accepted, drafted] += 1
+        elif total := _SUMS.search(text):
+            self.any = True
+            accepted, drafted = count(float(total[1]), "accepted"), count(float(total[2]), "generated")
+            if accepted > drafted:
+                raise UnreadableError(f"a request with {accepted} of {drafted} draft tokens accepted")
+            request = self._request(name)
+            request.sums = accepted, drafted, total[3] or ""
+            if rates := _RATES.search(text):
+                request.rates = rates_of(rates[1], "draft acceptance")
+        elif rates := _RATES.search(text):
+            if name in self._requests:
+                self._requests[name].rates = rates_of(rates[1], "acc per pos")
+        elif tokens := _TOKENS.search(text):
+            self._request(name).emitted = int(tokens[1])
+
+    def _ended(self, name: str) -> list[ToldInterval]:
+        request = self._requests.pop(name, None)
+        if request is None or (request.emitted is None and not request.drafts and request.sums is None):
+            return []
+        interval = ToldInterval("", request.began, request.ended, self._aggregate(f"task {name}", request))
+        if not self.any:
+            self._undrafted = [*self._undrafted, interval][-ENGINES:]
+            return []
+        held, self._undrafted = self._undrafted, []
+        return [*held, interval]
+
+    def _aggregate(self, name: str, request: _Request) -> Aggregate:
+        """Without its drafts, or with some of them missing: from the server's own sums."""
+        told = Aggregate(self.source, **of_drafts(request.drafts))
+        if request.sums is not None and request.sums[:2] != (told.accepted, told.drafted):
+            told = worked_out(self.source, *request.sums, request.rates)
+        restored = {RESTORED: float(request.restored)} if request.restored else {}
+        averages = {**told.averages, **restored, **self._totals()}
+        return replace(told, request=name, emitted=request.emitted, averages=averages)
+
+    def _totals(self) -> dict[str, float]:
+        """What the server has told of all its requests: its mean length, and each drafter's share in it."""
+        drafts, accepted = (sum(each[side] for each in self._server.values()) for side in (0, 1))
+        if not drafts:
+            return {}
+        length = {f"server so far: {LENGTH}": 1 + accepted / drafts}
+        shares = {name: tokens / accepted for name, (_, tokens) in self._server.items() if accepted}
+        return length | {f"server so far: share of accepted tokens by {name}": part for name, part in shares.items()}

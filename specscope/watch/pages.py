@@ -1,0 +1,285 @@
+"""Samples of metrics to readings, and the difference of two readings of one engine to an interval.
+
+Counters are sums: their growth is what happened in the interval. Gauges are averages over the engine's own intervals,
+and kept as averages. `names.py` has what each engine calls them. The labels of an engine's counts of speculation are
+its name: servers that differ in any of them are several. A series that comes again begins another reading.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from specscope.trace.checked import short
+from specscope.trace.record.aggregate import Aggregate, full_chains
+from specscope.watch.counts import (
+    ENGINES,
+    NAME,
+    POSITIONS,
+    Histogram,
+    ToldInterval,
+    UnreadableError,
+    count,
+    declared,
+    share,
+    whole,
+)
+from specscope.watch.names import BY_PREFIX, Names, named
+
+LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
+COARSE = 20  # of the last digit: an interval in which a rounded count grew by less goes on
+ROUNDED_FROM = 10**6  # counts of a page of six digits
+COUNTS = ("drafts", "drafted", "accepted", "emitted", "requests")
+# Labels that do not tell servers apart: they are within an engine, or say how a collector came to it
+WITHIN = re.compile(r"model_name|position|pid|engine|__name__|otel_scope_.*")
+
+_OURS = re.compile(rf"^[ \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:{'|'.join(BY_PREFIX)})[:_].*", re.MULTILINE)
+_ANY = re.compile(r"^[ \t]*(?:#|[a-zA-Z_:][\w:]*(?:[ \t]|\{))", re.MULTILINE)
+
+
+@dataclass
+class Reading:
+    """One engine's metrics at one time."""
+
+    source: str
+    engine: str
+    model: str
+    time_ns: int
+    counters: dict[str | int, int] = field(default_factory=dict)  # accepted tokens by position, from 0, too
+    gauges: dict[str, float] = field(default_factory=dict)  # and when its counters began, in seconds: "created"
+    averages: dict[str, float] = field(default_factory=dict)
+    six_digits: bool = False  # counts from a million on are rounded
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Which engine it is of."""
+        return self.source, self.engine, self.model
+
+    @property
+    def speculates(self) -> bool:
+        """Whether there is anything about speculation in it. SGLang's averages are 0 without."""
+        averages = [value for name, value in self.averages.items() if "spec_" in name]
+        is_idle = bool(averages) and not self.counters.get("emitted")
+        return bool({"drafts", "drafted"} & self.counters.keys()) or any(averages) or is_idle
+
+    @property
+    def at_depth(self) -> tuple[int, ...]:
+        """Accepted tokens by depth; empty where a position is missing."""
+        known = sorted(position for position in self.counters if isinstance(position, int))
+        return tuple(self.counters[position] for position in known) if known == list(range(len(known))) else ()
+
+    def take(self, names: Names, name: str, sample: Sample) -> None:
+        """One more of its numbers. Raises UnreadableError."""
+        self.time_ns = max(self.time_ns, _ns(sample, 0))
+        if name in names.counters or name == names.accepted_at:
+            counter = names.counters.get(name) or _position(name, sample.labels.get("position", ""))
+            self.counters[counter] = self.counters.get(counter, 0) + count(sample.value, name)
+        elif math.isfinite(sample.value):  # else a gauge that has no value yet
+            into = self.gauges if name in names.gauges else self.averages
+            into[names.gauges.get(name, name)] = sample.value
+
+
+def read_metrics(text: str, time_ns: int) -> list[Reading]:
+    """The readings in Prometheus text, in its order. Raises UnreadableError for text that is not a page of metrics."""
+    lines = _OURS.findall(text)  # a page may hold a million lines of others
+    if not lines and text.strip() and not _ANY.search(text):
+        raise UnreadableError(f"this is not Prometheus text ({short(text.strip())})")
+    if any(len(line) > LONGEST for line in lines):
+        raise UnreadableError(f"this is not Prometheus text: a line has more than {LONGEST:,} characters")
+    try:
+        families = list(text_string_to_metric_families("".join(f"{line}\n" for line in lines)))
+    except (ValueError, KeyError, IndexError, TypeError) as error:  # of the parser: it raises any of these
+        raise UnreadableError(f"this is not Prometheus text ({short(str(error))})") from None
+    pages: list[list[Sample]] = [[]]
+    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    for sample in (sample for family in families for sample in family.samples):
+        series = sample.name, frozenset(sample.labels.items())
+        if series in seen:
+            seen.clear()
+            pages.append([])
+        seen.add(series)
+        pages[-1].append(sample)
+    return [reading for page in pages for reading in readings(page, time_ns)]
+
+
+class Metric(Struct, frozen=True):
+    """One of `llm.get_metrics()`: a counter or gauge has a value, a vector values."""
+
+    name: str
+    labels: dict[str, str] = {}
+    value: float | None = None
+    values: Histogram = []
+
+
+class OverTime(Struct, frozen=True):
+    """One of an answer of Prometheus: its last value, or its values over time."""
+
+    metric: dict[str, str]
+    value: tuple[float, str] | None = None
+    values: list[tuple[float, str]] = []
+
+
+def read_prometheus(value: Any, time_ns: int) -> list[Reading]:  # noqa: ANN401
+    """The readings in what Prometheus answers to a query, in the order of time. Raises UnreadableError."""
+    pages: defaultdict[float, list[Sample]] = defaultdict(list)
+    for series in declared(value, list[OverTime]):
+        for time, text in [*([series.value] if series.value else ()), *series.values]:
+            try:
+                number = float(text)
+            except ValueError:
+                raise UnreadableError(f"a value of Prometheus that is no number ({short(text)})") from None
+            pages[time].append(Sample(series.metric.get("__name__", ""), series.metric, number, time))
+    return [reading for time in sorted(pages) for reading in readings(pages[time], time_ns)]
+
+
+def read_get_metrics(values: Sequence[Any], time_ns: int) -> list[Reading]:
+    """The readings in `llm.get_metrics()`, each engine by its labels. Raises UnreadableError."""
+    samples = []
+    for metric in (declared(value, Metric) for value in values if named(str(value.get("name", "")))):
+        places = [Sample(metric.name, {**metric.labels, "position": str(at)}, n) for at, n in enumerate(metric.values)]
+        samples += places or [Sample(metric.name, metric.labels, metric.value or 0.0)]
+    return readings(samples, time_ns, "vLLM get_metrics()")
+
+
+def readings(samples: Iterable[Sample], time_ns: int, source: str = "") -> list[Reading]:
+    """A reading for each engine in the samples of one time. Raises UnreadableError."""
+    known, telling, found = [], defaultdict[str, set[str]](set), dict[tuple[str, str, str], Reading]()
+    for sample in samples:
+        if (own := named(sample.name)) and not own[0].left_out.items() & sample.labels.items():
+            known.append((*own, sample))
+            telling[own[0].source] |= sample.labels.keys() if own[0].tells_engines(own[1]) else set()
+    for names, name, sample in known:
+        engine = _engine(names, sample.labels, sorted(telling[names.source]))
+        key = (source or names.source, engine, sample.labels.get("model_name", ""))
+        found.setdefault(key, Reading(*key, _ns(sample, time_ns), six_digits=names.six_digits)).take(
+            names, name, sample
+        )
+    return [reading for reading in found.values() if reading.speculates]
+
+
+def _ns(sample: Sample, otherwise: int) -> int:
+    """When a sample was taken, nanoseconds. Raises UnreadableError."""
+    seconds = float(sample.timestamp or 0)
+    if not 0 <= seconds < 2**33:
+        raise UnreadableError(f"a time that is none ({short(seconds)})")
+    return int(seconds * 1e9) or otherwise
+
+
+def _position(name: str, position: str) -> int:
+    """The index of a position. Raises UnreadableError."""
+    if not position.isdecimal() or int(position[:9]) >= POSITIONS:
+        raise UnreadableError(f"{name} has the position {position[:40]!r}")
+    return int(position[:9])
+
+
+def _engine(names: Names, labels: Mapping[str, str], telling: Iterable[str]) -> str:
+    """Which engine a sample belongs to. vLLM's own label goes without its name, and first."""
+    parts = [
+        f"{label} {labels[label]}"
+        for label in telling
+        if labels.get(label) not in (None, "", names.plain.get(label))
+        and not WITHIN.fullmatch(label)
+        and (label == names.rank or not label.endswith("_rank"))
+    ]
+    return " ".join(filter(None, (labels.get("engine", ""), *parts)))[:NAME]
+
+
+def difference(before: Reading | None, after: Reading) -> ToldInterval:
+    """What happened between two readings of one engine; before None: since its counters began."""
+    reset = before is not None and _restarted(before, after)
+    then = {} if before is None or reset else before.counters
+    grown = {name: value - then.get(name, 0) for name, value in after.counters.items()}  # a position may be new
+    at_depth = tuple(grown[position] for position in range(len(after.at_depth)))
+    if after.six_digits and at_depth:
+        grown["accepted"] = sum(at_depth)  # of smaller numbers, which are not rounded
+    began = min(int(after.gauges.get("created", 0) * 1e9) or after.time_ns, after.time_ns)
+    drafts, drafted = grown.get("drafts"), grown.get("drafted")
+    if drafts is None or any(b > a for a, b in pairwise((drafts, *at_depth))):
+        at_depth = ()  # the server counted on while it wrote its page
+    aggregate = Aggregate(
+        after.source,
+        after.engine,
+        **{name: grown[name] for name in COUNTS if name in grown},  # type: ignore[arg-type]
+        accepted_at=at_depth,
+        proposed_at=full_chains(drafts, drafted, len(at_depth)),
+        running=whole(after.gauges.get("running")),
+        waiting=whole(after.gauges.get("waiting")),
+        kv_usage=share(after.gauges.get("kv_usage", -1)),
+        averages=dict(after.averages),
+        reset=reset,
+        rounded=after.six_digits and any(after.counters[name] >= ROUNDED_FROM for name in grown if name in COUNTS),
+    )
+    return ToldInterval(after.model, before.time_ns if before else max(began, 0), after.time_ns, aggregate)
+
+
+def _restarted(before: Reading, after: Reading) -> bool:
+    """Whether the counters of the second reading do not continue those of the first."""
+    began = {reading.gauges["created"] for reading in (before, after) if "created" in reading.gauges}
+    if len(began) > 1 or len(after.at_depth) < len(before.at_depth):
+        return True
+    return any(value < before.counters.get(name, 0) for name, value in after.counters.items())
+
+
+def continues(before: Reading, after: Reading) -> bool:
+    """Whether a second page of one server is the later: no counter is less, and one is more."""
+    return not _restarted(before, after) and before.counters != after.counters
+
+
+def _lost_in_rounding(before: Reading, after: Reading) -> bool:
+    """Whether something was drafted between them, and less than a page of six digits shows."""
+    then, now = before.counters, after.counters
+    grown = {name: now[name] - then.get(name, 0) for name in ("drafts", "drafted") if name in now}
+    if not after.six_digits or (before.at_depth == after.at_depth and not any(grown.values())):
+        return False
+    return any(
+        now[name] >= ROUNDED_FROM and 0 <= growth < COARSE * 10 ** (len(str(now[name])) - 6)
+        for name, growth in grown.items()
+    )
+
+
+class Intervals:
+    """Turns the readings of one server into the intervals between them."""
+
+    def __init__(self, before: Iterable[Reading] = ()) -> None:
+        self._last = {reading.key: reading for reading in before}
+
+    def take(self, readings: Sequence[Reading]) -> list[ToldInterval]:
+        """The intervals that these readings end; the first reading of an engine ends none."""
+        intervals: list[ToldInterval] = []
+        for reading in readings:
+            before = self._last.get(reading.key)
+            if before is not None and _lost_in_rounding(before, reading):
+                continue
+            if before is not None:
+                intervals.append(difference(before, reading))
+            self._last[reading.key] = reading
+        if len(self._last) > 4 * ENGINES:  # of a server that gives them new names again and again
+            self._last = {reading.key: self._last[reading.key] for reading in readings}
+        return intervals
+
+
+def saved(readings: Sequence[Reading], since: Sequence[Reading] = ()) -> Iterator[ToldInterval]:
+    """The intervals between an engine's readings; of one that is alone, what its counters count since they began.
+
+    `since`: readings of before, from which the counters of these engines go on.
+    """
+    times, intervals = Counter(reading.key for reading in (*since, *readings)), Intervals(since)
+    for reading in readings:
+        yield from [difference(None, reading)] if times[reading.key] == 1 else intervals.take([reading])
+
+
+def engines(readings: Iterable[Reading]) -> str:
+    """The engines of these readings, in words."""
+    names: dict[str, dict[str, None]] = defaultdict(dict)
+    for reading in readings:
+        names[reading.source][f"engine {reading.engine}" if reading.engine else ""] = None
+    return "; ".join(", ".join([source, *filter(None, each)]) for source, each in names.items())
