@@ -12,7 +12,7 @@ from specscope.analyze.questions.grids import grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
 from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
-from specscope.trace.history.interval import means
+from specscope.trace.history.interval import covered, means
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.undrafted import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
@@ -139,19 +139,27 @@ def over_all(all_of_them: Several) -> list[Table]:
 def captures(all_of_them: Several) -> Table:
     """Acceptance by capture, and pooled."""
     rows = [
-        _capture_row(printable(report.source), len(report.requests), report.pooled, report.means)
+        _capture_row(printable(report.source), len(report.requests), report.pooled, report.means, _aggregates(report))
         for report in all_of_them.reports
     ]
-    rows.append(_capture_row("pooled", all_of_them.requests, all_of_them.pooled, all_of_them.means))
+    every = [each for report in all_of_them.reports for each in _aggregates(report)]
+    rows.append(_capture_row("pooled", all_of_them.requests, all_of_them.pooled, all_of_them.means, every))
     note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate."
     columns = ("capture", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step", "output tokens")
     return Table("Over all captures", columns, rows, note)
 
 
-def _capture_row(name: str, requests: int, pooled: Figures, means: Means) -> tuple[str, ...]:
-    sums = pooled.acceptance
-    figures = (number(sums.tau), number(means.tau), percent(sums.rate), number(sums.tokens_per_step))
-    return (name, count(requests), count(sums.drafts), *figures, told(sums.told("emitted")))
+def _aggregates(report: Report) -> list[Aggregate]:
+    return [Aggregate(**interval.told) for interval in report.intervals]
+
+
+def _capture_row(
+    name: str, requests: int, pooled: Figures, by_request: Means, intervals: list[Aggregate]
+) -> tuple[str, ...]:
+    sums, over = pooled.acceptance, means(intervals)
+    figures = (over.told(sums), number(by_request.tau), percent(over.rate(sums)), number(sums.tokens_per_step))
+    drafts, ended = over.mark + told(sums.told("drafts")), sum(each.is_request for each in intervals)
+    return (name, count(requests + ended), drafts, *figures, told(sums.told("emitted")))
 
 
 def positions(report: Report | Several) -> Table:
@@ -178,18 +186,18 @@ def summed(report: Report) -> Table:
     """The figures of an engine that reports counts only, over all of its intervals."""
     sums, load = report.pooled.acceptance, report.engine
     known = [interval.told for interval in report.intervals]
-    intervals = [Aggregate(**values) for values in known]
+    intervals = _aggregates(report)
     ended = [1 if interval.is_request else interval.requests for interval in intervals]
     requests = None if None in ended else sum(filter(None, ended))
-    over = means(intervals)
+    over, seconds = means(intervals), covered((each.start_ns, each.end_ns) for each in report.intervals)
     rows = [
-        ("mean acceptance length τ", number(over.length(sums))),
+        ("mean acceptance length τ", over.told(sums)),
         ("draft acceptance rate (accepted / drafted)", percent(over.rate(sums))),
-        *((name, told(sums.told(key))) for name, key in SUMS.items()),
+        *((name, (over.mark if key == "drafts" else "") + told(sums.told(key))) for name, key in SUMS.items()),
         *([] if requests is None else [("requests", count(requests))]),
         ("intervals", count(len(known))),
-        ("seconds", number(load.wall_s, 1)),
-        ("output tokens/s", number(load.tokens_per_s if sums.knows("emitted") else None, 1)),
+        ("seconds", number(seconds, 1)),
+        ("output tokens/s", number(sums.emitted / seconds if seconds and sums.knows("emitted") else None, 1)),
     ]
     for name, key, peak in (
         ("peak of running requests", "running", told(load.peak_running)),

@@ -159,10 +159,10 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     from specscope.analyze.text import table_block
 
     console = text_console()
-    for name, side in (("A", counts.a), ("B", counts.b)):
-        console.print(f"{name}  {', '.join(side.sources)}", highlight=False, markup=False)
-        for line in counts.defined(name):
-            console.print(f"   {line}", highlight=False, markup=False)
+    sources = {"A": counts.a.sources, "B": counts.b.sources}
+    for name, lines in counts.defined():
+        for line in (f"{name}  {', '.join(sources.get(name, ()))}".rstrip(), *(f"   {line}" for line in lines)):
+            console.print(line, highlight=False, markup=False)
     console.print(table_block(counts.table()))
     if counts.conditions:
         console.print(table_block(conditions(counts.conditions, INTERVALS)))

@@ -262,15 +262,16 @@ class IntervalRows:
         """A table for each engine, over all of its intervals."""
         if not self.any:
             return
-        from specscope.analyze.table import Table, number, percent, share, told
+        from specscope.analyze.table import Table, percent, share, told
         from specscope.analyze.text import table_block
         from specscope.trace.history.interval import few_drafted, runs
         from specscope.trace.history.wording import plural
         from specscope.trace.record.vocabulary import printable
 
         for name, sums in self._sums.items():
-            rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
-            rows.append(("mean acceptance length τ", number(self._means[name].length(sums))))
+            mark = {"drafts": self._means[name].mark}
+            rows = [(text, mark.get(key, "") + told(sums.told(key))) for key, text in COUNTS.items()]
+            rows.append(("mean acceptance length τ", self._means[name].told(sums)))
             rows.append(("draft acceptance rate", percent(self._means[name].rate(sums))))
             if few := few_drafted(*(sums.told(key) for key in ("drafts", "accepted", "emitted"))):
                 rows.append(("output tokens of steps with a draft", few))

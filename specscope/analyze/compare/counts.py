@@ -38,6 +38,8 @@ class CountsSide:
     warnings: tuple[str, ...]
     counts_only: bool  # whether a capture among them holds no steps
     averages: Mapping[str, float]  # the last that it reports, where there are no counts for a length
+    told: str = NONE  # its length in words
+    mark: str = ""  # of a number of drafts that was worked out
     length: float | None = None  # from the counts, else the mean of what its intervals report
     rate: float | None = None  # likewise
     requests: int | None = None
@@ -65,7 +67,7 @@ class CountsComparison:
         a, b = self.a.acceptance, self.b.acceptance
         lengths, rates = (self.a.length, self.b.length), (self.a.rate, self.b.rate)
         rows = [
-            ("mean acceptance length τ", *map(number, lengths), _signed(*lengths)),
+            ("mean acceptance length τ", self.a.told, self.b.told, _signed(*lengths)),
             ("draft acceptance rate", *map(percent, rates), _signed(*rates, share=True)),
         ]
         rates_a, rates_b = a.per_position, b.per_position
@@ -74,7 +76,7 @@ class CountsComparison:
             both = share(rate_a, a.drafts), share(rate_b, b.drafts)
             rows.append((f"accepted at depth {index + 1}, of the drafts", *both, _signed(rate_a, rate_b, share=True)))
         rows += [
-            (name, told(count), told(self.b.counts[name]), "")
+            (name, *(_mark(side, name) + told(side.counts[name]) for side in (self.a, self.b)), "")
             for name, count in self.a.counts.items()
             if (count, self.b.counts[name]) != (None, None)
         ]
@@ -90,10 +92,12 @@ class CountsComparison:
         made_up = f"{name} has made-up verdicts and {other} does not say so: their figures cannot be compared"
         return [made_up] if self.a.made_up != self.b.made_up else []
 
-    def defined(self, name: str) -> list[str]:
-        """How a side, "A" or "B", defines its figures where the other does not."""
-        side, other = (self.a, self.b) if name == "A" else (self.b, self.a)
-        return [line for line in side.definitions if line not in other.definitions]
+    def defined(self) -> list[tuple[str, list[str]]]:
+        """How each side defines its figures, and what they have in common."""
+        a, b = self.a.definitions, self.b.definitions
+        both = [line for line in a if line in b]
+        own = [(name, [line for line in lines if line not in both]) for name, lines in (("A", a), ("B", b))]
+        return [*own, *([("A, B", both)] if both else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -193,15 +197,17 @@ def _side(paths: Sequence[str]) -> CountsSide:
         requests += [_requests(each) for each in told] or [len(reader.history.requests)]
         rules |= {part.rule for step in reader.history.steps for part in step.requests}
         warnings += [*reader.warnings, *filter(None, [reader.history.figures_note])]
-    known = [count for count in requests if count is not None]
+    known, over = [count for count in requests if count is not None], means(intervals)
     return CountsSide(
         tuple(map(printable, paths)),
         total,
         tuple(warnings),
         counts_only,
         averages if total.tau is None else {},
-        length=means(intervals).length(total),
-        rate=means(intervals).rate(total),
+        told=over.told(total),
+        mark=over.mark,
+        length=over.length(total),
+        rate=over.rate(total),
         requests=sum(known) if len(known) == len(requests) else None,
         definitions=tuple(dict.fromkeys(line for each in intervals for line in definitions(each))),
         made_up=made_up(intervals, rules),
@@ -210,6 +216,10 @@ def _side(paths: Sequence[str]) -> CountsSide:
 
 def _requests(aggregate: Aggregate) -> int | None:
     return 1 if aggregate.is_request else aggregate.requests
+
+
+def _mark(side: CountsSide, name: str) -> str:
+    return side.mark if name == "drafts" else ""
 
 
 def _signed(a: float | None, b: float | None, *, share: bool = False) -> str:

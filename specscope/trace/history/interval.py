@@ -15,7 +15,7 @@ from specscope.trace.record.aggregate import DEPTH, RESTORED, Aggregate
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import COUNTS, Phase, RunInfo, StepRecord
 
-NONE = "–"
+NONE, NO_N = "–", " (n not given)"
 T = TypeVar("T")
 LONG = 16  # positions that are shown one by one
 FEW = 0.9  # of the output tokens
@@ -109,15 +109,22 @@ class IntervalMeans:
 
     _lengths: tuple[float, int] = (0.0, 0)  # sum, how many
     _rates: tuple[float, int] = (0.0, 0)
+    mark: str = ""  # before numbers of drafts: ~ where one was worked out
 
     def add(self, aggregate: Aggregate) -> None:
         """One more interval."""
         self._lengths = _more(self._lengths, aggregate.length)
+        self.mark = self.mark or ("~" if aggregate.rounded else "")
         self._rates = _more(self._rates, rate(aggregate))
 
     def length(self, sums: Acceptance) -> float | None:
         """Mean acceptance length, from the counts where there are any."""
         return sums.tau if sums.tau is not None else _mean(self._lengths)
+
+    def told(self, sums: Acceptance) -> str:
+        """That length in words, and whether it is an average alone."""
+        length = self.length(sums)
+        return NONE if length is None else f"{length:,.2f}{'' if sums.tau is not None else NO_N}"
 
     def rate(self, sums: Acceptance) -> float | None:
         """Draft acceptance rate, likewise."""
@@ -138,6 +145,14 @@ def means(aggregates: Iterable[Aggregate]) -> IntervalMeans:
     for aggregate in aggregates:
         over.add(aggregate)
     return over
+
+
+def covered(spans: Iterable[tuple[int, int]]) -> float:
+    """The seconds that any of these was under way: what lies between requests is not theirs."""
+    total = until = 0
+    for start, end in sorted(spans):
+        total, until = total + max(end - max(start, until), 0), max(until, end)
+    return total / 1e9
 
 
 def clock(ns: int) -> str:

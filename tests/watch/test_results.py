@@ -1,0 +1,224 @@
+"""What tools leave of a run, and several servers in one file: as people have them, through report and compare."""
+
+import json
+
+import pytest
+
+from specscope.watch.counts import UnreadableError
+from specscope.watch.responses import read_json
+from tests.support.commands import run_here
+from tests.watch.samples import changed, text
+
+ANSWER = {"question_id": 81, "category": "writing", "model_id": "m", "choices": [{"new_tokens": [5, 4]}]}
+STEPS = {"accept_lengths": [2, 3, 1, 3], "decoding_steps": [2, 2]}
+ACCEPTANCE = {"acceptance_histogram": {"0": 2, "3": 1}, "num_draft_tokens": 9, "num_spec_steps": 3}
+RESULTS = {
+    "Spec-Bench": (ANSWER | {"choices": [ANSWER["choices"][0] | STEPS]}, (4, None, 5, 9), (3, 2), "per decoding step"),
+    "EAGLE": (ANSWER | {"choices": [{"new_tokens": [5, 4], "idxs": [1, 1]}]}, (4, None, 5, 9), (), "decoding steps"),
+    "specdec_bench": (
+        {"Average_AL": 2.5, "Acceptance_Length_Histogram": {"1": 60, "2": 40, "3": 50, "4": 50}},
+        (200, None, 290, None),
+        (140, 100, 50),
+        "Average_AL is the mean of requests",
+    ),
+    "AIPerf": (
+        {"metadata": {"x_request_id": "u0"}, "spec_decode_acceptance": ACCEPTANCE, "error": None},
+        (3, 9, 3, None),
+        (1, 1, 1),
+        "of each request",
+    ),
+    "SGLang response": (
+        {"id": "r0", "completion_tokens": 54, "spec_verify_ct": 25, "spec_num_correct_drafts": 29},
+        (25, None, 29, 54),
+        (),
+        "SGLang's verifications",
+    ),
+    "vLLM example": (
+        {"num_drafts": 10, "num_draft_tokens": 20, "num_accepted_tokens": 9, "total_num_output_tokens": 19},
+        (10, 20, 9, 19),
+        (),
+        "1 + accepted / drafts",
+    ),
+    "list of accepted tokens": ({"accepted_lengths": [0, 2, 1]}, (3, None, 3, None), (2, 1), "without its bonus"),
+}
+
+
+@pytest.mark.parametrize("source", RESULTS)
+def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
+    value, counts, accepted_at, means = RESULTS[source]
+    (told,) = read_json(value, 7)
+    one = told.aggregate
+    assert (one.source, one.drafts, one.drafted, one.accepted, one.emitted) == (source, *counts)
+    assert one.accepted_at == accepted_at
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    (tmp_path / "b.json").write_text(json.dumps(value) + "\n")
+    for command in (["report"], ["compare", str(tmp_path / "b.json")]):
+        code, out, err = run_here([command[0], str(tmp_path / "a.json"), *command[1:]])
+        assert (code, means in out, f"{1 + one.accepted / one.drafts:.2f}" in out) == (0, True, True), err
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"spec_verify_ct": 3, "spec_num_correct_drafts": 9, "spec_num_proposed_drafts": 6}, "more tokens accepted"),
+        ({"spec_decode_acceptance": ACCEPTANCE | {"num_spec_steps": 4}}, "does not count the 4 steps"),
+        ({"accept_lengths": [0, 1]}, "steps of 0 to 1 tokens"),
+        ({"num_drafts": "many"}, "num_drafts: Expected `int`, got `str`"),
+        ({"spec_verify_ct": 3}, "without the tokens that were accepted"),
+        ({"Acceptance_Length_Histogram": {"one": 1}}, "lengths that are none"),
+        ({"request_throughput": 8.0}, "no figures of acceptance in it"),
+        ({"error": {"code": 400}, "num_drafts": 3}, "an error of the server"),
+    ],
+)
+def test_a_result_that_cannot_be_says_why(value, why):
+    with pytest.raises(UnreadableError, match=why):
+        read_json(value, 7)
+
+
+BLOCK = """\
+--------------------------------------------------
+total_num_output_tokens: 20480
+num_drafts: 11242
+num_draft_tokens: 33726
+num_accepted_tokens: {}
+mean acceptance length: {}
+--------------------------------------------------
+acceptance at token 0: {}
+acceptance at token 1: {}
+acceptance at token 2: {}
+"""
+BEFORE, AFTER = BLOCK.format(9243, 1.82, 0.56, 0.19, 0.07), BLOCK.format(12366, 2.10, 0.65, 0.30, 0.15)
+
+
+def test_the_block_of_vllms_example_before_and_after_a_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(f"Processed prompts: 100%\n{BEFORE}")
+    (tmp_path / "b.txt").write_text(AFTER)
+    (tmp_path / "both.txt").write_text(BEFORE + AFTER)
+    code, out, err = run_here(["compare", "a.txt", "b.txt", "--fail-if", "tau drops > 1%"])
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()]
+    assert ["mean", "acceptance", "length", "τ", "1.82", "2.10", "+0.28"] in rows
+    assert "65.0% of 11,242" in out
+    (report,) = json.loads(run_here(["report", "both.txt", "--json"])[1])["captures"]
+    assert [one["told"]["accepted"] for one in report["intervals"]] == [9243, 12366]
+
+
+def test_means_alone_are_averages_without_n(tmp_path):
+    run = {"batch_size": 16, "steps": 3, "metrics": [{"accept_length": 2.91, "accuracy": 0.95}]}
+    (tmp_path / "s.jsonl").write_text(json.dumps({"model": "m", "gsm8k": [run], "mtbench": [run]}, indent=2))
+    (tmp_path / "m.csv").write_text("name,mean accept length\na,2.5\nb,3.25\n")
+    code, out, err = run_here(["report", str(tmp_path / "s.jsonl")])
+    assert (code, out.count("2.91 (n not given)")) == (0, 5), err
+    assert "engine gsm8k, batch 16, steps 3" in out
+    code, out, err = run_here(["watch", str(tmp_path / "m.csv"), "--headless"])
+    assert (code, "2.88 (n not given)" in out) == (0, True), err
+
+
+def test_a_table_of_lengths_and_what_is_none(tmp_path):
+    for content, what in (("id;accept_length\na;2\nb;1\n", "τ      1.50"), ("accepted_tokens\n2\n1\n", "τ      2.50")):
+        (tmp_path / "t.csv").write_text(content)
+        code, out, err = run_here(["report", str(tmp_path / "t.csv")])
+        assert (code, " ".join(what.split()) in " ".join(out.split())) == (0, True), err
+    (tmp_path / "t.csv").write_text("accept_length\n2\nx3\n")
+    assert "holds more than numbers" in run_here(["report", str(tmp_path / "t.csv")])[2]
+    guide = {"metadata": {"guidellm_version": "0.6.0"}, "benchmarks": [{"type_": "generative_benchmark"}]}
+    (tmp_path / "g.json").write_text(json.dumps(guide))
+    code, _, err = run_here(["report", str(tmp_path / "g.json")])
+    assert (code, "a benchmark of GuideLLM, which holds no acceptance: " in err) == (2, True)
+
+
+LOAD = "{}INFO 11-26 10:0{}:10 [loggers.py:257] Engine 000: Avg generation throughput: 56.0 tokens/s, Running: {} reqs"
+METRICS = (
+    "{}INFO 11-26 10:0{}:10 [metrics.py:125] SpecDecoding metrics: Mean acceptance length: {}, Accepted: {} tokens, "
+    "Drafted: 600 tokens, Per-position acceptance rate: {}, Avg Draft acceptance rate: 60.0%"
+)
+REPLICAS = (("2.80", 360, "0.800, 0.600, 0.400", 8), ("1.26", 52, "0.200, 0.050, 0.010", 2))
+OWN = "(APIServer pid=1) "
+WRITERS = {
+    "kubectl": (f"[pod/vllm-{{}}/server] {OWN}", "pod/vllm-{}/server 000"),
+    "kubectl with times": (f"[pod/v-{{}}/s] 2026-11-26T10:00:10.123456789Z {OWN}", "pod/v-{}/s 000"),
+    "stern": (f"vllm-{{}} server {OWN}", "vllm-{} server 000"),
+    "compose": (f"\x1b[36mvllm-{{}}  |\x1b[0m {OWN}", "vllm-{} 000"),
+    "swarm": (f"s_vllm.{{}}.abc@node    | {OWN}", "s_vllm.{}.abc@node 000"),
+    "srun -l": (f"{{}}: {OWN}", "{} 000"),
+    "Ray": ("(ServeReplica:default:LLM pid=1{}, ip=10.0.0.1) ", "ServeReplica:default:LLM pid=1{}, ip=10.0.0.1 000"),
+    "journald": (f"Nov 26 10:00:10 host{{}} vllm[12]: {OWN}", "host{} vllm 000"),
+    "grep": (f"{{}}.log:12:{OWN}", "{}.log 000"),
+    "fluent": ('{{"kubernetes": {{"pod_name": "v-{}"}}, "level": "x", "message": "', "v-{} 000"),
+}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_each_server_in_a_stream_of_logs_is_an_engine(tmp_path, form):
+    prefix, name = WRITERS[form]
+    end = '"}' if form == "fluent" else ""
+    each = [(prefix.format(at), *replica) for at, replica in enumerate(REPLICAS)]
+    lines = [line for minute in range(3) for line in (
+        *(LOAD.format(before, minute, running) + end for before, *_, running in each),
+        *(METRICS.format(before, minute, *figures) + end for before, *figures, _ in each),
+    )]  # fmt: skip
+    path = tmp_path / "two.log"
+    path.write_text("\n".join(lines) + "\n")
+    code, out, err = run_here(["report", str(path), "--json"])
+    assert code == 0, err
+    told = [capture["intervals"] for capture in json.loads(out)["captures"]]
+    assert [{one["told"]["engine"] for one in side} for side in told] == [{name.format(at)} for at in (0, 1)]
+    assert [{one["told"]["running"] for one in side} for side in told] == [{8}, {2}]
+    assert [round(side[0]["mean_acceptance_length"], 2) for side in told] == [2.8, 1.26]
+    assert "2.80           1.26    -1.54" in run_here(["compare", str(path)])[1]  # one beside the other
+
+
+def test_a_time_is_no_name_and_a_second_server_without_another_has_its_process(tmp_path):
+    for before, names in (("2026-11-26T10:00:10.1Z ", ["000", "000"]), ("(APIServer pid=1{}) ", ["000", "000 pid 11"])):
+        lines = [form.format(before.format(at), 0, *rest) for at, (*figures, running) in enumerate(REPLICAS)
+                 for form, rest in ((LOAD, [running]), (METRICS, figures))]  # fmt: skip
+        (tmp_path / "v.log").write_text("\n".join(lines) + "\n")
+        (*captures,) = json.loads(run_here(["report", str(tmp_path / "v.log"), "--json"])[1])["captures"]
+        assert [one["told"]["engine"] for capture in captures for one in capture["intervals"]] == names
+
+
+@pytest.mark.parametrize("label", ["instance", "job", "pod", "namespace"])
+def test_servers_of_a_page_that_differ_in_a_label_are_engines(tmp_path, label):
+    page = "".join(
+        f'vllm:spec_decode_num_{name}{{engine="0",{label}="{server}",model_name="m"}} {count} 1790000000000\n'
+        for server, accepted in (("a", 2000), ("b", 0))
+        for name, count in (("drafts_total", 1000), ("draft_tokens_total", 3000), ("accepted_tokens_total", accepted))
+    )
+    for content in (page, page.replace("vllm:", "vllm_").replace("_total", "")):
+        (tmp_path / "p.txt").write_text(content)
+        captures = json.loads(run_here(["report", str(tmp_path / "p.txt"), "--json"])[1])["captures"]
+        figures = [
+            (one["intervals"][0]["told"]["engine"], one["intervals"][0]["mean_acceptance_length"]) for one in captures
+        ]
+        assert figures == [(f"0 {label} a", 3.0), (f"0 {label} b", 1.0)]
+
+
+def test_two_pages_of_one_server_are_the_interval_between_them(tmp_path, monkeypatch):
+    """Beside each other, one after the other in a file, and as Prometheus answers."""
+    monkeypatch.chdir(tmp_path)
+    before = changed(
+        text("metrics_before.txt"), drafts=1000, drafted=3000, accepted=1450, emitted=2480, at=(700, 450, 300)
+    )
+    after = changed(
+        text("metrics_before.txt"), drafts=3000, drafted=9000, accepted=2670, emitted=5700, at=(1500, 750, 420)
+    )
+    counts = (("drafts", "1000", "3000"), ("accepted_tokens", "1450", "2670"))
+    names = [(f"vllm:spec_decode_num_{name}_total", *values) for name, *values in counts]
+    series = [{"metric": {"__name__": name, "pod": "a"}, "values": [[1, a], [2, b]]} for name, a, b in names]
+    files = {
+        "a": before,
+        "b": after,
+        "ab": before + after,
+        "p": json.dumps({"data": {"resultType": "matrix", "result": series}}),
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.txt").write_text(content)
+    for command, tau in ((["report", "b.txt"], 1.89), (["report", "ab.txt"], 1.61), (["report", "p.txt"], 1.61)):
+        assert f"τ {tau}" in " ".join(run_here(command)[1].split())
+    code, out, err = run_here(["compare", "a.txt", "b.txt"])
+    assert (code, "2.45             1.61    -0.84" in out, "B  b.txt since a.txt" in out) == (0, True, True)
+    assert "the counters of b.txt go on from a.txt: these are what they counted since" in err
+    for one, other in (("b.txt", "a.txt"), ("a.txt", "a2.txt")):  # it went back; it is another server's
+        (tmp_path / "a2.txt").write_text(after.replace('engine="0"', 'engine="1"'))
+        assert "since" not in run_here(["compare", one, other])[1]
