@@ -2,13 +2,16 @@
 
 JSON Lines, an array or documents over several lines may hold ShareGPT's conversations, rows of SPEED-Bench (`turns` or
 `messages`), Spec-Bench and MT-bench (`turns`, or a list as `prompt`), vLLM's custom layout (`prompt`, `output_tokens`),
-or specscope's own. Of several turns only the first is asked, as the benches of vLLM and SGLang do. Anything that is not
-JSON is plain text, a prompt a line.
+SpecForge's conversations (`role`, `content`), what SGLang dumps of its requests, or specscope's own. Of several turns
+only the first is asked, as the benches of vLLM and SGLang do. A table with a column `prompt` has a prompt a row.
+Anything else is plain text, a prompt a line.
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +22,21 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 from specscope.trace.checked import Text, checked, checked_fields, decoded, short
 from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.documents import documents
 from specscope.trace.files import read_lines
-from specscope.trace.kinds import SHAREGPT, ReadAs, is_array, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import (
+    PROMPT_TABLE,
+    REQUEST_DUMP,
+    SHAREGPT,
+    ReadAs,
+    is_array,
+    kind_of,
+    looks_like_json,
+    start_of,
+)
 from specscope.trace.record.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
 from specscope.trace.record.records import TEMPLATE
 
@@ -35,6 +47,8 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in rows of SPEED-Bench 
 CHARACTERS = 4  # to a token, roughly: there is no tokenizer here
 # What vLLM's bench takes of ShareGPT, in tokens (its datasets.py, is_valid_sequence)
 LEAST, MOST_PROMPT, MOST_TOTAL = 4, 1024, 2048
+RENAMED = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}  # SGLang's names
+ASKED = re.compile(r"(?:prompt|question|instruction|query)s?", re.IGNORECASE)  # a column of prompts
 CATEGORIES = ("category", "sub_category", "difficulty")  # of a data set's row, which become labels
 MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
 
@@ -95,7 +109,10 @@ def read_rows(path: str) -> PromptRows:
     kind = kind_of(start)
     if kind is not None and kind.reader is not ReadAs.PROMPTS:
         raise kind.refusal(path, "a file of prompts")
-    lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path)
+    if kind is REQUEST_DUMP and start[:1] == b"\x80":
+        lines: Iterator[tuple[int, Any]] = enumerate(dumped_requests(path), 1)
+    else:
+        lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path)
     rows, left_out = [], 0
     for number, value in lines:
         try:
@@ -114,7 +131,7 @@ def read_rows(path: str) -> PromptRows:
     return PromptRows(rows, left_out)
 
 
-def _lines(path: str) -> Iterator[tuple[int, str | bytes]]:
+def _lines(path: str) -> Iterator[tuple[int, str | bytes | dict[str, Any]]]:
     """(number, value) of each line with text, or of each JSON document where the first line begins one."""
     lines = ((number, line) for number, line in read_lines(path, "the prompts") if line.strip())
     first = next(lines, None)
@@ -123,12 +140,33 @@ def _lines(path: str) -> Iterator[tuple[int, str | bytes]]:
     number, line = first
     if (kind := kind_of(line.encode())) is not None and kind.reader is not ReadAs.PROMPTS:
         raise kind.refusal(path, "a file of prompts")  # of a pipe, which cannot be looked at before
+    if kind is PROMPT_TABLE:
+        yield from _table(path, chain([first], lines))
+        return
     if not looks_like_json(line):
         yield first
         yield from lines
         return
     every = chain([(number, line)], lines)
     yield from documents(((line_number, text.encode() + b"\n") for line_number, text in every), path)
+
+
+def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a table as values of ours: its other columns are sampling parameters or labels."""
+    number, header = next(lines)
+    delimiter = max(",;\t", key=header.count)
+    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter))]
+    asked = next(
+        at for at, name in enumerate(names) if re.fullmatch("(?i)(?:prompt|question|instruction|query)s?", name)
+    )
+    names[asked] = "prompt"
+    rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter)
+    for row in rows:
+        cells = {name: cell for name, cell in zip(names, row, strict=False) if name and (cell or name == "prompt")}
+        try:
+            yield number + rows.line_num, {n: decoded(c) if n in PARAM_NAMES else c for n, c in cells.items()}
+        except ValueError:
+            raise UserError(f"{path}, line {number + rows.line_num}: a sampling parameter that is no number") from None
 
 
 def _array(path: str) -> Iterator[tuple[int, str | bytes]]:
@@ -159,7 +197,7 @@ def _broken_line(data: bytes, error: Exception) -> int:
     return data.count(b"\n", 0, int(position[1]) if position else len(data.rstrip())) + 1
 
 
-def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
+def parse_row(value: str | bytes | Mapping[str, Any], *, talks: bool = False) -> Row | None:
     """Text, or a JSON document; None for a conversation that vLLM's bench would leave out. Raises UserError.
 
     `talks`: ShareGPT's data set, where rows without a conversation are such.
@@ -167,20 +205,24 @@ def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
     if isinstance(value, str):
         return Row(checked(value, Prompt, "a line"))
     try:
-        values = decoded(value)
+        values = value if isinstance(value, Mapping) else decoded(value)
     except orjson.JSONDecodeError as error:
         raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
     if not isinstance(values, dict):
         raise UserError("this is not a JSON object")
+    if isinstance(asked := values.get("obj"), dict) and "sampling_params" in asked | values:
+        return _dumped(asked)
+    if isinstance(value, Mapping):
+        return _own(values)
+    said = values.get("conversations") or values.get("conversation")
+    if isinstance(said, list) and said and isinstance(said[0], dict) and "role" in said[0]:  # SpecForge's
+        return _first_turn(said, {})
     if talks or ({"conversations", "conversation"} & set(values) and not {"prompt", "messages"} & set(values)):
         return _conversation(value)
     if "turns" in values or isinstance(values.get("prompt"), list):
         return _turns(values)
     if "messages" in values and "question_id" in values:
-        chat = checked(values["messages"], Conversation, '"messages"')
-        until = next((count for count, message in enumerate(chat, 1) if message.role == "user"), len(chat))
-        first = [{"role": message.role, "content": _filled(message.content)} for message in chat[:until]]
-        return Row(first, labels=_categories(values))
+        return _first_turn(values["messages"], _categories(values))
     if "prompt" in values and "output_tokens" in values:
         tokens = checked(values["output_tokens"], OutputTokens, '"output_tokens"')
         prompt = checked(values["prompt"], Prompt, '"prompt"')
@@ -188,6 +230,62 @@ def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
     if not {"prompt", "messages"} & set(values) and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
         raise UserError(f"this is {kind.words}, not a prompt")
     return _own(values)
+
+
+def _first_turn(messages: object, labels: Mapping[str, str]) -> Row:
+    """A chat, to what its user says first."""
+    chat = checked(messages, Conversation, '"messages"')
+    until = next((count for count, message in enumerate(chat, 1) if message.role == "user"), len(chat))
+    return Row([{"role": each.role, "content": _filled(each.content)} for each in chat[:until]], labels=labels)
+
+
+def _dumped(asked: Mapping[str, Any]) -> Row:
+    """A request as SGLang dumps it, or logs it as JSON: its text, and what it was sampled with."""
+    if not isinstance(asked.get("text"), str):
+        raise UserError("this request of SGLang has no text, only token ids: its prompt is not known")
+    params = asked.get("sampling_params")
+    named = {RENAMED.get(name, name): value for name, value in (params if isinstance(params, dict) else {}).items()}
+    given = {name: value for name, value in named.items() if name in PARAM_NAMES and value not in (None, -1, "", [])}
+    given |= {"stop": [given["stop"]]} if isinstance(given.get("stop"), str) else {}
+    SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
+    return Row(checked(asked["text"], Prompt, '"text"'), given)
+
+
+class Opaque:
+    """Stands for every class in a pickle: none is imported, and nothing of it is run."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.state: object = args
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Of a mapping: left out."""
+
+    def append(self, value: object) -> None:
+        """Of a list: left out."""
+
+    extend = append
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type[Opaque]:
+        return Opaque
+
+
+def dumped_requests(path: str) -> Iterator[dict[str, Any]]:
+    """The requests in a file that SGLang dumped (its request dump, a crash dump), as JSON would have them."""
+    try:
+        with open(path, "rb") as raw, open_plain(raw, path) as file:
+            whole = _Plain(file).load()
+        items = [*(whole["requests"] if isinstance(whole, dict) and "requests" in whole else whole)]
+    except Exception as error:  # of a damaged pickle: anything
+        raise UserError(f"{path} is a dump of SGLang's requests that cannot be read ({first_line(error)})") from None
+    for item in items:
+        asked = item[0] if isinstance(item, tuple | list) and item else item
+        state = asked.state if isinstance(asked, Opaque) else asked
+        yield {"obj": state if isinstance(state, dict) else {}, "sampling_params": None}
 
 
 class _Turn(msgspec.Struct):

@@ -50,6 +50,8 @@ class FileKind:
 
 CAPTURE = FileKind("a capture", ReadAs.CAPTURES)
 PROMPT_FILE = FileKind("a file of prompts", ReadAs.PROMPTS)
+PROMPT_TABLE = FileKind("a table of prompts", ReadAs.PROMPTS)
+REQUEST_DUMP = FileKind("a dump of SGLang's requests", ReadAs.PROMPTS)
 SHAREGPT = FileKind("ShareGPT's data set", ReadAs.PROMPTS)
 WRAPPED_LOG = FileKind("a log in JSON, a line in each", ReadAs.WATCH)
 VLLM_LOG = FileKind("a log of vLLM", ReadAs.WATCH)
@@ -118,6 +120,7 @@ _BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
         FileKind("an answer of TensorRT-LLM", ReadAs.NONE),
         ("request_perf_metrics.speculative_decoding", "choices.request_perf_metrics.speculative_decoding"),
     ),
+    (REQUEST_DUMP, ("obj.sampling_params", "obj.text", "requests.obj.text")),
     (SHAREGPT, ("conversations", "conversation")),
     (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), ("turns multiturn", "messages question_id")),
     (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), ("turns", "prompt prompt_id")),
@@ -160,6 +163,11 @@ _BY_TEXT = (
     ),
     (LLAMACPP_STREAM, r'\Adata: ?\{(?s:.*)"timings": ?\{'),
     (STREAM, r"\A\s*(?:(?:event|id)?:[^\n]*\n\s*)*data: ?\{"),
+    (
+        PROMPT_TABLE,
+        r'\A(?:"?[\w .-]{1,60}"?[,;\t])*"?(?:prompt|question|instruction|query)s?"? *'
+        r'(?:[,;\t]"?[\w .-]{0,60}"?)*\r?(?:\n|\Z)',
+    ),
     (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),
 )
 _TEXTS = [(kind, re.compile(pattern, re.MULTILINE | re.IGNORECASE)) for kind, pattern in _BY_TEXT]
@@ -203,6 +211,8 @@ def kind_of(start: bytes) -> FileKind | None:
     for magic, words in _BY_BYTES.items():
         if start.startswith(magic):
             return FileKind(words, ReadAs.NONE)
+    if re.match(rb"\x80[\x02-\x05][\x95}\]c(]", start):
+        return REQUEST_DUMP if b"sglang" in start else FileKind("a Python pickle", ReadAs.NONE)
     if _PROTOBUF.match(start):
         return OTLP_PROTOBUF
     start = start[:LOOK]

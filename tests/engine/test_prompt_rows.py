@@ -1,6 +1,9 @@
 """Data sets in the layouts that load benches use: read alike, and refused by line."""
 
 import json
+import pickle
+import sys
+import types
 
 import pytest
 from hypothesis import example, given, settings
@@ -51,6 +54,19 @@ LAYOUTS = {
     "ShareGPT": (json.dumps([TALK]).encode(), LONG),
     "ShareGPT, indented": (json.dumps([TALK], indent=2).encode(), LONG),
     "ShareGPT, with a mark": (b"\xef\xbb\xbf \n" + json.dumps([TALK]).encode(), LONG),
+    "SpecForge": (
+        lines({"id": "s", "conversations": LONGER, "status": "success"}),
+        CHAT,
+    ),
+    "a table": (b'prompt,category\r\n"one, two\nor ""three""",list\n', 'one, two\nor "three"'),
+    "a table, prompts last": (b"id;max_tokens;Question\n7;9;one\n", "one", {"max_tokens": 9}),
+    "SGLang's log of requests": (
+        lines(
+            {"event": "request.finished", "obj": {"text": "one", "sampling_params": {"max_new_tokens": 9, "stop": "x"}}}
+        ),
+        "one",
+        {"max_tokens": 9, "stop": ["x"]},
+    ),
     "SGLang's key": (json.dumps([{"conversation": TALK["conversations"]}]).encode(), LONG),
 }
 
@@ -150,3 +166,31 @@ def test_a_file_that_cannot_be_read(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match=f"cannot read the prompts {path}"):
             read_rows(str(path))
+
+
+class GenerateReqInput:
+    __module__ = "sglang.srt.managers.io_struct"
+
+    def __init__(self, text):
+        self.text, self.input_ids, self.sampling_params = text, None, {"max_new_tokens": 9, "top_k": -1}
+
+
+def test_a_dump_of_sglangs_requests_is_read_without_its_classes(tmp_path, monkeypatch):
+    """As it pickles them: nothing in the file is imported or run."""
+    path = GenerateReqInput.__module__.split(".")
+    for depth in range(1, len(path) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(path[:depth]), types.ModuleType(path[depth - 1]))
+    sys.modules[GenerateReqInput.__module__].GenerateReqInput = GenerateReqInput
+    dump = {"server_args": None, "requests": [(GenerateReqInput("one"), {"text": "two"}, 1.0, 2.0)]}
+    for content in (dump, dump["requests"]):
+        (row,) = of(tmp_path, pickle.dumps(content)).rows
+        assert (row.prompt, row.given) == ("one", {"max_tokens": 9})
+    ids, cut = pickle.dumps([(GenerateReqInput(None), {})]), pickle.dumps(dump)[:-30]
+    for content, why in ((ids, "line 1: this request of SGLang has no text"), (cut, "cannot be read")):
+        with pytest.raises(UserError, match=why):
+            of(tmp_path, content)
+    marker = tmp_path / "run"
+    harm = b"\x80\x02csglang.x\nY\n(Vx\ntRcos\nsystem\n(Vmkdir %s\ntR." % str(marker).encode()
+    with pytest.raises(UserError):
+        of(tmp_path, harm)
+    assert not marker.exists()
