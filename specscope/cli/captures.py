@@ -21,7 +21,7 @@ from specscope.errors import UserError
 from specscope.terminal import text_console
 from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.stored import FetchedCapture, StoreAddress
+from specscope.trace.stored import CaptureSource, StoreAddress, as_runs, every_run
 from specscope.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def fetches_captures(function: F) -> F:
     """The flag --header of a verb that reads captures, which are fetched first where they are addresses."""
 
     @functools.wraps(function)
-    def fetched(*args: Any, headers: tuple[str, ...], **flags: Any) -> Any:  # noqa: ANN401
+    def fetched(*args: Any, headers: tuple[str, ...], run: str | None, **flags: Any) -> Any:  # noqa: ANN401
         given = [value for flag in flags.values() for value in (flag if isinstance(flag, tuple) else (flag,))]
         addresses = [value for value in given if isinstance(value, StoreAddress)]
         if headers and not addresses:
@@ -164,12 +164,36 @@ def fetches_captures(function: F) -> F:
         for name, value in flags.items():
             if isinstance(value, tuple):
                 flags[name] = tuple(
-                    known[item].at(item.place) if isinstance(item, StoreAddress) else item for item in value
+                    known[item].but(place=item.place) if isinstance(item, StoreAddress) else item for item in value
                 )
             elif isinstance(value, StoreAddress):
                 flags[name] = known[value]
+        if run is not None:
+            flags |= {name: _with_run(value, run) for name, value in flags.items() if name in NAMED}
         return function(*args, **flags)
 
+    one_run = click.option("--run", metavar="ID", help="Of a CAPTURE that holds several runs, take this one.")
+    return one_run(_header(fetched))  # type: ignore[return-value]
+
+
+NAMED = ("captures", "others", "file", "place", "places", "over")  # arguments that are captures
+
+
+def _with_run(value: Any, run: str) -> Any:  # noqa: ANN401 - a capture, or several
+    """The captures of an argument, of which this run is read."""
+    if isinstance(value, tuple):
+        return tuple(_with_run(item, run) for item in value)
+    if value is None:
+        return None
+    from specscope.trace.wire.reading import split_file
+
+    file, place = split_file(value)
+    source = CaptureSource.of(file)
+    ids = {each.run for each in map(CaptureSource.of, every_run(source)) if each.run.startswith(run)}
+    return source.but(run=ids.pop() if len(ids) == 1 else run, place=place)
+
+
+def _header(fetched: F) -> F:
     return click.option(
         "--header",
         "headers",
@@ -177,7 +201,7 @@ def fetches_captures(function: F) -> F:
         metavar="'NAME: VALUE'",
         help="Where CAPTURE is the address of a trace in Jaeger or Tempo (http://HOST:16686/trace/ID), send this to it "
         "too, such as a login; may be given several times.",
-    )(fetched)  # type: ignore[return-value]
+    )(fetched)
 
 
 def reads_watched(function: F) -> F:
@@ -201,7 +225,7 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
 
     `since`: another such file. Where the counters of this one go on from there, it is told what they counted since.
     """
-    kind = None if isinstance(file, StoreAddress | FetchedCapture) else kind_of(start_of(file))
+    kind = None if isinstance(file, StoreAddress | CaptureSource) else kind_of(start_of(file))
     if kind is None or kind.reader is not ReadAs.WATCH:
         return (file,)
     import atexit
@@ -246,7 +270,7 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
     models = [f" model {model}" if len({*engines}) < len(engines) else "" for *_, model in watch.runs]
     words = [engine + model for engine, model in zip(engines, models, strict=True)] if len(engines) > 1 else [""]
     runs = zip(watch.runs.values(), words, strict=True)
-    return tuple(FetchedCapture(f"{name}{word}", Path(run.captured), notes=notes) for run, word in runs)
+    return tuple(CaptureSource(f"{name}{word}", Path(run.captured), notes=notes) for run, word in runs)
 
 
 def _header_lines(lines: Sequence[str]) -> dict[str, str]:
@@ -260,7 +284,7 @@ def _header_lines(lines: Sequence[str]) -> dict[str, str]:
     return headers
 
 
-def _fetched(address: StoreAddress, headers: Mapping[str, str]) -> FetchedCapture:
+def _fetched(address: StoreAddress, headers: Mapping[str, str]) -> CaptureSource:
     """The capture at an address; where it cannot be had, whoever reads it hears why."""
     from specscope.remote.store import fetch_capture
 
@@ -268,7 +292,7 @@ def _fetched(address: StoreAddress, headers: Mapping[str, str]) -> FetchedCaptur
         with reading_bar("fetching") as progress:
             return fetch_capture(address, headers, progress)
     except UserError as error:
-        return FetchedCapture(address, error=str(error))
+        return CaptureSource(address, error=str(error))
 
 
 def need_different(files: Sequence[str], where: str = "") -> None:
@@ -295,6 +319,7 @@ def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[s
     from specscope.analyze.findings import Exit
 
     need_different(files)
+    files = as_runs(files)
     captures: list[Mapping[str, Any]] = []
     for number, file in enumerate(files):
         if number and not as_json:

@@ -25,6 +25,7 @@ from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
 from specscope.trace.files import PAGE, check_output
 from specscope.trace.record.vocabulary import shell_word
+from specscope.trace.stored import as_runs, every_run
 
 if TYPE_CHECKING:
     from specscope.analyze.compare.columns import Side
@@ -225,11 +226,15 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
         a, b = list(captures), list(others)
     elif not others and len(captures) == 2:
         a, b = [captures[0]], [captures[1]]
+    elif not others and len(captures) == 1 and len(runs := every_run(captures[0])) == 2:
+        a, b = [runs[0]], [runs[1]]
     else:
         raise UserError("give two captures, or several on each side: specscope compare A1 A2 --with B1 B2")
     for name, side in (("A", a), ("B", b)):
         need_different(side, f" for side {name}")
-    return a, b
+    sides = ([run for capture in as_runs(side) for run in every_run(capture)] for side in (a, b))
+    first, second = sides
+    return first, second
 
 
 def _print_text(comparison: Comparison) -> None:

@@ -7,6 +7,7 @@ import click
 from specscope.cli.captures import captures_argument, fetches_captures, reading_bar
 from specscope.cli.streams import say, warn
 from specscope.trace.history.wording import plural
+from specscope.trace.stored import as_runs
 
 
 @click.command()
@@ -29,7 +30,7 @@ def export(captures: tuple[str, ...], output: str) -> None:
     from specscope.analyze.export.exporting import export as write
 
     with reading_bar("exporting") as progress:
-        written = write(captures, output, progress)
+        written = write(as_runs(captures), output, progress)
     for warning in written.warnings:
         warn(warning)
     counts = (plural(count, name.removesuffix("s")) for name, count in written.rows.items() if count)

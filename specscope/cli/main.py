@@ -55,6 +55,7 @@ from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
 from specscope.trace.files import PAGE, check_output
 from specscope.trace.record.vocabulary import shell_word
+from specscope.trace.stored import as_runs, every_run
 
 if TYPE_CHECKING:
     from specscope.analyze.several import Several
@@ -333,7 +334,7 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
     if html is not None:
         check_output(html, "--html", captures, PAGE)
     reports, warnings = [], []
-    for file in captures:
+    for file in (run for capture in as_runs(captures) for run in every_run(capture)):
         reader = read_branch(file, branch)
         reports.append(build_report(reader.history, source=file, warnings=reader.warnings))
         warnings += reader.warnings

@@ -23,6 +23,7 @@ from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.terminal import text_console
 from specscope.trace.files import FIGURES, PLOT, check_output
+from specscope.trace.stored import as_runs
 
 if TYPE_CHECKING:
     from specscope.analyze.tune.read import Recorded
@@ -96,7 +97,7 @@ def tune(
     need_different(captures)
     _check_flags(captures, costs, save_costs, prompts, plot, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
-    data, warnings = _read(captures)
+    data, warnings = _read(as_runs(captures))
     priced: Costs | None = None
     engine: Any = None
     if costs is not None:

@@ -19,7 +19,7 @@ from specscope.remote.fetch import HttpClient, StatusError
 from specscope.trace.checked import decoded
 from specscope.trace.documents import LARGEST
 from specscope.trace.history.wording import plural
-from specscope.trace.stored import FetchedCapture, StoreAddress
+from specscope.trace.stored import CaptureSource, StoreAddress
 
 SILENT = 15.0  # seconds that a store may be silent: a trace that it has to look for takes some
 WHOLE = 120.0  # seconds that a trace may take in all
@@ -34,7 +34,7 @@ LOGIN = (401, 403)
 
 def fetch_capture(
     address: StoreAddress, headers: Mapping[str, str], progress: Callable[[float], None] | None = None
-) -> FetchedCapture:
+) -> CaptureSource:
     """A trace and its engine steps, as far as the store has them, in a file that is deleted with the process.
 
     Raises UserError in one line. Engine steps that are no longer there are no error; others that are missing are noted.
@@ -51,7 +51,7 @@ def fetch_capture(
         raise UserError(f"{address}: cannot write what was fetched: {error.strerror}") from error
     finally:
         client.close()
-    return FetchedCapture(address, path, place=address.place, notes=steps.notes)
+    return CaptureSource(address, path, first_run=True, place=address.place, notes=steps.notes)
 
 
 def _new_file() -> tuple[BinaryIO, Path]:

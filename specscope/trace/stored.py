@@ -1,18 +1,24 @@
-"""Captures that lie in a trace store: their addresses, and what they are once they were fetched.
+"""Captures as verbs are given them: a file, several files of one run, one run of several in a file, or a trace store.
 
-Both are text: the address as it may be shown, without its login. So whoever shows, compares or suggests the name of a
-capture does not have to know where it came from.
+All are text: the name, or the address as it may be shown, without its login. So whoever shows, compares or suggests the
+name of a capture does not have to know where it came from.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from specscope.errors import UserError
 from specscope.trace.checked import checked_url, without_login
+from specscope.trace.compressed import BROKEN, open_plain
+from specscope.trace.kinds import start_of
+
+PIECE, LONGEST_NAME = 2**20, 2**11  # bytes of a file that are looked at together; that a run's name is within
 
 # What the address of a trace ends with: a page of Jaeger, or the API of Jaeger or Tempo
 _TRACE = re.compile(r"(?P<root>.*)/(?P<what>trace|api/(?:v[23]/)?traces)/(?P<id>[0-9a-fA-F]{1,32})/?")
@@ -62,31 +68,91 @@ class StoreAddress(str):
         return address
 
 
-class FetchedCapture(str):
-    """A capture that was fetched: it is called by its address and read from a file."""
+class CaptureSource(str):
+    """A capture by the name that it is called by; where it is read from, and what of it."""
 
-    file: Path  # where it lies until this process ends
-    place: str  # as of its address
+    files: tuple[Path, ...]  # of one run, in their order
+    run: str  # the id of the run that is read; "" for the only one
+    first_run: bool  # of several runs the first is read: a caller's trace may have asked several engines
+    place: str  # as of an address
     notes: tuple[str, ...]  # what is missing, in words
     error: str  # why it could not be fetched: whoever reads it hears of it
 
     def __new__(
-        cls, address: str, file: Path = Path(), *, place: str = "", notes: tuple[str, ...] = (), error: str = ""
+        cls,
+        name: str,
+        *files: Path,
+        run: str = "",
+        first_run: bool = False,
+        place: str = "",
+        notes: tuple[str, ...] = (),
+        error: str = "",
     ) -> Self:
         """As of its fields."""
-        capture = super().__new__(cls, address)
-        capture.file, capture.place, capture.notes, capture.error = file, place, notes, error
+        source = super().__new__(cls, name)
+        source.files, source.run, source.first_run = files, run, first_run
+        source.place, source.notes, source.error = place, notes, error
+        return source
+
+    @staticmethod
+    def of(capture: str | os.PathLike[str]) -> CaptureSource:
+        """A capture, however it is called. Raises UserError where it could not be fetched."""
+        if not isinstance(capture, CaptureSource):
+            return CaptureSource(os.fspath(capture), Path(capture))
+        if capture.error:
+            raise UserError(capture.error)
         return capture
 
-    def at(self, place: str) -> FetchedCapture:
-        """The same, with another place."""
-        return FetchedCapture(self, self.file, place=place, notes=self.notes, error=self.error)
+    def but(self, **change: Any) -> CaptureSource:  # noqa: ANN401 - its fields
+        """The same with some fields changed."""
+        fields = {name: getattr(self, name) for name in ("run", "first_run", "place", "notes", "error")}
+        return CaptureSource(self, *self.files, **(fields | change))
 
 
-def file_of(capture: str | os.PathLike[str]) -> Path:
-    """The file of a capture, however it is called. Raises UserError where it could not be fetched."""
-    if not isinstance(capture, FetchedCapture):
-        return Path(capture)
-    if capture.error:
-        raise UserError(capture.error)
-    return capture.file
+# How a resource names its run, in OTLP JSON, on Jaeger's page, and in protobuf, where a length stands before it
+_RUN = re.compile(
+    rb'specscope\.run\.id(?:"[^}]{0,60}?"(?:stringValue|string_value|value)"\s*:\s*"([^"\\]{1,1000})"|\x12.\n(.))',
+    re.DOTALL,
+)
+
+
+def runs_in(content: bytes) -> list[str]:
+    """The ids of the runs that a part of a file names, in their order."""
+    names: dict[str, None] = {}
+    for match in _RUN.finditer(content):
+        name = match[1] or content[match.end() : match.end() + match[2][0]]
+        names[name.decode("utf-8", "replace")] = None
+    return list(names)
+
+
+def every_run(capture: str | os.PathLike[str]) -> list[str]:
+    """A capture; or, of a file that holds several runs, each of them. Reading it reports what is wrong with it."""
+    with suppress(UserError, *BROKEN):
+        source = CaptureSource.of(capture)
+        if not source.run and not source.first_run and all(file.is_file() for file in source.files):
+            runs = dict.fromkeys(run for file in source.files for run in _runs_of(file))
+            if len(runs) > 1:
+                return [CaptureSource(f"{source} (run {run[:12]})", *source.files, run=run) for run in runs]
+    return [capture if isinstance(capture, str) else os.fspath(capture)]
+
+
+def _runs_of(file: Path) -> list[str]:
+    runs: dict[str, None] = {}
+    with open(file, "rb") as raw, open_plain(raw, str(file)) as content:
+        tail = b""
+        while piece := content.read(PIECE):
+            runs |= dict.fromkeys(runs_in(tail + piece))
+            tail = piece[-LONGEST_NAME:]
+    return list(runs)
+
+
+def as_runs(captures: Sequence[str]) -> list[str]:
+    """These captures, with files of one run, such as rotated ones, as one."""
+    by_run: dict[str, list[str]] = {}
+    for number, capture in enumerate(captures):
+        plain = type(capture) is str and os.path.isfile(capture)
+        runs = runs_in(start_of(capture)) if plain else []
+        by_run.setdefault(runs[0] if runs else f"\0{number}", []).append(capture)
+    return [
+        same[0] if len(same) == 1 else CaptureSource(" + ".join(same), *map(Path, same)) for same in by_run.values()
+    ]

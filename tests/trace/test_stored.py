@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.stored import FetchedCapture, StoreAddress, file_of
+from specscope.trace.stored import CaptureSource, StoreAddress
 from specscope.trace.wire.reading import CaptureReader, split_reference
 
 ID = "45daff46812af6761e35bf7f76fb6dbb"
@@ -83,15 +83,15 @@ def test_any_text_is_an_address_or_refused_in_one_line(text, login, ends):
 def test_what_was_fetched_is_called_by_its_address_everywhere(tmp_path):
     path = tmp_path / "x"
     path.write_bytes((Path(__file__).parents[2] / "traces" / "planted.jsonl").read_bytes())
-    capture = FetchedCapture(f"http://h/trace/{ID}", path, place="r0@2", notes=("a note",))
+    capture = CaptureSource(f"http://h/trace/{ID}", path, place="r0@2", notes=("a note",))
     assert split_reference(capture) == (f"http://h/trace/{ID}", "r0@2")
     reader = CaptureReader(split_reference(capture)[0])
     reader.read()
     assert (reader.name, reader.warnings[0]) == (f"http://h/trace/{ID}", "a note")
     again = pickle.loads(pickle.dumps(capture))  # compare reads large captures in processes of their own
-    assert (again, file_of(again), again.place) == (capture, path, "r0@2")
+    assert (again, again.files, again.place) == (capture, (path,), "r0@2")
 
 
 def test_what_could_not_be_fetched_is_told_by_whoever_reads_it():
     with pytest.raises(UserError, match=r"^it is gone$"):
-        CaptureReader(FetchedCapture("http://h/trace/ab", error="it is gone"))
+        CaptureReader(CaptureSource("http://h/trace/ab", error="it is gone"))

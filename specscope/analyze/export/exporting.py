@@ -22,7 +22,7 @@ from specscope.trace.kinds import CAPTURE, kind_of, start_of
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
-from specscope.trace.stored import file_of
+from specscope.trace.stored import CaptureSource
 from specscope.trace.wire.reading import CaptureReader, without_gc
 
 # A capture is read record by record: all that is kept is which steps its last branch goes through.
@@ -100,10 +100,11 @@ def find_path(name: str, progress: Progress) -> Path | None:
 
 def _has_branches(name: str) -> bool:
     """Whether it may have: of a file in another form than a capture's own, only reading it tells."""
-    if kind_of(start_of(file_of(name))) is not CAPTURE:
+    files = CaptureSource.of(name).files
+    if len(files) > 1 or kind_of(start_of(files[0])) is not CAPTURE:
         return True
     try:
-        with open(file_of(name), "rb") as raw, open_plain(raw, name) as file:
+        with open(files[0], "rb") as raw, open_plain(raw, name) as file:
             return any(BEGINS in line for line in file)
     except BROKEN as error:
         raise UserError(f"cannot read {name}: {reason(error)}") from error
@@ -119,7 +120,7 @@ def stream(reader: CaptureReader, progress: Progress) -> None:
 def size(name: str) -> int:
     """Bytes of a file, at least 1."""
     try:
-        return max(os.stat(file_of(name)).st_size, 1)
+        return max(sum(os.stat(file).st_size for file in CaptureSource.of(name).files), 1)
     except OSError:
         return 1  # reading it reports what is wrong
 

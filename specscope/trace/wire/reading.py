@@ -11,7 +11,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
@@ -24,7 +26,7 @@ from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.stored import FetchedCapture, file_of
+from specscope.trace.stored import CaptureSource, every_run
 from specscope.trace.wire.bus import PROMPT_SECONDS
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, Spans, read_line
@@ -46,43 +48,49 @@ class CaptureReader:
 
     def __init__(self, path: str | os.PathLike[str], history: History | None = None) -> None:
         """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records."""
-        self.path = file_of(path)
-        self.name = printable(path if isinstance(path, FetchedCapture) else str(self.path))
-        self._fetched = isinstance(path, FetchedCapture)
-        self._remarks = list(path.notes) if isinstance(path, FetchedCapture) else []  # on who wrote it, and how it came
-        self._other_runs: set[str] = set()  # of a trace in a store, those that are left out
+        self.source = CaptureSource.of(path)
+        self.name = printable(str(self.source))
+        self._remarks = [*self.source.notes]  # on who wrote it, and how it came
+        self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
         self._services: set[str] = set()  # that sent spans of other kinds: some of them
         self.warnings = [*self._remarks]
         self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
         self.history = History() if history is None else history
         self._last: deque[StepRecord] = deque(maxlen=LAST)
         self.done = False
+        self.size = self._before = 0  # bytes of its files, and of those that have been read
+        self._file: BinaryIO = BytesIO()  # that is being read
+        self._plain = True  # it is not compressed
         self._began = time.monotonic()
         self._decoder = Decoder(patient=True)
         self.history.vocabulary = self._decoder.vocabulary
-        try:
-            status = self.path.stat()
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a device may have no end
-                raise UserError(f"cannot read {self.name}: a capture must be a regular file")
-            self._kind = kind = kind_of(start_of(self.path))
-            if kind is not None and kind.reader is not ReadAs.CAPTURES:
-                raise kind.refusal(str(path), "a capture")
-            self._file = open(self.path, "rb")  # noqa: SIM115
-            self._content = open_plain(self._file, str(path))
-            self.size = status.st_size
-        except OSError as error:
-            file, sign, step = str(path).rpartition("#")
-            if sign and os.path.exists(file):
-                raise UserError(
-                    f"{self.name} names a step: give the whole capture, {printable(file)} (specscope replay, or debug "
-                    f"--over, opens it at {printable(step)})"
-                ) from None
-            raise UserError(f"cannot read {self.name}: {error.strerror}") from error
+        for file in self.source.files:
+            self._check(file)
         self._lines = self._records()
         for records in self._lines:  # up to the run's resource: refuses what is no capture
             self._append(records)
             if self.history.run is not None:
                 break
+
+    def _check(self, file: Path) -> None:
+        """Refuse a file that is no capture. Raises UserError."""
+        try:
+            status = file.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a device may have no end
+                raise UserError(f"cannot read {self.name}: a capture must be a regular file")
+            kind = kind_of(start_of(file))
+            if kind is not None and kind.reader is not ReadAs.CAPTURES:
+                raise kind.refusal(str(file), "a capture")
+            with open(file, "rb"):
+                self.size += status.st_size
+        except OSError as error:
+            name, sign, step = str(file).rpartition("#")
+            if sign and os.path.exists(name):
+                raise UserError(
+                    f"{self.name} names a step: give the whole capture, {printable(name)} (specscope replay, or debug "
+                    f"--over, opens it at {printable(step)})"
+                ) from None
+            raise UserError(f"cannot read {self.name}: {error.strerror}") from error
 
     def read(self, seconds: float | None = None) -> bool:
         """Read for about so long, or to the end; True where there is more."""
@@ -100,7 +108,7 @@ class CaptureReader:
         """How much of the file has been read, 0 to 1."""
         if self.done:
             return 1.0
-        share = self._file.tell() / max(self.size, 1)
+        share = (self._before + (0 if self._file.closed else self._file.tell())) / max(self.size, 1)
         return (self._passes - 1 + share) / 2 if self._passes else share
 
     @property
@@ -116,12 +124,17 @@ class CaptureReader:
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each line of OTLP JSON with its number, or what another form holds."""
-        try:
-            yield from unwrapped(self._content, self._kind, self.name, self._leave_out)
-        except BROKEN as error:
-            if self.history.run is None or getattr(error, "strerror", None):
-                raise UserError(f"cannot read {self.name}: {reason(error)}") from error
-            self.warnings.append(f"{self.name} was cut off: {reason(error)}")
+        self._before = 0
+        for file in self.source.files:
+            try:
+                with open(file, "rb") as self._file, open_plain(self._file, str(file)) as content:
+                    self._plain = content is self._file
+                    yield from unwrapped(content, kind_of(start_of(file)), self.name, self._leave_out)
+                    self._before += self._file.tell()
+            except BROKEN as error:
+                if self.history.run is None or getattr(error, "strerror", None):
+                    raise UserError(f"cannot read {self.name}: {reason(error)}") from error
+                self.warnings.append(f"{self.name} was cut off: {reason(error)}")
 
     def _records(self) -> Iterator[list[StepRecord]]:
         """The records, in order. Where a step waits too long for its spans, only the whole file tells what there is.
@@ -144,8 +157,6 @@ class CaptureReader:
 
     def _again(self) -> Iterator[tuple[int, bytes | Parts]]:
         """The documents from the first on; what was reported of them is reported anew."""
-        self._file.seek(0)
-        self._content = open_plain(self._file, str(self.path))
         self.warnings = [*self._remarks]
         self._passes += 1
         self._decoder.faults = Faults()
@@ -159,7 +170,7 @@ class CaptureReader:
                 yield number, line
                 continue
             if not line.endswith(b"\n") and not _whole(line):
-                of = f" of {self.size:,}" if self._content is self._file else ""
+                of = f" of {self.size:,}" if self._plain else ""
                 lost = f"{len(line):,}{of} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
                 break
@@ -206,19 +217,20 @@ class CaptureReader:
         self._decoder.faults.add(f"line {number}", why)
 
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
+        run, wanted = resource.get("specscope.run.id"), self.source.run
+        if self.history.run is not None and not isinstance(run, str):
+            raise DamagedError("the resource does not name its run")
+        if run != (wanted or (run if self.history.run is None else self.history.run.run_id)):
+            if not wanted and not self.source.first_run:
+                runs = ", ".join(each.run[:12] for each in every_run(self.source) if isinstance(each, CaptureSource))
+                raise UserError(f"the file holds more than one run: add --run ID with one of {runs}")
+            self._other_runs[str(run)] += len(spans)
+            return []
         if self.history.run is None:
             self.history.run = run_info(resource)
             written = [f"{self.name}: {words}"] if (words := newer(resource)) else []
             self._remarks, self.warnings = [*self._remarks, *written], [*self.warnings, *written]
             self._decoder.privacy = self.history.run.privacy
-        run = resource.get("specscope.run.id")
-        if not isinstance(run, str):
-            raise DamagedError("the resource does not name its run")
-        if run != self.history.run.run_id:
-            if self._fetched:  # a caller's trace may have asked several engines
-                self._other_runs.add(run)
-                return []
-            raise UserError("the file holds more than one run: write each to its own file")
         self._learn(resource.get(DRAFT_TOKENS))
         records = [record for span in spans for record in self._decoder.feed(span)]
         packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
@@ -233,9 +245,10 @@ class CaptureReader:
 
     def _finish(self) -> None:
         self.done = True
-        self._file.close()
         decoder, history = self._decoder, self.history
         history.lost = decoder.lost
+        if history.run is None and self._other_runs:
+            raise UserError(f"{self.name} has no run {self.source.run}; there are: {', '.join(self._other_runs)}")
         if history.run is None and history.others:
             services = ", ".join(sorted(self._services))
             raise UserError(f"{self.name} holds only spans of other services ({services}) and no specscope run")
@@ -254,7 +267,7 @@ class CaptureReader:
         if history.run.sampling:
             asked = printable(history.run.sampling)
             self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
-        if self._other_runs:
+        if self._other_runs and not self.source.run:
             count = plural(len(self._other_runs), "other run")
             self.warnings.append(f"the trace also holds requests of {count}, left out here: this is its first")
         history.in_part = decoder.in_part
@@ -314,7 +327,7 @@ def split_reference(text: str) -> tuple[str, str]:
 
 def split_file(text: str) -> tuple[str, str]:
     """FILE#REST as (FILE, REST); a file whose name has a # in it is one."""
-    if isinstance(text, FetchedCapture):
+    if isinstance(text, CaptureSource):
         return text, text.place
     file, sign, rest = text.rpartition("#")
     return (text, "") if not sign or os.path.exists(text) else (file, rest)
