@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,19 @@ def _tensors(folder: Path) -> list[str]:
     except (OSError, UserError, SafetensorError):  # the loader says what is wrong with them
         return []
     return names
+
+
+def draft_tokens_of(folder: Path) -> list[int] | None:
+    """The target's token behind each draft token of a head; None where nothing tells them, or they cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    with suppress(UserError, OSError, SafetensorError):
+        for file in weight_files(folder):
+            with safe_open(file, framework="numpy") as tensors:
+                if "d2t" in tensors.keys():  # noqa: SIM118 - it is no mapping
+                    offsets = tensors.get_tensor("d2t")
+                    return [place + int(offset) for place, offset in enumerate(offsets)]
+    return None
 
 
 def unknown_tensor(names: Iterable[str]) -> str:

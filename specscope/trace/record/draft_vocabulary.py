@@ -13,9 +13,12 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
+import specscope
+from specscope.plans.heads import draft_tokens_of
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import Ints
 
@@ -101,6 +104,16 @@ def completed(run: RunInfo, packed: object) -> RunInfo:
         return run
     unpack(packed, run.draft_vocab)
     return dataclasses.replace(run, draft_tokens=packed)
+
+
+def completed_here(run: RunInfo) -> RunInfo:
+    """The run with its draft vocabulary, where it lacks that and the head on this machine is the one that it names."""
+    beside = Path(specscope.__file__).parent / "heads" / Path(run.draft_model).name
+    for folder in (Path(run.draft_path), beside):
+        if lacks_draft_tokens(run) and (folder / "config.json").is_file():
+            tokens = draft_tokens_of(folder)
+            run = run if tokens is None else completed(run, pack(tokens))
+    return run
 
 
 def draft_tokens(run: RunInfo | None) -> Ints | None:

@@ -23,14 +23,14 @@ from specscope.trace.history.history import History
 from specscope.trace.history.place_name import read_place
 from specscope.trace.history.wording import plural
 from specscope.trace.kinds import ReadAs, kind_of, start_of
-from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, every_run
 from specscope.trace.wire.bus import PROMPT_SECONDS
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, Spans, read_line
-from specscope.trace.wire.schema import is_ours, newer
+from specscope.trace.wire.schema import is_ours, newer, whole_objects
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 from specscope.trace.wire.wrapped.unwrap import unwrapped
 
@@ -231,6 +231,8 @@ class CaptureReader:
             written = [f"{self.name}: {words}"] if (words := newer(resource)) else []
             self._remarks, self.warnings = [*self._remarks, *written], [*self.warnings, *written]
             self._decoder.privacy = self.history.run.privacy
+            for name in whole_objects(resource)[1]:
+                self._decoder.faults.add("the run", f"`{name}` was cut short")
         self._learn(resource.get(DRAFT_TOKENS))
         records = [record for span in spans for record in self._decoder.feed(span)]
         packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
@@ -270,8 +272,9 @@ class CaptureReader:
         if self._other_runs and not self.source.run:
             count = plural(len(self._other_runs), "other run")
             self.warnings.append(f"the trace also holds requests of {count}, left out here: this is its first")
+        history.run = completed_here(history.run)
         history.in_part = decoder.in_part
-        if words := decoder.missing_text():
+        if words := missing_of(history) if decoder.without_engine else decoder.missing_text():
             self.warnings.append(words)
         unfinished = sum(request.end is None for request in history.requests.values())
         if unfinished:
@@ -285,6 +288,14 @@ class CaptureReader:
             return ""
         steps = 1 + math.ceil(PROMPT_SECONDS * 1e9 / max(statistics.median(took), 1.0))
         return f": vLLM was killed, or runs on, and up to about {steps:,} steps are not here"
+
+
+def missing_of(history: History) -> str:
+    """What is missing of requests whose traces were chosen from a run, in words; "" where they are whole."""
+    gaps = [each.steps[-1].index + 1 - len(each.rows) for each in history.requests.values() if each.rows]
+    steps, requests = sum(gaps), sum(gap > 0 for gap in gaps)
+    lost = f"without {plural(steps, 'step')} of {plural(requests, 'request')}"
+    return f"a part of its run, {lost}" if steps else ""
 
 
 def _whole(line: bytes) -> bool:

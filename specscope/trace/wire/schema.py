@@ -8,6 +8,7 @@ DamagedError.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
@@ -31,9 +32,10 @@ from specscope.trace.record.declared import (
     Time,
     Token,
     TokenCount,
+    WireForm,
 )
-from specscope.trace.record.draft_vocabulary import DIGEST, unpack
 from specscope.trace.record.notes import DraftNotes, ParentNotes
+from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import (
     EVIDENCE,
     FinishReason,
@@ -351,12 +353,21 @@ class Resource(Declared, frozen=True, kw_only=True):
     text: bool = field(name="specscope.run.text")
     tokens: bool = field(name="specscope.run.tokens", default=True)
 
-    def __post_init__(self) -> None:
-        if self.run_draft_tokens and not self.run_draft_tokens.startswith(DIGEST):
-            try:
-                unpack(self.run_draft_tokens, self.run_draft_vocab)
-            except ValueError as error:
-                raise ValueError(f"`specscope.run.draft_tokens` {error}") from None
+
+# The attributes that hold a JSON object as text, and what stands for one that a store cut short
+OBJECTS = {
+    field.attribute: "" if field.notes is not None else "{}"
+    for kind in (RequestStep, RequestInfo, RunInfo)
+    for field in wired(kind)
+    if field.notes is not None or field.wire.form is WireForm.JSON
+} | {"specscope.request.params": json.dumps({"left_out": sorted(PARAM_NAMES)})}
+
+
+def whole_objects(attributes: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The attributes, but for JSON objects that were cut short, and the names of these: the others are worth having."""
+    texts = {name: attributes[name] for name in OBJECTS.keys() & attributes.keys()}
+    cut = [name for name, text in texts.items() if isinstance(text, str) and text[:1] == "{" and text[-1] != "}"]
+    return ({**attributes, **{name: OBJECTS[name] for name in cut}} if cut else attributes), cut
 
 
 def newer(resource: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
 from specscope.trace.history.faults import Faults
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
-from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed
+from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed, digest, draft_tokens
 from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams, withheld_at
 from specscope.trace.record.privacy import Privacy, no_tokens
@@ -33,7 +33,15 @@ from specscope.trace.record.records import (
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire import aggregate_span, schema
-from specscope.trace.wire.codec import DamagedError, check_times, checked_span, first, read, read_json, unescaped_bytes
+from specscope.trace.wire.codec import (
+    DamagedError,
+    check_times,
+    checked_span,
+    first,
+    read,
+    read_json,
+    unescaped_bytes,
+)
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.schema import Resource, newer
@@ -59,12 +67,16 @@ def run_info(resource: Attributes) -> RunInfo:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these spans come from another program ({service})")
     try:
-        checked = checked_span(resource, Resource)
+        checked = checked_span(schema.whole_objects(resource)[0], Resource)
         privacy = Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)
         run = read(checked, RunInfo, {}, given={"privacy": privacy})
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
+    try:
+        draft_tokens(run)
+    except ValueError:  # with_vocabulary names it
+        run = replace(run, draft_tokens=digest(run.draft_tokens))
     return replace(run, params=first(DEFAULTS, {**UNSET_PARAMS, **run.params})) if run.params else run
 
 
@@ -250,7 +262,10 @@ class Decoder:
         step = attributes.get("specscope.step")
         try:
             check_times(start_ns, end_ns)
-            span = checked_span(attributes, kind)
+            whole, cut = schema.whole_objects(attributes)
+            for each in cut:
+                self.faults.add(name, f"`{each}` was cut short")
+            span = checked_span(whole, kind)
             self._take_in(span, start_ns, end_ns)
         except DamagedError as error:
             self.faults.add(schema.ROOT_NAME if issubclass(kind, schema.Root) else name, str(error))
