@@ -1,4 +1,4 @@
-"""Captures as people keep them: several runs in a file, a run in several, a request alone, texts that were cut short."""
+"""Captures as people keep them: several runs in a file, a run in several, a request alone, texts that a store cut."""
 
 import json
 from collections import Counter

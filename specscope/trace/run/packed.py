@@ -7,9 +7,7 @@ went in, its arrays views into the columns.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -35,90 +33,55 @@ NUMBERS: dict[Any, Any] = {bool: np.bool_, int: np.int64, float: np.float64}  # 
 Longs = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Ragged:
-    """An array for each of S records, end to end."""
-
-    values: NDArray[Any]
-    ends: Longs  # [S + 1] where each begins, and where the last ends
-    shapes: Longs | None = None  # [S, 2] of arrays of two dimensions
-
-    def __getitem__(self, row: int) -> NDArray[Any]:
-        values = self.values[self.ends.item(row) : self.ends.item(row + 1)]
-        return values if self.shapes is None else values.reshape(self.shapes[row])
-
-    @staticmethod
-    def of(arrays: Sequence[NDArray[Any]], dtype: type[np.generic], *, wide: bool) -> Ragged:
-        """These arrays end to end."""
-        ends = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([array.size for array in arrays], out=ends[1:])
-        values = np.concatenate([array.ravel() if wide else array for array in arrays] or [np.zeros(0, dtype)])
-        shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 2) if wide else None
-        return Ragged(values, ends, shapes)
-
-
-@dataclass(frozen=True)
-class Words:
-    """A text, a name of an enumeration or None for each of S records, each of which is kept once."""
-
-    words: tuple[Any, ...]
-    codes: NDArray[np.uint16]  # [S] the place of each in `words`
-
-    def __getitem__(self, row: int) -> Any:  # noqa: ANN401 - whatever the field holds
-        return self.words[self.codes[row]]
-
-    @staticmethod
-    def of(values: Sequence[Any]) -> Words:
-        """These values."""
-        words = {word: code for code, word in enumerate(dict.fromkeys(values))}
-        return Words(tuple(words), np.array([words[value] for value in values], np.uint16))
-
-
 class FieldColumns:
     """Records of one kind in columns. Immutable."""
 
     def __init__(self, kind: type, records: Sequence[Any]) -> None:
         self.numbers: dict[str, NDArray[Any]] = {}
-        self.words: dict[str, Words] = {}
-        self.arrays: dict[str, Ragged] = {}
-        same: dict[bytes, Longs] = {}  # arrays over the same share where they begin
+        self.words: dict[str, list[Any]] = {}  # texts, names of enumerations, None
+        self.arrays: dict[str, NDArray[Any]] = {}  # of all records end to end
+        self.ends: dict[str, Longs] = {}  # where each begins, and where the last ends; arrays over the same share them
+        self.shapes: dict[str, Longs] = {}  # [S, 2] of arrays of two dimensions
+        same: dict[bytes, Longs] = {}
         for name, dtype, wide in _columns(kind):
             values = list(map(attrgetter(name), records))
             if dtype is None:
-                self.words[name] = Words.of(values)
-            elif wide is None:
+                self.words[name] = values
+                continue
+            if wide is None:
                 self.numbers[name] = np.array(values, dtype)
-            else:
-                ragged = Ragged.of(values, dtype, wide=wide)
-                ends = same.setdefault(ragged.ends.tobytes(), ragged.ends)
-                self.arrays[name] = dataclasses.replace(ragged, ends=ends)
-        self._wide = [name for name, ragged in self.arrays.items() if ragged.shapes is not None]
-        flat = {name: ragged for name, ragged in self.arrays.items() if ragged.shapes is None}
+                continue
+            if wide:
+                self.shapes[name] = np.array([array.shape for array in values], np.int64).reshape(-1, 2)
+                values = [array.ravel() for array in values]
+            ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
+            self.ends[name] = same.setdefault(ends.tobytes(), ends)
+            self.arrays[name] = np.concatenate(values or [np.zeros(0, dtype)])
+        flat = {name: array for name, array in self.arrays.items() if name not in self.shapes}
         self._together = [
-            (ends, [(name, ragged.values) for name, ragged in flat.items() if ragged.ends is ends])
-            for ends in same.values()
+            (ends, [(name, array) for name, array in flat.items() if self.ends[name] is ends]) for ends in same.values()
         ]
 
     def fields(self, row: int) -> dict[str, Any]:
         """The fields of a record, as they went in."""
         values: dict[str, Any] = {name: column.item(row) for name, column in self.numbers.items()}
         for name, words in self.words.items():
-            values[name] = words.words[words.codes.item(row)]
+            values[name] = words[row]
         for ends, together in self._together:
             place = slice(ends.item(row), ends.item(row + 1))
             for name, column in together:
                 values[name] = column[place]
-        for name in self._wide:
-            values[name] = self.arrays[name][row]
+        for name, shapes in self.shapes.items():
+            ends = self.ends[name]
+            values[name] = self.arrays[name][ends.item(row) : ends.item(row + 1)].reshape(shapes[row])
         return values
 
     @property
     def nbytes(self) -> int:
         """Bytes of the columns."""
-        ends = {id(ragged.ends): ragged.ends.nbytes for ragged in self.arrays.values()}
-        values = sum(ragged.values.nbytes for ragged in self.arrays.values())
-        numbers = sum(column.nbytes for column in self.numbers.values())
-        return numbers + values + sum(ends.values()) + sum(words.codes.nbytes for words in self.words.values())
+        ends = {id(ends): ends for ends in self.ends.values()}
+        columns = (*self.numbers.values(), *self.arrays.values(), *self.shapes.values(), *ends.values())
+        return sum(column.nbytes for column in columns) + sum(8 * len(words) for words in self.words.values())
 
 
 class PackedParts:

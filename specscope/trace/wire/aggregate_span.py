@@ -37,11 +37,6 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
         name=PREFIX + "average_values", default_factory=list
     )
 
-    def weight(self) -> int:
-        """Approximate size in bytes in memory."""
-        at_depth = len(self.aggregate_accepted_at) + len(self.aggregate_proposed_at)
-        return int(super().weight()) + 16 * at_depth + 100 * len(self.averages)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.averages) != len(self.average_values) or len(set(self.averages)) != len(self.averages):

@@ -92,12 +92,11 @@ def checks(
     absent: Mapping[str, Any] = NOTHING,
     only: tuple[str, ...] = (),
     order: Iterable[str] = (),
-    nameless: bool = False,
 ) -> Callable[[type[S]], type[S]]:
     """Decorator that gives a Struct the wire fields of records, so that it checks them.
 
     `absent`: attributes that may be absent, and their defaults. `order`: of attributes that are written first, so that
-    they are found at once. `nameless`: ids were left out of notes.
+    they are found at once. Arrays of token ids may be absent: `read` knows whether they were left out.
     """
     declared = {field.attribute or field.name: field for kind in kinds for field in wired(kind)}
     fields: list[tuple[str, Any, Any]] = []
@@ -105,7 +104,7 @@ def checks(
         if field.wire.form is WireForm.BY_HAND or (only and name not in only):
             continue
         kind, default = field.checked_as()
-        if nameless and field.is_id and field.dtype is not None:
+        if field.is_id and field.dtype is not None:
             default = {"default_factory": list}
         if name in absent:
             kind, default = kind | type(absent[name]), {"default": absent[name]}
@@ -219,12 +218,12 @@ def _nameless(field: WireField, lengths: Mapping[str, int]) -> Any:  # noqa: ANN
     return np.full([lengths.get(letter, 0) for letter in field.dimensions], NO_TOKEN, field.dtype)
 
 
-_notes_struct: Callable[[Any, bool], Any] = cache(lambda kind, nameless: checks(kind, nameless=nameless)(Struct))
+_notes_struct: Callable[[Any], Any] = cache(lambda kind: checks(kind)(Struct))
 
 
 def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], *, nameless: bool = False) -> T:
     """Notes as JSON, of a step with these lengths. Raises DamagedError."""
-    parsed = read_json(text, _notes_struct(kind, nameless), name)
+    parsed = read_json(text, _notes_struct(kind), name)
     return read(parsed, kind, dict(lengths), where=name, nameless=nameless)
 
 

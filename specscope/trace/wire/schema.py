@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
@@ -113,29 +113,19 @@ class OfRequestStep(OfStep, frozen=True, kw_only=True):
 class Queue(OfStep, frozen=True, kw_only=True):
     """A request's admission."""
 
-    nameless: ClassVar[bool] = False  # recorded with --no-tokens: what names a token is absent
     admitted: bool = field(name="specscope.request.admitted", default=True)  # False: it ended before it was
-
-    def weight(self) -> int:
-        """Bytes that it takes in memory, roughly; of the others too."""
-        texts = (self.request_prompt, self.request_title, self.request_labels, self.request_params)
-        return 2000 + 2 * sum(map(len, texts)) + 4 * len(self.request_prompt_tokens)
+    length: TokenCount = field(name="specscope.request.prompt_length", default=0)
 
 
 @checks(RequestStep, only=IN_PREFILL)
 class Prefill(OfRequestStep, frozen=True, kw_only=True):
     """A request's part in a step in which prompt tokens were fed."""
 
-    def weight(self) -> int:
-        """As above."""
-        return 1000
-
 
 @checks(*(DraftTree, Verdict, DraftNotes, RequestStep), absent=FINALS, order=(*IN_PREFILL, *SUMMARY, *FINAL))
 class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
     """A request's part in a step that ended in a verdict. Without the evidence it is of level `steps`."""
 
-    nameless: ClassVar[bool] = False
     drafted: Count = field(name="specscope.drafted")
     accepted: Count = field(name="specscope.accepted")
     dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # where there are notes
@@ -147,22 +137,14 @@ class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
         name="specscope.tree.special", default_factory=list
     )
 
-    def weight(self) -> int:
-        """As above."""
-        fed = len(self.draft_fed_position) + len(self.draft_fed_norms)
-        return 3000 + 60 * len(self.tree_parent) + 12 * len(self.draft_dropped_parent) + 8 * fed
-
     @property
     def is_summary(self) -> bool:
         """Whether it came without its evidence."""
-        return self.final_token is UNSET
+        return self.final_p is UNSET and self.final_token is UNSET
 
     def __post_init__(self) -> None:
         finals = (self.final_p, self.final_coin)
-        if self.is_summary:
-            if finals != (UNSET, UNSET) or self.tree_parent or self.tree_token or self.verdict_path:
-                raise ValueError("`specscope.final.token` is missing")
-        elif UNSET in finals:
+        if UNSET in finals and (not self.is_summary or self.tree_parent or self.tree_token or self.verdict_path):
             raise ValueError("`specscope.final.p` or `specscope.final.coin` is missing")
 
     def check(self, n: int) -> None:
@@ -187,17 +169,6 @@ class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
         check_nodes("specscope.kv.moved", self.kv_moved, n)
 
 
-class NamelessStep(DecodeStep, frozen=True, kw_only=True):
-    """A DecodeStep of a run that was recorded with --no-tokens."""
-
-    nameless = True
-
-    @property
-    def is_summary(self) -> bool:
-        """As above."""
-        return self.final_p is UNSET
-
-
 @checks(StepRecord, LeftOut, absent={"specscope.left_out.steps": None})
 class EngineStep(OfStep, frozen=True, kw_only=True):
     """An engine step as a whole: who took part, and what it took."""
@@ -212,11 +183,6 @@ class EngineStep(OfStep, frozen=True, kw_only=True):
     flight: Annotated[list[Time], Meta(min_length=3, max_length=3)] | None = field(
         name="specscope.flight", default=None
     )
-
-    def weight(self) -> int:
-        """As above."""
-        names = len(self.requests) + len(self.admitted) + len(self.preempted) + len(self.finished)
-        return 2000 + 200 * len(self.pass_names) + 100 * names
 
     def __post_init__(self) -> None:
         if self.after is not None and self.after >= self.step:
@@ -245,7 +211,6 @@ QUEUED = "gen_ai_latency_time_in_queue"
 class Root(OfStep, frozen=True, kw_only=True):
     """A request's end, and of what it asked as much as any viewer of model calls understands."""
 
-    nameless: ClassVar[bool] = False
     request: Name = field(name="specscope.request.id")
     labels: Short = field(name="specscope.request.labels")
     reasons: Annotated[list[FinishReason], Meta(min_length=1, max_length=1)] = field(
@@ -273,46 +238,12 @@ class Root(OfStep, frozen=True, kw_only=True):
         """Whether it ran, as far as is known."""
         return not self.has_figures or getattr(self, QUEUED) is not None
 
-    def weight(self) -> int:
-        """As above."""
-        texts = (self.finish_error, self.labels, self.finish_stop)
-        return 2000 + 4 * len(self.output_tokens) + 2 * sum(map(len, texts))
-
-
-class NamelessQueue(Queue, frozen=True, kw_only=True):
-    """As NamelessStep."""
-
-    nameless = True
-    length: TokenCount = field(name="specscope.request.prompt_length")
-
-    def weight(self) -> int:
-        """As above."""
-        return int(super().weight()) + 4 * (self.length - len(self.request_prompt_tokens))
-
-
-class NamelessRoot(Root, frozen=True, kw_only=True):
-    """As NamelessStep."""
-
-    nameless = True
-    length: TokenCount = field(name="gen_ai.usage.output_tokens")
-
-    def weight(self) -> int:
-        """As above."""
-        return int(super().weight()) + 4 * (self.length - len(self.output_tokens))
-
 
 @checks(ParentNotes)
 class Parents(Declared, frozen=True, kw_only=True):
     """The notes on the parents that were tried, as JSON."""
 
     # What the likeliest tokens stand for that are not in the tree: ParentNotes.named
-    text: Likeliest = field(default_factory=list)
-
-
-@checks(ParentNotes, nameless=True)
-class NamelessParents(Declared, frozen=True, kw_only=True):
-    """As NamelessStep."""
-
     text: Likeliest = field(default_factory=list)
 
 
@@ -325,7 +256,6 @@ KINDS: Mapping[str, type[AnySpan]] = {
     "engine_step": EngineStep,
     ROOT_NAME: Root,
 }
-NAMELESS: Mapping[type[Struct], type[AnySpan]] = {Queue: NamelessQueue, DecodeStep: NamelessStep, Root: NamelessRoot}
 
 
 def kind_of(name: str) -> type[AnySpan] | None:

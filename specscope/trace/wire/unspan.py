@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, Struct
+from msgspec.structs import astuple
 
 from specscope.errors import UserError
 from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
@@ -197,6 +198,11 @@ class Decoder:
         self._sent: deque[int] = deque(maxlen=SENT)  # the numbers of the records that were given
 
     @property
+    def _nameless(self) -> bool:
+        """Whether token ids were left out."""
+        return self.privacy >= Privacy.NO_TOKENS
+
+    @property
     def held(self) -> int:
         """Bytes that are held, roughly."""
         words = len(self.vocabulary.pieces) + len(self.vocabulary.special)
@@ -238,7 +244,7 @@ class Decoder:
             return None
         if isinstance(step, int) and 0 <= step < self._next:
             return None
-        return schema.NAMELESS.get(kind, kind) if kind is not None and self.privacy >= Privacy.NO_TOKENS else kind
+        return kind
 
     def expect(self, spans: Counter[int]) -> None:
         """Begin anew after the records that were given. `spans`: how many there are, by `step_of`."""
@@ -283,22 +289,23 @@ class Decoder:
                 self.summaries += 1
                 self._pending.setdefault(span.step, _Pending()).bare.add(span.request_id)
                 return
-            part, texts = _decode_step(span)
+            part, texts = _decode_step(span, nameless=self._nameless)
             self._learn(span, part, texts)
             self.judged += 1
         elif isinstance(span, schema.Prefill):
             part = read(span, RequestStep, {}, given=UNDRAFTED)
         elif isinstance(span, schema.Queue):
-            info = _info(start_ns, end_ns, span)
+            info = _info(start_ns, end_ns, span, nameless=self._nameless)
         self.has_steps |= not isinstance(span, schema.Root)
         pending = self._pending.setdefault(span.step, _Pending())
-        pending.weight += span.weight()
-        self._held += span.weight()
+        weight = _weight(span)
+        pending.weight += weight
+        self._held += weight
         if isinstance(span, schema.Prefill | schema.DecodeStep):
             pending.parts[span.request_id] = part
             pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
         elif isinstance(span, schema.Queue):
-            pending.infos.append((info, span.weight()))
+            pending.infos.append((info, weight))
             if span.admitted:
                 pending.admitted[span.request_id] = info
             else:
@@ -434,8 +441,7 @@ class Decoder:
             "sampled": None if span.sampling_reason is None else read(span, Sampled, {}),
             "figures": figures,
         }
-        nameless = isinstance(span, schema.NamelessRoot) or not span.output_tokens  # or of level `requests`
-        gone = {"output": no_tokens(span.length)} if nameless else {}
+        gone = {} if span.output_tokens else {"output": no_tokens(span.length)}  # or of level `requests`
         return read(span, RequestEnd, {}, given=given | gone)
 
 
@@ -448,10 +454,16 @@ def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
     return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
 
 
-def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
+def _weight(span: Struct) -> int:
+    """Bytes that a span's record takes in memory, roughly."""
+    values = [value for value in astuple(span) if isinstance(value, list | tuple | str)]
+    sizes = (len(value) * (2 if isinstance(value, str) else 12) for value in values)
+    return 2000 + sum(sizes) + 4 * getattr(span, "length", 0)
+
+
+def _decode_step(span: schema.DecodeStep, *, nameless: bool) -> tuple[RequestStep, Sequence[str]]:
     """The step, and the texts of its parents' likeliest tokens. Raises DamagedError."""
     lengths: dict[str, int] = {}
-    nameless = span.nameless
     tree = read(span, DraftTree, lengths, nameless=nameless)
     verdict = read(span, Verdict, lengths, nameless=nameless)
     notes = None
@@ -459,7 +471,7 @@ def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
         notes = read(span, DraftNotes, lengths | {"d": span.dropped}, nameless=nameless)
     span.check(len(tree))
     lengths["e"] = span.emitted
-    parents, texts = _parents(span, lengths)
+    parents, texts = _parents(span, lengths, nameless=nameless)
     given = {"tree": tree, "verdict": verdict, "notes": notes, "parents": parents}
     step = read(span, RequestStep, lengths, nameless=nameless, given=given)
     if step.form is not None:
@@ -467,19 +479,21 @@ def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
     return step, texts
 
 
-def _parents(span: schema.DecodeStep, lengths: Mapping[str, int]) -> tuple[ParentNotes | None, Sequence[str]]:
+def _parents(
+    span: schema.DecodeStep, lengths: Mapping[str, int], *, nameless: bool
+) -> tuple[ParentNotes | None, Sequence[str]]:
     name = "specscope.parents"
     if not span.parents:
         return None, ()
-    parsed: Any = read_json(span.parents, schema.NamelessParents if span.nameless else schema.Parents, name)
-    notes = read(parsed, ParentNotes, dict(lengths), where=name, nameless=span.nameless)
+    parsed: Any = read_json(span.parents, schema.Parents, name)
+    notes = read(parsed, ParentNotes, dict(lengths), where=name, nameless=nameless)
     schema.check_nodes(name, parsed.node, lengths["n"])
     return notes, parsed.text
 
 
-def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
+def _info(start_ns: int, end_ns: int, span: schema.Queue, *, nameless: bool) -> RequestInfo:
     given = {"arrival_ns": start_ns, "admitted_ns": end_ns if span.admitted else 0}
-    gone = {"prompt_tokens": no_tokens(span.length)} if isinstance(span, schema.NamelessQueue) else {}
+    gone = {"prompt_tokens": no_tokens(span.length)} if nameless else {}
     return read(span, RequestInfo, {}, given=given | gone)
 
 

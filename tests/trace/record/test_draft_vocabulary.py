@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import re
 import zlib
 
 import numpy as np
@@ -9,19 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.errors import UserError
+from specscope.trace.history.faults import Faults
 from specscope.trace.record.draft_vocabulary import (
     completed,
     digest,
     draft_id,
     draft_tokens,
     is_old_digest,
+    lacks_draft_tokens,
     old_digest,
     pack,
     unpack,
 )
 from specscope.trace.wire.spans import resource_attributes
-from specscope.trace.wire.unspan import run_info
+from specscope.trace.wire.unspan import run_info, with_vocabulary
 from tests.trace.strategies import RUN
 
 
@@ -90,8 +92,10 @@ def test_digests_of_before_are_read(stands):
         (packed(np.array([1, -1, 2], "<i4").tobytes(), "map"), "one that cannot be"),
     ],
 )
-def test_damaged_ones_are_refused(text, says):
-    attributes = resource_attributes(dataclasses.replace(RUN, draft_vocab=3, draft_tokens=text))
-    with pytest.raises(UserError, match=says) as error:
-        run_info(attributes)
-    assert "specscope.run.draft_tokens" in str(error.value)
+def test_of_a_damaged_one_nothing_else_is_lost(text, says):
+    run, faults = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=text), Faults()
+    read = run_info(resource_attributes(run))
+    assert dataclasses.replace(read, draft_tokens="") == dataclasses.replace(run, draft_tokens="")
+    assert lacks_draft_tokens(with_vocabulary(read, text, faults))
+    [line] = faults.lines()
+    assert re.search(f"`specscope.run.draft_tokens` .*(?:{says})", line)
