@@ -14,13 +14,13 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11793, 9300),
+    "trace": (11823, 9300),
     "remote": (2171, 1700),
     "watch": (2061, 1850),
-    "analyze": (27219, 15700),
+    "analyze": (27220, 15700),
     "measure": (7034, 3300),
     "engine": (2981, 2350),
-    "plans": (850, 850),
+    "plans": (858, 850),
     "speculate": (3502, 2700),
     "model": (3746, 2800),
     "kernels": (2692, 2200),
@@ -28,12 +28,12 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (6685, 4050),
     "debug, live": (3898, 3200),
     "tui": (7092, 5500),
-    "cli": (4154, 3100),
+    "cli": (4187, 3100),
     "serve": (1985, 1600),
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (881, 600),
-    "all": (90792, 64500),
+    "all": (90870, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
