@@ -87,7 +87,7 @@ def watch(
     \b
       specscope watch http://localhost:8000/metrics      of vLLM, SGLang or llama.cpp
       specscope watch vllm.log                           lines of vLLM, SGLang or llama.cpp; - is standard input
-      specscope watch response.json                      figures of each request, or llm.get_metrics()
+      specscope watch response.json                      figures of each request, llm.get_metrics(), results of tools
 
     The kind of FILE is recognised from its content; report and compare read such files too. The capture works with
     replay, report and compare. It has no trees,
