@@ -362,7 +362,7 @@ class LlamaLog(LogReader):
 
     With LLAMA_TRACE=1 there is a line for each draft. Without, its last lines have sums alone: drafts are then worked
     out from the mean length. A partial acceptance that ends in a restored checkpoint is followed by a line of the same
-    tokens, and is not counted. LogReader that sum over the server are told beside a request, and never added to it.
+    tokens, and is not counted. Lines that sum over the server are told beside a request, and never added to it.
 
     Its clock begins with the server: the last line of a file was written when that was last changed. Of a pipe, the
     first line with that clock counts as read when it was written. A line without it is of the time of the one before.
