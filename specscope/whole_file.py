@@ -15,6 +15,8 @@ import orjson
 from specscope.errors import UserError
 
 LARGEST_OBJECT = 2**24  # bytes of a model's config.json, its list of shards, or another file of one JSON object
+MOST_OBJECTS = 2**20  # of a line or a document: each takes some hundred bytes in memory, however short it is written
+TOO_MANY = f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit"
 LARGEST_DATA = 2**30  # of texts to train on
 
 T = TypeVar("T")
@@ -25,10 +27,12 @@ def decoded(data: bytes | bytearray | str) -> Any: ...  # noqa: ANN401
 @overload
 def decoded(data: bytes | bytearray | str, kind: type[T], *, strict: bool = True) -> T: ...
 def decoded(data: bytes | bytearray | str, kind: Any = Any, *, strict: bool = True) -> Any:
-    """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep the text is nested.
+    """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep it is nested or much it holds.
 
     Where it need not be `strict`, a number may be a text.
     """
+    if kind is Any and data.count("{" if isinstance(data, str) else b"{") > MOST_OBJECTS:
+        raise ValueError(TOO_MANY)
     try:
         return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind, strict=strict)
     except RecursionError:

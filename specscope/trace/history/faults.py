@@ -18,16 +18,22 @@ class Faults:
     total: int = 0
     _counts: dict[str, int] = field(default_factory=dict)
     _first: dict[str, str] = field(default_factory=dict)  # the message of the first of each kind
+    _known: dict[tuple[str, str], str] = field(default_factory=dict)  # the kind of some that were counted
     _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` reports it again
 
     def add(self, what: str, why: str) -> None:
         """Count one: `what` was left out, `why` names the attribute. Texts that differ only in numbers are one kind."""
         self.total += 1
+        alike = what.rstrip("0123456789"), why
+        if (known := self._known.get(alike)) is not None:  # quick: there may be millions of one kind
+            self._counts[known] += 1
+            return
         text = printable(" ".join(f"{what}: {why}"[: 2 * LONGEST].split()))
         text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
         kind = re.sub(r"[0-9]+", "0", text)
         if kind not in self._counts and len(self._counts) >= KINDS:
             kind, text = "", "faults of other kinds"
+        self._known |= {alike: kind} if len(self._known) < 1000 else {}
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self._first.setdefault(kind, text)
 

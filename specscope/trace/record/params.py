@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from specscope.errors import UserError
@@ -119,10 +120,13 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if isinstance(self.structured_outputs, Mapping):
             object.__setattr__(self, "structured_outputs", StructuredOutputs.from_dict(self.structured_outputs))
-        for name, kind in PARAM_TYPES.items():
-            value = getattr(self, name)
-            value = float(value) if isinstance(value, float) else value  # numpy's floats are floats too
-            object.__setattr__(self, name, checked(value, kind, name))
+        values = {name: getattr(self, name) for name in PARAM_TYPES}
+        values = {n: float(value) if isinstance(value, float) else value for n, value in values.items()}  # or numpy's
+        try:  # all at once: a capture may have very many
+            vars(self).update(msgspec.structs.asdict(msgspec.convert(values, _ALL, str_keys=True)))
+        except (ValueError, RecursionError):
+            for name, kind in PARAM_TYPES.items():  # says which is wrong
+                object.__setattr__(self, name, checked(values[name], kind, name))
         if self.min_tokens > self.max_tokens:
             raise UserError(f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})")
 
@@ -188,6 +192,7 @@ class SamplingParams:
 
 PARAM_NAMES = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"left_out"}
 PARAM_TYPES = field_types(SamplingParams)
+_ALL = msgspec.defstruct("SamplingParams", list(PARAM_TYPES.items()))
 
 
 def withheld_at(level: Privacy) -> list[str]:

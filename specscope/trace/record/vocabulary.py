@@ -80,6 +80,8 @@ class Detokenizer:
 
 def printable(text: str, keep: str = "") -> str:
     r"""The text with control and format characters as escapes, so that it can neither move a cursor nor turn a line."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c in keep or c == "\u200d" else repr(c)[1:-1] for c in text)
 
 
