@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from specscope.cli.streams import warn
 from specscope.engine.config import EngineConfig
+from specscope.engine.prompt_encoder import TooLargeError
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
@@ -22,11 +23,10 @@ from specscope.trace.history.history import History
 from specscope.trace.history.loops import TOLD, loop_share
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.undrafted import Undrafted, count_undrafted, undrafted_text
-from specscope.trace.history.wording import plural
+from specscope.trace.history.wording import failures, plural
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinishReason, StepRecord
+from specscope.trace.record.records import RequestEnd, StepRecord
 from specscope.trace.record.tree import Ints
-from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 
 
@@ -40,20 +40,25 @@ def capture_run(
     log_stats: bool,
     quiet: bool,
 ) -> int:
-    """Run all prompts; returns the exit code: 0; 1 where a request failed or the capture lacks something; 128 and the
-    signal's number, 130 after Ctrl-C. Raises UserError.
+    """Run all prompts; returns the exit code: 0; 1 where a prompt cannot run, a request failed, or the capture lacks
+    something; 128 and the signal's number, 130 after Ctrl-C. Raises UserError where no prompt can run.
     """
     console = text_console(error=True, quiet=quiet)
-    total, undrafted, texts, errors = Acceptance(), Counter[Undrafted](), list[Ints](), Counter[str]()
+    total, undrafted, texts, ends = Acceptance(), Counter[Undrafted](), list[Ints](), list[RequestEnd]()
     with _bar(console, len(specs)) as progress:
         with ends_at_once():
             engine = start_engine(config, lambda stage: progress(stage, 0))
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
+        refused: list[str] = []
         for number, spec in enumerate(specs, 1):
             try:
                 engine.add_spec(spec)
             except UserError as error:
-                raise UserError(f"prompt {number}: {error}") from None
+                refused.append(f"{spec.place or f'prompt {number}'}: {error}")
+                if len(refused) == len(specs) or not isinstance(error, TooLargeError):
+                    raise UserError(refused[-1]) from None
+        for line in refused:
+            warn(f"{line}; it is left out")
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log, tell=warn)
         lifetime.leave = outputs.close  # where a step takes longer than the grace
         with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
@@ -64,33 +69,29 @@ def capture_run(
                     record = engine.step()
                     undrafted.update(count_undrafted(engine.run_info, [record]))
                     texts += [end.output for end in record.finished]
-                    errors.update(end.error for end in record.finished if end.reason is FinishReason.ERROR)
+                    ends += record.finished
                     _count(record, total, progress)
             finally:
                 losses = outputs.close()
     for line in losses:
         warn(line)
-    tell_failed(errors, len(specs))
+    for line in (errors := failures(ends)):
+        warn(line)
     what = "interrupted; captured" if interrupt.asked else "captured"
     line = f"{what} {summary(total, undrafted, loop_share(texts))}"
     line += f" → {outputs.captured}" if outputs.captured else ""
     console.print(line, highlight=False, soft_wrap=True)
     if outputs.sampled:
         console.print(f"spans: {outputs.sampled}", soft_wrap=True)
-    return interrupt.code if interrupt.asked else int(bool(errors) or outputs.code)
+    return interrupt.code if interrupt.asked else int(bool(errors or refused) or outputs.code)
 
 
-def failed(history: History) -> tuple[Counter[str], int]:
-    """Why requests of a run failed, and how many it has."""
-    ends = [request.end for request in history.requests.values() if request.end is not None]
-    return Counter(end.error for end in ends if end.reason is FinishReason.ERROR), len(history.requests)
-
-
-def tell_failed(errors: Counter[str], requests: int) -> bool:
-    """Say how many requests failed, and why; whether any did."""
-    for reason, count in errors.items():
-        warn(f"{count:,} of {plural(requests, 'request')} failed: {printable(reason)}")
-    return bool(errors)
+def tell_failed(history: History) -> bool:
+    """Say how many requests of a run failed, and why; whether any did."""
+    lines = failures(request.end for request in history.requests.values())
+    for line in lines:
+        warn(line)
+    return bool(lines)
 
 
 @contextmanager

@@ -226,13 +226,13 @@ def debug(
     if not specs:
         raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
     check_places(config)
-    from specscope.cli.capture import failed, tell_failed
+    from specscope.cli.capture import tell_failed
     from specscope.live.local import live_commands
 
     commands = live_commands(config, specs)
     converse(commands, lines)
     if lines is not None:
-        sys.exit(int(tell_failed(*failed(commands.session.history))))
+        sys.exit(int(tell_failed(commands.session.history)))
 
 
 @cli.command()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from specscope.cli.capture import failed, tell_failed
+from specscope.cli.capture import tell_failed
 from specscope.cli.streams import need_terminal, warn
 from specscope.debug.answers import Notice
 from specscope.debug.viewer import Viewer
@@ -69,7 +69,7 @@ def run_live(
         warn(line)
     if worker.error:
         raise UserError(worker.error)
-    any_failed = tell_failed(*failed(viewer.history))
+    any_failed = tell_failed(viewer.history)
     return int(any_failed or any(opened.code for opened in outputs))
 
 

@@ -13,6 +13,10 @@ from specscope.trace.checked import short
 from specscope.trace.record.records import TEMPLATE
 
 
+class TooLargeError(UserError):
+    """A prompt that this engine has no room for; others of the same run it may have."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A prompt that Engine.encode has been over: a server does that beside the engine's thread."""
@@ -73,7 +77,7 @@ class PromptEncoder:
         if not tokens:
             raise UserError("the prompt is empty: it has no tokens")
         if len(tokens) >= self.max_context:
-            raise UserError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
+            raise TooLargeError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
 
     def _ids(self) -> str:
         return f"0 to {self.vocab_size - 1}"
@@ -85,11 +89,11 @@ def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
     Asked before a tokenizer works on it: megabytes of text take it minutes and gigabytes.
     """
     if len(prompt) > tokens and not isinstance(prompt, str):
-        raise UserError(f"the prompt has {len(prompt)} parts; the limit is {tokens - 1} tokens")
+        raise TooLargeError(f"the prompt has {len(prompt)} parts; the limit is {tokens - 1} tokens")
     texts = [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if isinstance(m, Mapping)]
     size = sum(map(len, texts))  # in characters, each of which is a byte at least
     if size > tokens * longest:
-        raise UserError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")
+        raise TooLargeError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")
 
 
 def title_of(prompt: Prompt | Encoded) -> str:

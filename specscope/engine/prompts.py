@@ -30,6 +30,7 @@ class PromptSpec:
     labels: Mapping[str, str] = field(default_factory=dict)  # unknown keys of a JSON line; reports group by them
     raw: bool = False  # True: the text goes to the model as it is; False: as a chat turn, where it has a template
     template: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs: variables of that template
+    place: str = ""  # the file and the line that it was read from
 
 
 def template_label(template: Mapping[str, Any]) -> dict[str, str]:
@@ -117,9 +118,10 @@ def read_prompts(
     specs = []
     for place, row in enumerate(file_rows.rows):
         line_params = dataclasses.replace(params, seed=(params.seed + place) % 2**63)
+        line = f"{path}, line {row.line}"
         try:
             merged = SamplingParams.from_dict({**line_params.to_dict(), **row.given})
         except UserError as error:
-            raise UserError(f"{path}, line {row.line}: {error}") from None
-        specs.append(PromptSpec(row.prompt, merged, row.labels, raw, {**template, **row.template}))
+            raise UserError(f"{line}: {error}") from None
+        specs.append(PromptSpec(row.prompt, merged, row.labels, raw, {**template, **row.template}, line))
     return specs

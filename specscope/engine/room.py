@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specscope.engine.prompt_encoder import TooLargeError
 from specscope.engine.request import Request
-from specscope.errors import UserError
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
@@ -22,16 +22,16 @@ class Room:
         self.max_nodes = drafter.max_nodes
 
     def check(self, prompt: int, max_tokens: int, max_context: int) -> None:
-        """Raise UserError for a request that would not fit even alone."""
+        """Raise TooLargeError for a request that would not fit even alone."""
         total = min(prompt + max_tokens, max_context)
         needed, pool = total - 1 + self.max_nodes, self.cache.pool  # the last token is never fed
         if _blocks(needed) > pool.blocks:
-            raise UserError(_too_large(prompt, total, self.max_nodes, _blocks(needed), pool.blocks, "the KV cache"))
+            raise TooLargeError(_too_large(prompt, total, self.max_nodes, _blocks(needed), pool.blocks, "the KV cache"))
         if self.model is not None:
             max_fed, blocks = self.model.plan.max_fed, self.model.cache.pool.blocks
             if _blocks(total - 1 + max_fed) > blocks:
                 of = "the drafter's KV cache"
-                raise UserError(_too_large(prompt, total, max_fed, _blocks(total - 1 + max_fed), blocks, of))
+                raise TooLargeError(_too_large(prompt, total, max_fed, _blocks(total - 1 + max_fed), blocks, of))
 
     def reserve(self, request: Request, rows: int, *, drafts: bool) -> bool:
         """Room for so many rows after what is computed, and for the drafter where the request `drafts`.

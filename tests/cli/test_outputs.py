@@ -62,7 +62,7 @@ FAILS = {
     "a protocol of the environment": (["--otlp-endpoint", "http://127.0.0.1:1"], "unknown OTLP protocol"),
     "more memory than there is": (["--kv-memory", "900000"], "--kv-memory 900000 GiB is more than the machine has"),
     "a context that the model has not": (["--max-context", "99999"], "max_context must be between"),
-    "a prompt too long": (["--max-context", "5"], "prompt 1: the prompt has 9"),
+    "a prompt too long": (["--max-context", "5"], "p.txt, line 1: the prompt has 9"),
 }
 
 
@@ -214,13 +214,33 @@ def test_requests_that_failed_are_counted_with_their_reason(verb, old, tiny, tmp
     assert "specscope: warning: 1 of 2 requests failed: structured_outputs: regex cannot be used: " in err
 
 
+def test_a_prompt_that_is_too_long_is_named_and_the_others_run(old, capture, tmp_path):
+    (tmp_path / "p.txt").write_text("abc\n" + "abc" * 40 + "\nabcabc\n")
+    code, _, err = capture(old, "--max-context", "50")
+    assert code == 1
+    assert f"warning: {tmp_path / 'p.txt'}, line 2: the prompt has 120 tokens; the limit is 49; it is left out" in err
+    assert [request.info.prompt for request in read_capture(old).history.requests.values()] == ["abc", "abcabc"]
+
+
+@pytest.mark.parametrize("words", [["why"], ["diagnose", "--no-audit"]])
+def test_a_request_that_failed_is_mentioned(words, old, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "_check_forms", lambda specs: None)  # so that one fails in its request
+    lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    model = ["--raw", "--target", str(tiny), "--kv-memory", "0.01"]
+    assert run_here(["capture", str(tmp_path / "p.jsonl"), "-o", str(old), *model])[0] == 1
+    said = "1 of 2 requests failed: structured_outputs: regex cannot be used: "
+    assert said in run_here([*words, str(old)])[2]
+    assert said in run_here([*words, str(old), "--json"])[1]
+
+
 def test_a_token_that_the_model_does_not_have_is_refused_before_anything_is_decoded(old, capture, tmp_path):
     before = Path(old).read_bytes()
     for name, value in (("logit_bias", {"300000": 1}), ("stop_token_ids", [300000])):
         (tmp_path / "p.txt").write_text(f'{{"prompt": "abc"}}\n{json.dumps({"prompt": "abc", name: value})}')
         code, _, err = capture(old)
         assert (code, Path(old).read_bytes()) == (2, before)
-        assert err.startswith(f"specscope: error: prompt 2: {name}")
+        assert err.startswith(f"specscope: error: {tmp_path / 'p.txt'}, line 2: {name}")
         assert "token id 300000 is outside the vocabulary (0 to 2" in err
 
 

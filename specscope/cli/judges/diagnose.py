@@ -22,6 +22,7 @@ from specscope.cli.streams import warn
 from specscope.envelope import of_capture
 from specscope.errors import UserError
 from specscope.terminal import text_console
+from specscope.trace.history.wording import failures
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.audit import Audit
@@ -121,7 +122,8 @@ def _examine(
         from specscope.analyze.diagnose.text import render_diagnosis
 
         render_diagnosis(diagnosis, file, text_console())
-    warnings = (*reader.warnings, *(() if options is None else options.notes))
+    failed = failures(request.end for request in reader.history.requests.values())
+    warnings = (*reader.warnings, *failed, *(() if options is None else options.notes))
     for warning in warnings:
         warn(warning)
     return of_capture(file, diagnosis.to_dict(file), code=diagnosis.exit, warnings=warnings)

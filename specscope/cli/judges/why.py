@@ -11,6 +11,7 @@ from specscope.cli.numbers import whole_from
 from specscope.cli.streams import warn
 from specscope.envelope import envelope
 from specscope.terminal import text_console
+from specscope.trace.history.wording import failures
 from specscope.trace.record.vocabulary import shell_word
 
 if TYPE_CHECKING:
@@ -41,18 +42,21 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
     history = reader.history
     need_steps(history, file, "explained")
     answer: NodeAnswer | RunAnswer
+    asked = list(history.requests.values())
     if not text:
         answer = why_run(history)
     else:
         request, named = history.find(text)
+        asked = [request]
         if named.index is None:
             answer = why_run(history, request.id)
         else:
             answer = why_part(history, request, named.index, named.node)
+    warnings = [*reader.warnings, *failures(request.end for request in asked)]
     if as_json:
-        print_json(envelope("why", answer.to_dict(), source=[file], warnings=reader.warnings))
+        print_json(envelope("why", answer.to_dict(), source=[file], warnings=warnings))
     else:
-        for warning in reader.warnings:
+        for warning in warnings:
             warn(warning)
         render(answer, file, text_console())
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
 from specscope.trace.record.notes import MODEL_NAMES, SOURCES, MethodNotes, model_part
-from specscope.trace.record.records import FinishReason, RequestStep
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, printable
 
 TITLE = 80  # characters
@@ -54,6 +56,14 @@ def ordinal(number: int) -> str:
 def ending(reason: str) -> str:
     """Why a request ended, for people: `length` alone would read as the acceptance length."""
     return "length limit" if reason == FinishReason.LENGTH else str(reason)
+
+
+def failures(ends: Iterable[RequestEnd | None]) -> list[str]:
+    """How many requests failed, and why: a line for each reason."""
+    told = [end for end in ends if end is not None]
+    errors = Counter(end.error for end in told if end.reason is FinishReason.ERROR)
+    of = plural(len(told), "request")
+    return [f"{count:,} of {of} failed: {printable(why) or 'no reason is told'}" for why, count in errors.items()]
 
 
 def acceptance(step: RequestStep, *, short: bool = False) -> str:
