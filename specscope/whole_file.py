@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import stat
+from io import BufferedWriter
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, BinaryIO, TypeVar, overload
 
 import msgspec
 import orjson
@@ -76,12 +78,23 @@ def read_object(path: Path, largest: int = LARGEST_OBJECT) -> dict[str, Any]:
     return raw
 
 
+def open_device(path: Path) -> BinaryIO:
+    """Open a device, or a pipe that somebody reads, for writing. Raises OSError; it does not wait for a reader."""
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise OSError(error.errno, "nobody reads this pipe") if error.errno == errno.ENXIO else error from None
+    os.set_blocking(number, True)
+    return open(number, "wb", buffering=0)
+
+
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file atomically: where there is no room, the older one stays. Raises UserError."""
     try:
         place = Path(path).resolve()  # a link stays one
         if place.exists() and not place.is_file():
-            place.write_bytes(data)  # a device or a pipe
+            with BufferedWriter(open_device(place)) as file:  # type: ignore[type-var]
+                file.write(data)
             return
         part = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
         try:

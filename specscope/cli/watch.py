@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import replace
@@ -105,7 +106,7 @@ def watch(
     about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": service_name or ""}
     options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, **about)
     with ends_at_once():
-        opened, open_outputs = _opened(sources, interval, options, follow or not headless)
+        opened, open_outputs = _opened(sources, interval, options, follow or not headless, seconds)
         if not headless:
             given = " ".join(shell_word(without_login(source)) for source in sources)
             need_terminal(f"specscope watch {given} --headless")
@@ -118,7 +119,7 @@ def watch(
 
 
 def _opened(
-    texts: tuple[str, ...], interval: float, options: OutputOptions, follow: bool
+    texts: tuple[str, ...], interval: float, options: OutputOptions, follow: bool, seconds: float | None
 ) -> tuple[list[Source], OpenOutputs]:
     """The sources, servers read once, and what opens the outputs of an engine. Raises UserError."""
     from specscope.trace.record.vocabulary import Vocabulary
@@ -128,7 +129,7 @@ def _opened(
     capture = options.capture
     if capture is not None:
         check_output(capture, "-o", [text for text in texts if "://" not in text], CAPTURE, options.existing)
-    sources = [open_source(text, interval, follow=follow) for text in texts]
+    sources = [open_source(text, interval, follow=follow, patience=seconds or math.inf) for text in texts]
     for source in sources:
         if isinstance(source, Server):
             source.open()

@@ -28,6 +28,7 @@ from specscope.trace.wire.codec import plain_error
 
 log = logging.getLogger("specscope.debug")
 LONGEST = 2**16  # bytes of a line
+PAUSE = 0.2  # seconds after a client that could not be let in
 LEAVES = 1.0  # seconds in which the client before may take its leave
 BUSY = "another debugger is attached here: it must quit first"
 
@@ -77,20 +78,23 @@ class DebugServer:
         self._path, self._debugger, self._greeting = path, debugger, greeting
         self._commands = commands
         self._free = threading.Lock()  # held while a client is there
+        self._closed = threading.Event()
         self._socket = _listen(path)
         threading.Thread(target=self._accept, name="specscope-debug", daemon=True).start()
 
     def close(self) -> None:
         """Accept no more clients; the current one sees the end of the process."""
+        self._closed.set()
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 client, _ = self._socket.accept()
-            except OSError:
-                return  # closed
+            except OSError:  # it is closed, or there is no room for a client just now
+                self._closed.wait(PAUSE)
+                continue
             if self._free.acquire(timeout=LEAVES):
                 threading.Thread(target=self._serve, args=(client,), name="specscope-client", daemon=True).start()
             else:

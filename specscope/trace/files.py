@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from specscope.errors import UserError
 from specscope.trace.compressed import BROKEN, Packer, open_plain, plain_start, reason
-from specscope.whole_file import write_whole
+from specscope.whole_file import open_device, write_whole
 
 try:
     import fcntl
@@ -185,9 +185,7 @@ def open_capture(path: Path, existing: Existing) -> tuple[Path, BinaryIO]:
 
 def _open_empty(path: Path, existing: Existing) -> BinaryIO:
     if path.exists() and not path.is_file():
-        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # raises for a pipe without a reader: it does not wait
-        os.set_blocking(number, True)
-        return open(number, "wb", buffering=0)
+        return open_device(path)
     number = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
         _refuse_taken(number, path, CAPTURE, existing)

@@ -375,9 +375,9 @@ def _saved_readings(path: str) -> list[Reading]:
         return []  # reported where it is read
 
 
-def open_source(text: str, seconds: float, *, follow: bool) -> Source:
-    """A URL or a file. Raises UserError."""
-    return Server(text, seconds) if "://" in text else File(text, follow=follow)
+def open_source(text: str, seconds: float, *, follow: bool, patience: float = PATIENCE) -> Source:
+    """A URL or a file. Raises UserError. `patience`: as a server has it, and no more than the usual one."""
+    return Server(text, seconds, min(patience, PATIENCE)) if "://" in text else File(text, follow=follow)
 
 
 def metrics_url(text: str) -> str:

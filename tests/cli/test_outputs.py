@@ -18,6 +18,7 @@ from specscope.errors import UserError
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
+from specscope.whole_file import write_whole
 from tests.bad_inputs import PLANTED
 from tests.processes import free_port
 from tests.support.commands import run_here
@@ -126,7 +127,9 @@ def test_a_pipe_that_nobody_reads_is_refused(capture, tmp_path):
     os.mkfifo(tmp_path / "out")
     code, _, err = capture(tmp_path / "out")
     assert code == 2
-    assert "cannot write" in err
+    assert f"cannot write {tmp_path / 'out'}: nobody reads this pipe" in err
+    with pytest.raises(UserError, match="nobody reads this pipe"):
+        write_whole(tmp_path / "out", b"a page")
 
 
 @pytest.mark.parametrize("size", [10_000_000, 200_000])

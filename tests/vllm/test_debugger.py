@@ -1,5 +1,6 @@
 """vLLM's debugger over real sockets: a worker's thread with the plugin's hooks on one side, the console beyond."""
 
+import errno
 import socket
 import stat
 import subprocess
@@ -351,6 +352,22 @@ def test_a_socket_that_a_process_left_behind_is_taken_over(tmp_path):
     assert not path.exists()
     with pytest.raises(UserError, match="there is no such socket"):
         AttachedCommands(str(path))
+
+
+def test_a_client_that_could_not_be_let_in_does_not_end_the_socket(bench):
+    """Too many files were open, for one."""
+    one = bench()
+    real = one.server._socket
+
+    class Failing:
+        def accept(self):
+            one.server._socket = real
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    one.server._socket = Failing()
+    one.attach().close()  # the one that the thread waits for already
+    until(lambda: one.server._socket is real)
+    assert one.attach().greeting == "attached to a fake"
 
 
 def test_lines_that_are_no_protocol_end_the_client_alone(bench):

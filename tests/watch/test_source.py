@@ -12,7 +12,8 @@ import time
 import pytest
 
 from specscope.errors import UserError
-from specscope.watch.source import File, Server, metrics_url, open_source
+from specscope.watch.source import PATIENCE, File, Server, metrics_url, open_source
+from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS, ends, until
 from tests.watch.samples import DATA, SGLANG, changed, text
 from tests.watch.server import Page
@@ -218,6 +219,30 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
 def test_a_server_that_does_not_speculate(page, why):
     with Page(page) as server, pytest.raises(UserError, match=why):
         Server(server.url, 1).open()
+
+
+def test_a_page_that_drips_is_waited_for_no_longer_than_is_asked_for():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            with contextlib.suppress(OSError):
+                client, _ = server.accept()
+                with client:
+                    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                    while not gone.wait(0.05):
+                        client.sendall(b"#")
+
+        gone = threading.Event()
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        code, _, err = run_here(["watch", url, "--headless", "--for", "0.5"])
+        gone.set()
+        thread.join()
+    assert code == 2
+    assert "did not come within 0.5 s" in err
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_server_that_cannot_be_reached():
