@@ -17,8 +17,7 @@ import orjson
 from specscope.errors import UserError
 
 LARGEST_OBJECT = 2**24  # bytes of a model's config.json, its list of shards, or another file of one JSON object
-MOST_OBJECTS = 2**20  # of a line or a document: each takes some hundred bytes in memory, however short it is written
-TOO_MANY = f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit"
+MOST_OBJECTS = 2**21  # of a line or a document: each takes some hundred bytes in memory, however short it is written
 LARGEST_DATA = 2**30  # of texts to train on
 
 T = TypeVar("T")
@@ -34,7 +33,7 @@ def decoded(data: bytes | bytearray | str, kind: Any = Any, *, strict: bool = Tr
     Where it need not be `strict`, a number may be a text.
     """
     if kind is Any and data.count("{" if isinstance(data, str) else b"{") > MOST_OBJECTS:
-        raise ValueError(TOO_MANY)
+        raise ValueError(f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit")
     try:
         return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind, strict=strict)
     except RecursionError:

@@ -16,15 +16,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
-)
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -36,8 +32,7 @@ from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, read_line
 from specscope.trace.wire.otlp_proto import read_request
 
-T = TypeVar("T")
-PATH = "/v1/traces"
+PATH, SERVICE = "/v1/traces", "opentelemetry.proto.collector.trace.v1.TraceService"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 MAX_CALLS = 8  # exports that are received over gRPC at once
 # The SDK sends 512 spans at a time, and again every five seconds on the same connection
@@ -142,28 +137,14 @@ class Receiver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def deliver(self, export: Export) -> None:
-        """Hand an export over and count its spans. Raises what `on_spans` raises, ConnectionError after `close`."""
-        with self._lock:
-            if not self._open:
-                raise ConnectionError("the receiver is closed")
-            self.on_spans(export)
-            self.received += export.count
-
     def refuse(self, why: str) -> None:
         """Count an export that is refused."""
         self.refused += 1
         self._on_refused(why)
 
-    def parse(self, body: bytes | bytearray, kind: str, encoding: str = "identity") -> Export:
-        """An export. Raises ValueError, or Refusal for a body that cannot be unpacked."""
-        with self._parsing:
-            return Export.of(_decompress(body, encoding, self.limits.body_bytes), kind)
-
     def _start_grpc(self, port: int) -> None:
         server = grpc.server(
             ThreadPoolExecutor(max_workers=MAX_CALLS, thread_name_prefix="specscope-otlp"),
-            interceptors=[_Encoded()],
             # Without so_reuseport=0 two receivers would share a port, and each would see half of the spans.
             options=[
                 ("grpc.max_receive_message_length", self.limits.body_bytes),
@@ -173,13 +154,28 @@ class Receiver:
             ],
             maximum_concurrent_rpcs=self.limits.connections,
         )
-        add_TraceServiceServicer_to_server(_Service(self), server)  # type: ignore[no-untyped-call]
+        # By hand: the generated code would decode an export whole, before any bound
+        export = grpc.unary_unary_rpc_method_handler(self._export, None, ExportTraceServiceResponse.SerializeToString)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Export": export}),))
         try:
             self.grpc_port = server.add_insecure_port(address(self.host, port))
         except RuntimeError:
             raise _cannot_listen("gRPC", self.host, port) from None
         server.start()
         self._grpc = server
+
+    def _export(self, request: bytes, context: grpc.ServicerContext) -> ExportTraceServiceResponse:
+        """One export over gRPC, still encoded."""
+        try:
+            self._take(request, PROTOBUF)
+        except ConnectionError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except Refusal as refusal:
+            self.refuse(refusal.message)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal.message)
+        except Exception as error:
+            context.abort(grpc.StatusCode.INTERNAL, _cannot_take(error))
+        return ExportTraceServiceResponse()
 
     def _start_http(self, port: int) -> None:
         try:
@@ -221,45 +217,18 @@ class Receiver:
             return PlainTextResponse(f"{_cannot_take(error)}\n", 500)
         return Response(b"{}" if kind == JSON else b"", media_type=kind)  # the empty response message
 
-    def _take(self, body: bytearray, kind: str, encoding: str) -> None:
+    def _take(self, body: bytes | bytearray, kind: str, encoding: str = "identity") -> None:
+        """Read an export, hand it over and count it. Raises Refusal, and ConnectionError after `close`."""
         try:
-            export = self.parse(body, kind, encoding)
+            with self._parsing:
+                export = Export.of(_decompress(body, encoding, self.limits.body_bytes), kind)
         except ValueError as error:
             raise Refusal(400, str(error)) from None
-        self.deliver(export)
-
-
-class _Encoded(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Hands the service its requests as bytes: the generated code would decode an export whole, before any bound."""
-
-    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:  # noqa: ANN401
-        """The handler of a call, without the decoder of its request."""
-        handler = continuation(handler_call_details)
-        if handler is None:  # no method of ours
-            return None
-        return grpc.unary_unary_rpc_method_handler(handler.unary_unary, None, handler.response_serializer)
-
-
-class _Service(TraceServiceServicer):
-    """The gRPC service."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    def Export(self, request: bytes, context: grpc.ServicerContext) -> ExportTraceServiceResponse:  # noqa: N802
-        """One export, still encoded."""
-        try:
-            export = self._receiver.parse(request, PROTOBUF)
-        except ValueError as error:
-            self._receiver.refuse(str(error))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        try:
-            self._receiver.deliver(export)
-        except ConnectionError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except Exception as error:
-            context.abort(grpc.StatusCode.INTERNAL, _cannot_take(error))
-        return ExportTraceServiceResponse()
+        with self._lock:
+            if not self._open:
+                raise ConnectionError("the receiver is closed")
+            self.on_spans(export)
+            self.received += export.count
 
 
 def _cannot_listen(protocol: str, host: str, port: int) -> UserError:
@@ -279,15 +248,11 @@ class _HttpThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="specscope-otlp-http", daemon=True)
         self._thread.start()
-        self._server = self._run(self._made(application, bound))
+        self._server = HttpServer(application, bound)
+        self._run(self._server.start())
 
-    async def _made(self, application: Application, bound: socket.socket) -> HttpServer:
-        server = HttpServer(application, bound)
-        await server.start()
-        return server
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
         """End open connections soon."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import base64
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -40,57 +39,50 @@ def fetch_capture(
     Raises UserError in one line. Engine steps that are no longer there are no error; others that are missing are noted.
     """
     client = HttpClient(SILENT, WHOLE)
+
+    def get(api: str, trace: str) -> tuple[bytes, list[dict[str, Any]]]:
+        url = f"{api}{trace}{address.query}"
+        return _read(client.get(url, LARGEST + 1, {"Accept": "application/json", **headers}))
+
     try:
-        api, lines, spans = _trace(client, address, headers)
-        file, path = _new_file()
-        with file:
+        api, lines, spans = _trace(get, address)
+        number, name = tempfile.mkstemp(prefix="specscope-", suffix=".jsonl")  # for this user alone
+        atexit.register(lambda: Path(name).unlink(missing_ok=True))
+        with open(number, "wb") as file:
             file.write(lines)
-            steps = _Steps(client, f"{api}{{}}{address.query}", headers, file)
-            steps.fetch(_linked(spans), progress)
+            steps = _Steps(lambda trace: get(api, trace), file)
+            steps.fetch(_linked(spans), progress, client.close)
     except OSError as error:
         raise UserError(f"{address}: cannot write what was fetched: {error.strerror}") from error
     finally:
         client.close()
-    return CaptureSource(address, path, first_run=True, place=address.place, notes=steps.notes)
+    return CaptureSource(address, Path(name), first_run=True, place=address.place, notes=steps.notes)
 
 
-def _new_file() -> tuple[BinaryIO, Path]:
-    """A file for this user alone, until the process ends. Raises OSError."""
-    number, name = tempfile.mkstemp(prefix="specscope-", suffix=".jsonl")
-
-    def remove() -> None:
-        with suppress(OSError):
-            os.unlink(name)
-
-    atexit.register(remove)
-    return open(number, "wb"), Path(name)
+class _NoJsonError(ValueError):
+    """What an answer is instead."""
 
 
 def _trace(
-    client: HttpClient, address: StoreAddress, headers: Mapping[str, str]
+    get: Callable[[str, str], tuple[bytes, list[dict[str, Any]]]], address: StoreAddress
 ) -> tuple[str, bytes, list[dict[str, Any]]]:
     """The API that has the trace, its answer in lines, and the answer's spans. Raises UserError."""
     refusals: list[tuple[int, str]] = []  # how much each says, and its words
     for api in address.apis:
         try:
-            page = client.get(f"{api}{address.trace}{address.query}", LARGEST + 1, _with_accept(headers))
+            lines, spans = get(api, address.trace)
         except StatusError as error:
             refusals.append(_refusal(error))
-            continue
+        except _NoJsonError as error:
+            refusals.append((0, f"this is not a trace store: it answers {error}"))
+        except UserError as error:
+            raise UserError(f"{address}: {error}") from None
         except (OSError, HTTPException, ValueError) as error:
             raise UserError(f"{address} cannot be reached: {first_line(error)}") from None
-        if len(page) > LARGEST:
-            raise UserError(f"{address}: the trace is larger than {LARGEST >> 20} MiB, the limit")
-        try:
-            lines, spans = _read(page)
-        except ValueError:
-            is_page = page.lstrip()[:1] == b"<"
-            what = "with a page: is it behind a login (--header 'Name: value')?" if is_page else "with no JSON"
-            refusals.append((0, f"this is not a trace store: it answers {what}"))
-            continue
-        if spans:
-            return api, lines, spans
-        refusals.append((1, "the store has no such trace (its answer holds no spans)"))
+        else:
+            if spans:
+                return api, lines, spans
+            refusals.append((1, "the store has no such trace (its answer holds no spans)"))
     raise UserError(f"{address}: {max(refusals)[1]}")
 
 
@@ -100,24 +92,19 @@ def _refusal(error: StatusError) -> tuple[int, str]:
     return (1, f"the store has no such trace ({error})") if error.status in GONE else (2, f"the store answers {error}")
 
 
-def _with_accept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {"Accept": "application/json", **headers}
-
-
 class _Steps:
     """The engine steps of a request, fetched several at once into its file."""
 
-    def __init__(self, client: HttpClient, url: str, headers: Mapping[str, str], file: BinaryIO) -> None:
-        """`url`: with {} for the id of a trace."""
-        self._client, self._url, self._headers, self._file = client, url, headers, file
+    def __init__(self, get: Callable[[str], tuple[bytes, list[dict[str, Any]]]], file: BinaryIO) -> None:
+        self._get, self._file = get, file
         self._lock = threading.Lock()
         self._room = LARGEST_ALL
         self._failures: list[str] = []
         self._unasked = 0
         self.notes: tuple[str, ...] = ()
 
-    def fetch(self, traces: list[str], progress: Callable[[float], None] | None) -> None:
-        """Fetch them all, and say what is missing. Raises OSError where the file takes no more."""
+    def fetch(self, traces: list[str], progress: Callable[[float], None] | None, end: Callable[[], None]) -> None:
+        """Fetch them all, and say what is missing. `end`: ends what is under way. Raises OSError of the file."""
         asked = traces[:MOST_STEPS]
         self._unasked = len(traces) - len(asked)
         pool = ThreadPoolExecutor(AT_ONCE)
@@ -127,12 +114,11 @@ class _Steps:
                 if progress:
                     progress(done / len(asked))
         except BaseException:
-            self._client.close()
+            end()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-        missing = len(self._failures) + self._unasked
-        if missing:
+        if missing := len(self._failures) + self._unasked:
             why = f": {self._failures[0]}" if self._failures else ", the limit"
             of = plural(len(traces), "engine step")
             self.notes = (f"{missing} of {of} that the trace links to were not fetched{why}",)
@@ -145,15 +131,13 @@ class _Steps:
             return
         lines, failure = b"", ""
         try:
-            page = self._client.get(self._url.format(trace), LARGEST + 1, _with_accept(self._headers))
-            if len(page) > LARGEST:
-                failure = f"a trace is larger than {LARGEST >> 20} MiB"
-            else:
-                lines, spans = _read(page)
-                lines = lines if spans else b""
+            lines, spans = self._get(trace)
+            lines = lines if spans else b""
         except StatusError as error:
             failure = "" if error.status in GONE else f"the store answers {error}"
-        except (OSError, HTTPException, ValueError) as error:
+        except _NoJsonError as error:
+            failure = f"the store answers {error}"
+        except (OSError, HTTPException, ValueError, UserError) as error:
             failure = first_line(error)
         with self._lock:
             self._failures += [failure] if failure else []
@@ -162,13 +146,18 @@ class _Steps:
 
 
 def _read(page: bytes) -> tuple[bytes, list[dict[str, Any]]]:
-    """An answer of one JSON document or one a line: as one a line, and its spans. Raises ValueError."""
+    """An answer of one JSON document or one a line: as one a line, and its spans.
+
+    Raises UserError for one that is too large, else _NoJsonError.
+    """
+    if len(page) > LARGEST:
+        raise UserError(f"the trace is larger than {LARGEST >> 20} MiB, the limit")
     whole = page.replace(b"\r", b" ").replace(b"\n", b" ")  # no string in JSON has a line break
-    try:
-        return whole + b"\n", list(_spans(decoded(whole)))
-    except ValueError:
-        lines = [line for line in page.splitlines() if line.strip()]
-        return b"\n".join([*lines, b""]), list(_spans([decoded(line) for line in lines]))
+    for lines in ([whole], [line for line in page.splitlines() if line.strip()]):
+        with suppress(ValueError):
+            return b"\n".join([*lines, b""]), list(_spans([decoded(line) for line in lines]))
+    is_page = page.lstrip()[:1] == b"<"
+    raise _NoJsonError("with a page: is it behind a login (--header 'Name: value')?" if is_page else "with no JSON")
 
 
 def _spans(value: object) -> Iterator[dict[str, Any]]:

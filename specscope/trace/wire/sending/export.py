@@ -21,7 +21,7 @@ from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sampling import Sampler, sampling_text
 from specscope.trace.wire.sending.endpoint import TIMEOUT, OtlpEndpoint, one_try, place_of
-from specscope.trace.wire.sending.sender import Sender, Sends
+from specscope.trace.wire.sending.sender import Sender
 from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, brief, engine_resource, resource_attributes
 
 BATCH = 128  # spans an export
@@ -60,7 +60,7 @@ class SpanSink:
 
     def __init__(
         self,
-        sender: Sends,
+        sender: Sender,
         run: RunInfo,
         vocabulary: Vocabulary,
         level: SpanLevel,

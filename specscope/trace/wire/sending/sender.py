@@ -7,7 +7,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -16,18 +15,6 @@ from specscope.trace.wire.sending.endpoint import TIMEOUT, UNKNOWN, NotSent, Otl
 QUEUED = 2048  # spans that wait, as in the SDK's own processor
 TRIES = 6  # of a batch
 PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds after a failure, twice as many after the next
-
-
-class Sends(Protocol):
-    """Takes batches of spans."""
-
-    lost: Counter[str]  # spans that were not sent, by why
-
-    def put(self, spans: Sequence[ReadableSpan], /) -> None:
-        """Take a batch."""
-
-    def close(self) -> None:
-        """Send what is left."""
 
 
 @dataclass
