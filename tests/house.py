@@ -14,12 +14,12 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11823, 9300),
-    "remote": (2171, 1700),
+    "trace": (11831, 9300),
+    "remote": (2129, 1700),
     "watch": (2061, 1850),
     "analyze": (27220, 15700),
     "measure": (7034, 3300),
-    "engine": (2981, 2350),
+    "engine": (2987, 2350),
     "plans": (858, 850),
     "speculate": (3502, 2700),
     "model": (3746, 2800),
@@ -28,11 +28,11 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (6685, 4050),
     "debug, live": (3898, 3200),
     "tui": (7092, 5500),
-    "cli": (4187, 3100),
+    "cli": (4195, 3100),
     "serve": (1985, 1600),
     "page": (700, 700),
     "bench, train": (1492, 0),
-    "top level": (881, 600),
+    "top level": (897, 600),
     "all": (90870, 64500),
     "benchmarks": (3300, 3300),
 }
