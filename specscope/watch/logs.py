@@ -20,7 +20,6 @@ from specscope.watch.counts import (
     Drafts,
     ToldInterval,
     UnreadableError,
-    count,
     make_room,
     of_drafts,
     rates_of,
@@ -82,13 +81,13 @@ class Log:
     def __init__(self, form: type[LogReader], now: datetime, tail: list[str]) -> None:
         self.words = form.words
         self._form, self._now, self._tail = form, now, tail
-        self._writers: dict[tuple[str, str], tuple[str, LogReader]] = {}
+        self._writers: dict[tuple[str, str], tuple[str, str, LogReader]] = {}
         self._made_up: set[str] = set()  # those before whose lines it stands
 
     @property
     def any(self) -> bool:
         """Whether there was a line with drafts."""
-        return any(reader.any for _, reader in self._writers.values())
+        return any(reader.any for *_, reader in self._writers.values())
 
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
@@ -104,14 +103,17 @@ class Log:
             tail = [text for each, text in map(self._split, self._tail) if each == before]
             is_other = match and match[1] == "APIServer" and any(name == before for name, _ in self._writers)
             name = f"pid {match[2]}" if match and is_other else ""
-            self._writers[before, process] = name, self._form(self._now, tail)
-        name, reader = self._writers[before, process]
+            self._writers[before, process] = before, name, self._form(self._now, tail)
+        before, name, reader = self._writers[before, process]
         return self._named(before, name, reader.take(line, self._now))
 
     def rest(self, *, last: bool = False) -> list[ToldInterval]:
         """The intervals still held: there are no more lines (`last`), or none for now."""
-        readers = ((before, *named) for (before, _), named in self._writers.items())
-        return [told for before, name, reader in readers for told in self._named(before, name, reader.rest(last=last))]
+        return [
+            told
+            for before, name, reader in self._writers.values()
+            for told in self._named(before, name, reader.rest(last=last))
+        ]
 
     def _named(self, before: str, name: str, intervals: list[ToldInterval]) -> list[ToldInterval]:
         source = f"{self._form.source}, {SYNTHETIC}" if before in self._made_up else ""
@@ -135,9 +137,8 @@ def unwrapped(line: str) -> str:
         return line
     time, within = value.get("time"), value.get("kubernetes", value)
     if isinstance(value.get("msg"), str) and isinstance(time, int) and 0 <= time < 2**60:  # llama.cpp's: microseconds
-        minutes, micro = divmod(time, 60 * 10**6)
-        seconds, micro = divmod(micro, 10**6)
-        return f"{minutes}.{seconds:02}.{micro // 1000:03}.{micro % 1000:03} I {value['msg']}"
+        digits = f"{time % (60 * 10**6):08}"
+        return f"{time // (60 * 10**6)}.{digits[:2]}.{digits[2:5]}.{digits[5:]} I {value['msg']}"
     pod = next((str(within[key]) for key in PODS if key in within), "") if isinstance(within, dict) else ""
     text = next((text for key in TEXTS if isinstance(text := value.get(key), str)), line)
     return f"[{pod}] {text}" if pod else text
@@ -177,9 +178,7 @@ class VllmLog(LogReader):
     """vLLM's, of one process. A line of metrics belongs to the engine that the line before it names.
 
     A log may begin between the two: then its intervals are held until the process names an engine for the second time.
-    If it named only one, they are its own. A line rounds: it does not give the number of drafts, and the rates have
-    three digits. Counts are inferred from what it gives: exactly where only one number of drafts fits, else by the
-    nearest that fits, and the aggregate says so (`rounded`).
+    If it named only one, they are its own. A line rounds, and has no number of drafts: that is worked out.
     """
 
     words, source = "vLLM's log", "vLLM log"
@@ -360,9 +359,9 @@ class _Request:
 class LlamaLog(LogReader):
     """llama.cpp's. A request's figures come when it ends; those of one cut off, with `rest(last=True)`.
 
-    With LLAMA_TRACE=1 there is a line for each draft. Without, its last lines have sums alone: drafts are then worked
-    out from the mean length. A partial acceptance that ends in a restored checkpoint is followed by a line of the same
-    tokens, and is not counted. Lines that sum over the server are told beside a request, and never added to it.
+    With LLAMA_TRACE=1 there is a line for each draft, else sums alone. A partial acceptance that ends in a restored
+    checkpoint is followed by a line of the same tokens, and is not counted. Lines that sum over the server are told
+    beside a request, and never added to it.
 
     Its clock begins with the server: the last line of a file was written when that was last changed. Of a pipe, the
     first line with that clock counts as read when it was written. A line without it is of the time of the one before.
@@ -434,29 +433,23 @@ class LlamaLog(LogReader):
         return request
 
     def _line(self, name: str, text: str) -> None:
-        if draft := _DRAFT.search(text):
-            accepted, drafted = int(draft[1]), int(draft[2])
-            if accepted > drafted or drafted > POSITIONS:
-                raise UnreadableError(f"a draft with {accepted} of {drafted} tokens accepted")
+        draft, total, rates = _DRAFT.search(text), _SUMS.search(text), _RATES.search(text)
+        if counted := draft or total:
+            accepted, drafted = int(counted[1]), int(counted[2])
+            if accepted > drafted or (draft and drafted > POSITIONS):
+                what = "draft" if draft else "request"
+                raise UnreadableError(f"a {what} with {accepted} of {drafted} draft tokens accepted")
             self.any = True
             request = self._request(name)
-            if draft[3]:
+            if draft is None:
+                request.sums = accepted, drafted, counted[3] or ""
+            elif draft[3]:
                 request.restored += 1
             elif drafted:
                 request.drafts[accepted, drafted] += 1
-        elif total := _SUMS.search(text):
-            self.any = True
-            accepted, drafted = count(float(total[1]), "accepted"), count(float(total[2]), "generated")
-            if accepted > drafted:
-                raise UnreadableError(f"a request with {accepted} of {drafted} draft tokens accepted")
-            request = self._request(name)
-            request.sums = accepted, drafted, total[3] or ""
-            if rates := _RATES.search(text):
-                request.rates = rates_of(rates[1], "draft acceptance")
-        elif rates := _RATES.search(text):
-            if name in self._requests:
-                self._requests[name].rates = rates_of(rates[1], "acc per pos")
-        elif tokens := _TOKENS.search(text):
+        if rates and draft is None and name in self._requests:
+            self._requests[name].rates = rates_of(rates[1], "acc per pos")
+        if tokens := _TOKENS.search(text):
             self._request(name).emitted = int(tokens[1])
 
     def _ended(self, name: str) -> list[ToldInterval]:

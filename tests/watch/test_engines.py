@@ -36,15 +36,6 @@ def test_ranks_and_the_drafter_of_sglang_are_one_engine():
     assert one.length == 2.8
 
 
-def test_sglangs_log():
-    source, (first, second) = read(PEOPLE / "sglang.log")
-    assert source.recognised == "SGLang's log"
-    assert (first.length, second.length) == (2.47, 1.52)
-    assert first.averages["sglang:spec_accept_rate"] == 0.29
-    assert first.averages["sglang:gen_throughput"] == 118.4
-    assert (first.running, first.waiting, first.kv_usage, first.drafts) == (1, 0, 0.01, None)
-
-
 def test_data_parallel_ranks_of_sglang_are_engines(tmp_path):
     line = (PEOPLE / "sglang.log").read_text().splitlines()[0]
     (tmp_path / "log").write_text("\n".join(line.replace("TP0", f"DP{rank} TP0") for rank in (0, 1, 0)))
