@@ -155,7 +155,7 @@ _BY_TEXT = (
         FileKind("a printed result with acceptance", ReadAs.WATCH),
         r"^\s*(?:num_drafts|mean acceptance length[\w ()]*|accept(?:ance)? length|acceptance at token \d+): *\d",
     ),
-    (FileKind("results of SpecForge", ReadAs.WATCH), r'\A\s*\{(?s:.*)"metrics": *\[\s*\{[^}]*"accept_length":'),
+    (FileKind("results of SpecForge", ReadAs.WATCH), r'\A\s*\{(?s:.*)"metrics": *\[\s*\{[^}]{0,2000}"accept_length":'),
     (
         TABLE,
         r"\A(?:[^\n,;\t]*[,;\t])*\"?(?:mean|avg|average)?[ _]*acc(?:ept(?:ed|ance)?)?[ _]*(?:len|lengths?|tokens)"
