@@ -21,7 +21,7 @@ STEPS = set(TRACES) - {REQUEST}
 def fetched(url, headers=None, progress=None):
     """(the capture, the ids of the traces of its lines, in order)."""
     capture = fetch_capture(StoreAddress.read(url), headers or {}, progress)
-    lines = capture.file.read_bytes().splitlines()
+    lines = capture.files[0].read_bytes().splitlines()
     return capture, [next(iter(stores._spans(json.loads(line))))["traceId"] for line in lines]
 
 
@@ -36,8 +36,8 @@ def test_the_request_comes_first_and_its_engine_steps_over_few_connections():
     assert capture == f"{store.url}/jaeger/trace/{REQUEST}"
     assert capture.notes == ()
     assert shares == [number / len(STEPS) for number in range(1, len(STEPS) + 1)]
-    assert stat.S_IMODE(os.stat(capture.file).st_mode) == 0o600
-    line = capture.file.read_bytes().splitlines()[0]
+    assert stat.S_IMODE(os.stat(capture.files[0]).st_mode) == 0o600
+    line = capture.files[0].read_bytes().splitlines()[0]
     assert json.loads(line) == {"result": {"resourceSpans": TRACES[REQUEST]}}
 
 
@@ -63,7 +63,7 @@ def test_whatever_the_answer_is_wrapped_in_its_steps_are_found(wrapped):
     with Store(jaeger(TRACES, wrapped=wrapped)) as store:
         capture, _ = fetched(f"{store.url}/trace/{REQUEST}")
     assert len(store.paths) == len(TRACES)
-    lines = capture.file.read_bytes().splitlines()
+    lines = capture.files[0].read_bytes().splitlines()
     assert sum(len(list(stores._spans(json.loads(line)))) for line in lines) == sum(map(len, TRACES.values()))
 
 

@@ -106,6 +106,7 @@ class Wire(NamedTuple):
     form: WireForm = WireForm.PLAIN
     told: Told = Told.OTHERWISE
     most: int = MAX_SHORT  # characters, where the form is text
+    packed: bool = False  # whether a long array is a few texts of JSON: Jaeger's page has a line for each value
 
 
 def empty(dtype: type[np.generic], shape: int | tuple[int, ...] = 0) -> Any:  # noqa: ANN401

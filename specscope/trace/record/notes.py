@@ -53,12 +53,14 @@ class DraftNotes(ArrayEq):
     # rows that each of its passes fed
     rows: Annotated[Ints, Wire("specscope.draft.rows", Count, "passes")] = empty(np.int32)
     # with full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
-    # the row at position t is the target's features of position t, with the token at t + 1
-    fed_token: Annotated[TokenIds, Wire("specscope.draft.fed_token", Token, "r")] = empty(np.int32)
+    # the row at position t is the target's features of position t, with the token at t + 1. Long ones are texts of JSON
+    fed_token: Annotated[TokenIds, Wire("specscope.draft.fed_token", Token, "r", packed=True)] = empty(np.int32)
     # the position of each of these rows
-    fed_position: Annotated[Ints, Wire("specscope.draft.fed_position", Count, "r")] = empty(np.int32)
+    fed_position: Annotated[Ints, Wire("specscope.draft.fed_position", Count, "r", packed=True)] = empty(np.int32)
     # L2 norm of each layer's features; on the wire row after row
-    fed_norms: Annotated[Floats, Wire("specscope.draft.fed_norms", Norm, "r,l")] = empty(np.float32, (0, 0))
+    fed_norms: Annotated[Floats, Wire("specscope.draft.fed_norms", Norm, "r,l", packed=True)] = empty(
+        np.float32, (0, 0)
+    )
     # where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn
     draw_margin: Annotated[Doubles, Wire("specscope.draft.draw_margin", Probability, "n?")] = empty(np.float64)
     # the coin that drew the token, in (0, 1); 0 where the node is no draw, and where its coin is not known

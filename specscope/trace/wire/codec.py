@@ -230,12 +230,12 @@ def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], 
 def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
     """A span's attributes, checked. Raises DamagedError.
 
-    Where it was kept in a store that has no arrays, such as Jaeger's, they are texts of JSON.
+    Where it was kept in a store that has no arrays, such as Jaeger's, they are texts of JSON; long ones may be a few.
     """
     try:
         return msgspec.convert(attributes, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        texts = {name: array for name, array in _arrays(kind).items() if _is_text(attributes.get(name))}
+        texts = {name: array for name, array in _arrays(kind).items() if _is_text(attributes.get(name), array)}
         if not texts:
             raise DamagedError(plain_error(error)) from None
     return checked_span({**attributes, **{name: _array(name, attributes[name], texts[name]) for name in texts}}, kind)
@@ -258,12 +258,22 @@ def _is_array(declared: msgspec.inspect.Type) -> bool:
 _arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
 
 
-def _is_text(value: Any) -> bool:  # noqa: ANN401
+def _is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401
+    if isinstance(value, list):
+        return bool(value) and isinstance(value[0], str) and not _holds_texts(declared)
     return isinstance(value, str) and value[:1] in ("[", "")
 
 
-def _array(name: str, text: str, declared: Any) -> Any:  # noqa: ANN401
-    """An array that came as a text of JSON. Raises DamagedError."""
+def _holds_texts(declared: Any) -> bool:  # noqa: ANN401
+    return msgspec.json.schema(declared).get("items", {}).get("type") == "string"
+
+
+def _array(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
+    """An array that came as a text of JSON, or as several. Raises DamagedError."""
+    if isinstance(text, str) and text.startswith('["[') and not _holds_texts(declared):
+        text = read_json(text, list[str], name)
+    if isinstance(text, list):
+        return [value for part in text for value in _array(name, part, declared)]
     if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
         raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays with NaN in them (its API v3 has them)")
     try:

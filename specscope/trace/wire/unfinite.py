@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 ROUNDING = 1e-3  # by which a sum of float32 probabilities may be above 1
 Number = float | Literal["NaN", "Infinity", "-Infinity"]  # in JSON; numpy reads the texts as what they stand for
+FEW, EACH = 32, 75  # values of an array that is not packed, and of each text: of at most 26 bytes
 _NULL = b"null"  # what orjson writes for such a number; no evidence of ours holds another
 
 
@@ -35,6 +36,13 @@ def dump_numbers(values: Sequence[float]) -> bytes:
     """A JSON array."""
     text = orjson.dumps(values)
     return orjson.dumps(list(map(named, values))) if _NULL in text else text
+
+
+def packed(values: Sequence[float]) -> Sequence[float] | list[str]:
+    """An array, or JSON of some of it at a time: stores cut texts of over 2,048 bytes."""
+    if len(values) <= FEW:
+        return values
+    return [dump_numbers(values[start : start + EACH]).decode() for start in range(0, len(values), EACH)]
 
 
 def dump_notes(notes: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from msgspec import Meta
 from specscope.trace.record.declared import DIMENSIONS, MAX_NOTES, Told, Wire, WireForm
 from specscope.trace.record.privacy import Privacy, Withheld, blank
 from specscope.trace.record.vocabulary import escape
-from specscope.trace.wire.unfinite import Number
+from specscope.trace.wire.unfinite import Number, packed
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +114,8 @@ class WireField:
             return lambda text: escape(text.encode("utf-8", "surrogatepass"))
         if self.wire.form is WireForm.JSON:
             return lambda value: json.dumps(value.to_dict() if hasattr(value, "to_dict") else dict(value))
+        if self.wire.packed:
+            return lambda array: packed(array.ravel().tolist())
         if self.dtype is not None and self.attribute:
             return methodcaller("tolist") if len(self.dimensions) == 1 else lambda array: array.ravel().tolist()
         if get_origin(self.base) is tuple:

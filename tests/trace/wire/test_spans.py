@@ -1,19 +1,26 @@
 """The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
 
+import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.record.records import FinishReason
+from specscope.trace.record.notes import DraftNotes
+from specscope.trace.record.records import FinalKind, FinishReason
+from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.support import records as made
 from tests.trace.strategies import RUN, runs, vocabularies
+
+NOTES = ((1, np.float32), (1, np.float32), (0, np.int32), (0, np.int32), (0, np.float32))
 
 
 def decode(spans):
@@ -37,6 +44,32 @@ def test_records_survive_the_trip_in_any_order(records, vocabulary, chance):
             for token in part.tokens():
                 assert decoder.vocabulary.pieces[token] == vocabulary.pieces[token]
                 assert (token in decoder.vocabulary.special) == (token in vocabulary.special)
+
+
+@pytest.mark.parametrize("rows", [10, 33, 430])
+def test_what_a_long_prompt_fed_is_a_few_texts_that_no_store_cuts(rows):
+    """Jaeger's page has a line for each value of an array, and the drawing stands below them."""
+    numbers = np.linspace(-1.2345678e-30, 3e38, 3 * rows, dtype=np.float32).reshape(rows, 3)
+    numbers[1, 2] = np.nan
+    fed = {"fed_token": np.arange(rows, dtype=np.int32) + 2**30, "fed_position": np.arange(rows, dtype=np.int32)}
+    tree = DraftTree.build([5], [ROOT])
+    notes = DraftNotes(*(np.zeros(n, kind) for n, kind in NOTES), **fed, fed_norms=numbers)
+    part = replace(made.part("r0", tree, made.verdict([1], [0], 7, FinalKind.BONUS), emitted=2), notes=notes)
+    record = made.record(0, [part], during=made.phases(5))
+    spans = Encoder(RUN, Vocabulary(dict.fromkeys((5, 7), b"["))).encode(record)
+    [step] = [span for span in spans if span.name == "decode_step"]
+    values = {name: value for name, value in step.attributes.items() if "fed_" in name}
+    texts = [text for value in values.values() for text in value if isinstance(text, str)]
+    assert all(len(text.encode()) <= 2000 for text in texts)
+    assert all(len(value) <= 32 for value in values.values())
+    lists = {name: value for name, value in step.attributes.items() if isinstance(value, list)}
+    whole = {name: value for name, value in lists.items() if not any(each != each for each in value)}  # it loses NaN
+    as_page = {name: json.dumps(value) for name, value in whole.items()}
+    as_before = {"specscope.draft.fed_token": fed["fed_token"].tolist()}
+    for attributes in (step.attributes, step.attributes | as_page, step.attributes | as_before):
+        again = [ReadSpan(s.name, s.start_ns, s.end_ns, attributes if s is step else s.attributes) for s in spans]
+        decoder, back = decode(again)
+        assert (back, decoder.faults.lines()) == ([record], [])
 
 
 def test_a_request_that_ended_while_it_waited_was_not_admitted():
