@@ -32,7 +32,7 @@ def decoded(data: bytes | bytearray | str, kind: Any = Any, *, strict: bool = Tr
 
     Where it need not be `strict`, a number may be a text.
     """
-    if kind is Any and data.count("{" if isinstance(data, str) else b"{") > MOST_OBJECTS:
+    if kind is Any and (data.count("{") if isinstance(data, str) else data.count(b"{")) > MOST_OBJECTS:
         raise ValueError(f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit")
     try:
         return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind, strict=strict)
@@ -92,7 +92,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     try:
         place = Path(path).resolve()  # a link stays one
         if place.exists() and not place.is_file():
-            with BufferedWriter(open_device(place)) as file:  # type: ignore[type-var]
+            with BufferedWriter(open_device(place)) as file:
                 file.write(data)
             return
         part = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")

@@ -264,8 +264,10 @@ def _is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401
     return isinstance(value, str) and value[:1] in ("[", "")
 
 
+@cache
 def _holds_texts(declared: Any) -> bool:  # noqa: ANN401
-    return msgspec.json.schema(declared).get("items", {}).get("type") == "string"
+    items: dict[str, object] = msgspec.json.schema(declared).get("items", {})
+    return items.get("type") == "string"
 
 
 def _array(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
