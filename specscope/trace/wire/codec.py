@@ -260,19 +260,19 @@ _arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
 
 def _is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401
     if isinstance(value, list):
-        return bool(value) and isinstance(value[0], str) and not _holds_texts(declared)
+        return bool(value) and isinstance(value[0], str) and _holds_numbers(declared)
     return isinstance(value, str) and value[:1] in ("[", "")
 
 
 @cache
-def _holds_texts(declared: Any) -> bool:  # noqa: ANN401
+def _holds_numbers(declared: Any) -> bool:  # noqa: ANN401
     items: dict[str, object] = msgspec.json.schema(declared).get("items", {})
-    return items.get("type") == "string"
+    return items.get("type") in ("number", "integer")
 
 
 def _array(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
     """An array that came as a text of JSON, or as several. Raises DamagedError."""
-    if isinstance(text, str) and text.startswith('["[') and not _holds_texts(declared):
+    if isinstance(text, str) and text.startswith('["[') and _holds_numbers(declared):
         text = read_json(text, list[str], name)
     if isinstance(text, list):
         return [value for part in text for value in _array(name, part, declared)]
