@@ -88,7 +88,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/trace/record/equal.py": 1,
     "specscope/trace/record/rules.py": 1,
     "specscope/trace/record/tokens.py": 1,
-    "specscope/trace/wire/unfinite.py": 1,
     "specscope/train/attend.py": 1,
     "specscope/vllm/launch.py": 1,
 }
