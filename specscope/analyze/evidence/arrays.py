@@ -19,16 +19,6 @@ def join(arrays: Sequence[NDArray[Any]], dtype: type[T]) -> NDArray[T]:
     return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
 
 
-def stack(arrays: Sequence[NDArray[Any]], dtype: type[T]) -> NDArray[T]:
-    """Arrays [k, t] one below the other, padded to the largest t: with -1 for tokens, with 0 for probabilities."""
-    shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 2)
-    out: NDArray[T] = np.full((shapes[:, 0].sum(), shapes[:, 1].max(initial=0)), -1 if dtype is np.int64 else 0, dtype)
-    width = np.repeat(shapes[:, 1], shapes[:, 0])  # of each row
-    for t in np.unique(width).tolist():
-        out[width == t, :t] = np.concatenate([array for array in arrays if array.shape[1] == t])
-    return out
-
-
 def levels(above: Indices) -> Indices:
     """The level of each element: how many steps along `above` lead to -1, so that it is 1 at the top."""
     level, node = np.zeros(len(above), np.int64), np.arange(len(above))

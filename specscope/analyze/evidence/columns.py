@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices, join, levels, siblings
 from specscope.analyze.evidence.fields import (
+    joined,
+    numbers,
+    of_finals_of_verdicts,
     of_methods,
     of_notes,
     of_trees,
     of_verdicts,
     tells_method,
+    words,
 )
 from specscope.analyze.evidence.parents import TreeRows, TriedParents
 from specscope.analyze.evidence.visits import Visit
@@ -28,9 +32,10 @@ from specscope.trace.history.ratios import ratios
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
-from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
-from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
+from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict, margins
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL, looks_ahead
 from specscope.trace.record.tree import Bools, Doubles, Drawn
+from specscope.trace.run.packed import Picked
 
 # What the checks need to know of the rule of each step: ratios of paths, and whose coin decided.
 
@@ -53,15 +58,15 @@ class ByRule:
         return self.walks | self.ahead
 
     @staticmethod
-    def of(parts: Sequence[RequestStep], *, ours: bool) -> ByRule:
+    def of(parts: Sequence[RequestStep], picked: Sequence[Picked], *, ours: bool) -> ByRule:
         """`ours`: whether our own engine made the run; block verification by another engine records less."""
-        rule = np.array([part.rule for part in parts], np.str_)
+        rule = np.array(words(picked, "verdict", "rule"), np.str_)
         match = rule == MATCH
         ahead = np.isin(rule, (BLOCK, TRAVERSAL)) & ours
-        outcome = join([part.verdict.outcome for part in parts if part.verdict is not None], np.uint8)
+        outcome = joined(picked, "verdict", "outcome", np.uint8)
         judged, open_ = outcome != Outcome.UNTRIED, outcome == Outcome.ACCEPTED
         parent, left = np.ones((2, len(outcome)))
-        ends = np.cumsum([len(part.tree) for part in parts], dtype=np.int64)
+        ends = np.cumsum(join([each.counts("tree", "token") for each in picked], np.int64))
         for step in np.flatnonzero(ahead).tolist():
             part, end = parts[step], int(ends[step])
             assert part.verdict is not None
@@ -114,8 +119,6 @@ class Columns:
     accept_prob = of_verdicts("accept_prob", np.float64)
     coin = of_verdicts("coin", np.float64)
     residual_mass = of_verdicts("residual_mass", np.float64)
-    by_own_coin = of_verdicts("judged", np.bool_)
-    margin = of_verdicts("margin", np.float64)
     prob = of_notes("prob", np.float64, np.nan)  # the drafter's own; draft_prob leaves out tokens taken from a text
     draw_margin = of_notes("draw_margin", np.float64, np.nan)  # of the drafter's draw
     draft_coin = of_notes("coin", np.float64, 0.0)  # that drew it; 0 where it is no draw, or it is not recorded
@@ -132,16 +135,27 @@ class Columns:
         visits = [visit for visit in every if visit.part.verdict is not None]
         return Columns([visit.part for visit in visits], visits, ours)
 
+    # [S] of the final token: itself, its probability, the coin that drew it, its margin
+    final = of_finals_of_verdicts("token")
+    final_p = of_finals_of_verdicts("final_p")
+    final_coin = of_finals_of_verdicts("final_coin")
+    final_margin = of_finals_of_verdicts("final_margin")
+
     # Steps
 
     def __len__(self) -> int:
         return len(self.parts)
 
     @cached_property
+    def picked(self) -> list[Picked]:
+        """The columns in which they lie."""
+        return Picked.of(self.parts)
+
+    @cached_property
     def start(self) -> Indices:
         """[S + 1] the first node of each step."""
-        sizes = np.array([len(part.tree.token) for part in self.parts], np.int64)
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        sizes = [each.counts("tree", "token") for each in self.picked]
+        return np.concatenate([[0], np.cumsum(join(sizes, np.int64))]).astype(np.int64)
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -152,37 +166,36 @@ class Columns:
     def kind(self) -> NDArray[np.uint8]:
         """[S] the kind of the final token, as its place in KINDS."""
         place = {kind: i for i, kind in enumerate(KINDS)}
-        return np.array([place[verdict.kind] for verdict in self.verdicts], np.uint8)
-
-    @cached_property
-    def final(self) -> Indices:
-        """[S] the final token."""
-        return np.array([verdict.token for verdict in self.verdicts], np.int64)
-
-    @cached_property
-    def final_p(self) -> Doubles:
-        """[S] the probability with which the final token was drawn."""
-        return np.array([verdict.final_p for verdict in self.verdicts], np.float64)
-
-    @cached_property
-    def final_coin(self) -> Doubles:
-        """[S] the coin that drew the final token."""
-        return np.array([verdict.final_coin for verdict in self.verdicts], np.float64)
-
-    @cached_property
-    def final_margin(self) -> Doubles:
-        """[S] the final token's margin."""
-        return np.array([verdict.final_margin for verdict in self.verdicts], np.float64)
+        return np.array([place[kind] for kind in words(self.picked, "verdict", "kind")], np.uint8)
 
     @cached_property
     def tells_p(self) -> Bools:
         """[S] whether p was recorded."""
-        return np.array([verdict.tells_p for verdict in self.verdicts], np.bool_)
+        return np.asarray((self.final_p != 0) | self.forced_final)
+
+    @cached_property
+    def looks_ahead(self) -> Bools:
+        """[S] whether a node may be accepted for one below it."""
+        return np.array(list(map(looks_ahead, words(self.picked, "verdict", "rule"))), np.bool_)
+
+    @cached_property
+    def by_own_coin(self) -> Bools:
+        """[N] Verdict.judged: whether its own coin decided."""
+        above_last = self.on_path & (np.arange(len(self.token)) != self.last[self.step])
+        return np.asarray(self.tried & ~(self.looks_ahead[self.step] & above_last))
+
+    @cached_property
+    def margin(self) -> Doubles:
+        """[N] Verdict.margin."""
+        rule, of_step = self.by_rule, self.step
+        given = (self.accept_prob, self.coin, self.p_trial, self.q_trial)
+        decided = self.by_own_coin & ~self.forced
+        return margins(*given, decided, ahead=self.looks_ahead[of_step], match=rule.match[of_step])
 
     @cached_property
     def by_rule(self) -> ByRule:
         """What the rule of each step makes of its coins and ratios."""
-        return ByRule.of(self.parts, ours=self.ours)
+        return ByRule.of(self.parts, self.picked, ours=self.ours)
 
     @cached_property
     def told(self) -> Bools:
@@ -234,13 +247,16 @@ class Columns:
     @cached_property
     def position(self) -> Indices:
         """[S] the position of the root."""
-        return np.array([part.position for part in self.parts], np.int64)
+        return np.asarray(
+            numbers(self.picked, "", "context_len") + numbers(self.picked, "", "prefill_tokens"), np.int64
+        )
 
     @cached_property
     def last(self) -> Indices:
         """[S] the last node of the accepted path, numbered over all nodes; -1 where nothing was accepted."""
-        ends = [int(verdict.path[-1]) if len(verdict.path) else -1 for verdict in self.verdicts]
-        last = np.array(ends, np.int64)
+        path, counts = self._path
+        ends = np.cumsum(counts) - 1
+        last = np.where(counts > 0, path[ends] if len(path) else -1, -1)
         return np.where(last < 0, -1, self.start[:-1] + last)
 
     @cached_property
@@ -375,8 +391,15 @@ class Columns:
     def on_path(self) -> Bools:
         """[N] whether it is on the accepted path."""
         mask = np.zeros(len(self.token), np.bool_)
-        mask[join([v.path + self.start[s] for s, v in enumerate(self.verdicts) if len(v.path)], np.int64)] = True
+        path, counts = self._path
+        mask[path + np.repeat(self.start[:-1], counts)] = True
         return mask
+
+    @cached_property
+    def _path(self) -> tuple[Indices, Indices]:
+        """The accepted nodes of all steps, each within its tree, and [S] how many each step has."""
+        counts = join([each.counts("verdict", "path") for each in self.picked], np.int64)
+        return joined(self.picked, "verdict", "path", np.int64), counts
 
     @cached_property
     def forced(self) -> Bools:
@@ -391,11 +414,13 @@ class Columns:
     @cached_property
     def _forced(self) -> tuple[Bools, Bools]:
         nodes, finals = np.zeros(len(self.token), np.bool_), np.zeros(len(self), np.bool_)
-        for s, verdict in enumerate(self.verdicts):
-            if len(verdict.forced):
-                count = self.start[s + 1] - self.start[s]
-                nodes[self.start[s] + verdict.forced[verdict.forced < count]] = True
-                finals[s] = bool((verdict.forced == count).any())
+        forced = joined(self.picked, "verdict", "forced", np.int64)
+        step = np.repeat(
+            np.arange(len(self)), join([each.counts("verdict", "forced") for each in self.picked], np.int64)
+        )
+        is_final = forced == np.diff(self.start)[step]
+        nodes[(self.start[step] + forced)[~is_final]] = True
+        finals[step[is_final]] = True
         return nodes, finals
 
     @cached_property
@@ -428,10 +453,9 @@ class Columns:
     @cached_property
     def parents(self) -> TriedParents:
         """What the evidence says about the parents that were tried."""
-        notes = [part.parents for part in self.parts]
-        there = np.array([note is not None for note in notes], np.bool_)
+        there = join([each.places("parents") >= 0 for each in self.picked], np.bool_)
         rows = TreeRows(self.step, self.row, self.root_row, self.rows)
-        return TriedParents([note for note in notes if note is not None], there, rows)
+        return TriedParents(self.picked, there, rows)
 
     @property
     def nodes(self) -> Unit:

@@ -1,31 +1,56 @@
-"""Fields of records over many steps as arrays, each laid out when it is first asked for."""
+"""Fields of records over many steps as arrays, each gathered from a run's columns when it is first asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.evidence.arrays import Indices, join, stack
+from specscope.analyze.evidence.arrays import Indices, join
 from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.run.packed import Picked
 
 T = TypeVar("T", bound=np.generic)
 
 
+def joined(picked: Sequence[Picked], held: str, name: str, kind: type[T]) -> NDArray[T]:
+    """The values of an array at all of these steps, end to end."""
+    return join([each.values(held, name) for each in picked], kind)
+
+
+def numbers(picked: Sequence[Picked], held: str, name: str, missing: float = 0) -> NDArray[Any]:
+    """[S] a number of what each step holds; `missing` where it holds nothing."""
+    columns = []
+    for each in picked:
+        places, column = each.places(held), each.table(held).numbers[name]
+        known = column[places] if len(column) else np.zeros(len(places), column.dtype)
+        columns.append(np.where(places < 0, np.array(missing, column.dtype), known))
+    return np.concatenate(columns) if columns else np.zeros(0)
+
+
+def words(picked: Sequence[Picked], held: str, name: str) -> list[Any]:
+    """[S] a text, a name or None of what each step holds, which all hold one."""
+    return [
+        word for each in picked for word in map(each.table(held).words[name].__getitem__, each.places(held).tolist())
+    ]
+
+
 def of_trees(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[N] a field of DraftTree, laid out when it is first asked for."""
-
-    def laid(columns: Any) -> NDArray[T]:  # noqa: ANN401 - Columns, which stands above this
-        return join([getattr(part.tree, name) for part in columns.parts], kind)
-
-    return cached_property(laid)
+    return cached_property(lambda columns: joined(columns.picked, "tree", name, kind))
 
 
 def of_verdicts(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[N] a field of Verdict, likewise."""
-    return cached_property(lambda columns: join([getattr(verdict, name) for verdict in columns.verdicts], kind))
+    return cached_property(lambda columns: joined(columns.picked, "verdict", name, kind))
+
+
+def of_finals_of_verdicts(name: str) -> cached_property[NDArray[Any]]:
+    """[S] a number of Verdict, likewise."""
+    return cached_property(lambda columns: numbers(columns.picked, "verdict", name))
 
 
 def of_notes(name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
@@ -43,38 +68,49 @@ def tells_method(name: str) -> cached_property[Bools]:
     return cached_property(lambda columns: _fitting(columns, "method", name)[0][columns.step])
 
 
-def _where_told(columns: Any, notes: str, name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
+def _where_told(columns: Any, held: str, name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
     """[N] a field of notes over the nodes; `missing` where they tell nothing."""
-    column, (fits, values) = np.full(len(columns.token), missing, kind), _fitting(columns, notes, name)
-    column[fits[columns.step]] = join(values, kind)
+    column, (fits, counts) = np.full(len(columns.token), missing, kind), _fitting(columns, held, name)
+    column[fits[columns.step]] = joined(columns.picked, held, name, kind)[np.repeat(fits, counts)]
     return column
 
 
-def _fitting(columns: Any, notes: str, name: str) -> tuple[Bools, list[NDArray[Any]]]:  # noqa: ANN401
-    """[S] which steps' notes have a value of this field for each node, and these; another length tells nothing."""
-    fits, values = np.zeros(len(columns), np.bool_), []
-    for step, (part, size) in enumerate(zip(columns.parts, np.diff(columns.start).tolist(), strict=True)):
-        if (note := getattr(part, notes)) is not None and len(array := getattr(note, name)) == size:
-            fits[step] = True
-            values.append(array)
-    return fits, values
+def _fitting(columns: Any, held: str, name: str) -> tuple[Bools, Indices]:  # noqa: ANN401
+    """[S] which steps' notes have a value of this field for each node, and how many they have."""
+    there = np.concatenate([each.places(held) >= 0 for each in columns.picked] or [np.zeros(0, np.bool_)])
+    counts = np.concatenate([each.counts(held, name) for each in columns.picked] or [np.zeros(0, np.int64)])
+    return there & (counts == np.diff(columns.start)), counts
 
 
 def of_parents(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[K] a field of ParentNotes, likewise."""
-    return cached_property(lambda parents: join([getattr(note, name) for note in parents.notes], kind))
+    return cached_property(lambda parents: joined(parents.picked, "parents", name, kind))
 
 
 def stacked(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
-    """[K, t] a field of ParentNotes, likewise."""
-    return cached_property(lambda parents: stack([getattr(note, name) for note in parents.notes], kind))
+    """[K, t] a field of ParentNotes, padded to the largest t: with -1 for tokens, with 0 for probabilities."""
+
+    def laid(parents: Any) -> NDArray[T]:  # noqa: ANN401
+        shapes, values = _shapes(parents.picked, name), joined(parents.picked, "parents", name, kind)
+        width = np.repeat(shapes[:, 1], shapes[:, 0])  # of each row
+        table: NDArray[T] = np.full((len(width), width.max(initial=0)), -1 if kind is np.int64 else 0, kind)
+        table[np.arange(table.shape[1]) < width[:, None]] = values
+        return table
+
+    return cached_property(laid)
+
+
+def _shapes(picked: Sequence[Picked], name: str) -> Indices:
+    """[steps with parents, 2] the shape of a field of [K, t] at each step."""
+    shapes = [each.table("parents").shapes[name][each.there("parents")] for each in picked]
+    return np.concatenate(shapes) if shapes else np.zeros((0, 2), np.int64)
 
 
 def width_of(name: str) -> cached_property[Indices]:
     """[K] how many columns of a field of [K, t] each parent's own step has."""
 
     def laid(parents: Any) -> Indices:  # noqa: ANN401
-        shapes = np.array([getattr(note, name).shape for note in parents.notes], np.int64).reshape(-1, 2)
+        shapes = _shapes(parents.picked, name)
         return np.repeat(shapes[:, 1], shapes[:, 0])
 
     return cached_property(laid)
@@ -85,7 +121,7 @@ def of_their_nodes(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
 
     def laid(parents: Any) -> NDArray[T]:  # noqa: ANN401
         column = np.zeros(len(parents.rows.steps), kind)
-        column[parents.there[parents.rows.steps]] = join([getattr(note, name) for note in parents.notes], kind)
+        column[parents.there[parents.rows.steps]] = joined(parents.picked, "parents", name, kind)
         return column
 
     return cached_property(laid)
@@ -93,10 +129,4 @@ def of_their_nodes(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
 
 def of_finals(name: str) -> cached_property[Doubles]:
     """[S] a figure of ParentNotes about the final token, likewise."""
-
-    def laid(parents: Any) -> Doubles:  # noqa: ANN401
-        column = np.zeros(len(parents.there))
-        column[parents.there] = [getattr(note, name) for note in parents.notes]
-        return column
-
-    return cached_property(laid)
+    return cached_property(lambda parents: numbers(parents.picked, "parents", name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,8 +10,8 @@ import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.fields import of_finals, of_parents, of_their_nodes, stacked, width_of
-from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.run.packed import Picked
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class TreeRows:
 class TriedParents:
     """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
 
-    notes: list[ParentNotes]  # of those steps
+    picked: Sequence[Picked]  # all steps
     there: Bools  # [S] whether the step's evidence has parents
     rows: TreeRows
 
@@ -60,7 +61,8 @@ class TriedParents:
     @cached_property
     def step(self) -> Indices:
         """[K] the step of each."""
-        return np.repeat(np.flatnonzero(self.there), [len(note.node) for note in self.notes])
+        counts = np.concatenate([each.counts("parents", "node") for each in self.picked] or [np.zeros(0, np.int64)])
+        return np.repeat(np.arange(len(counts)), counts)
 
     @cached_property
     def row(self) -> Indices:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -44,7 +44,7 @@ from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import SamplingParams, kept_params
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
 from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead
-from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
+from specscope.trace.record.tree import Bools, Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
 EosTokens = Annotated[tuple[Token, ...], Meta(max_length=4096)]
@@ -184,15 +184,9 @@ class Verdict(ArrayEq):
         Nothing could where no coin was tossed for the node or its outcome was forced, and where p was exactly 0 or 1.
         Under block and traversal it is |a - coin|, and a counts; under match `final_margin` is the least of all draws.
         """
-        ahead, p = looks_ahead(self.rule), self.p_trial.astype(np.float64)
-        sure = self.accept_prob if ahead else p
-        fixed = ~self.judged | (sure == 0) | (sure == 1)
-        fixed[self.forced[self.forced < len(p)]] = True
-        if self.rule == MATCH:
-            return np.ones(len(p))
-        with np.errstate(invalid="ignore"):  # of numbers that are none there is no distance
-            away = np.abs(self.accept_prob - self.coin if ahead else p - self.coin * self.q_trial)
-        return np.where(fixed, 1.0, away)
+        decided, given = self.judged, (self.accept_prob, self.coin, self.p_trial, self.q_trial)
+        decided[self.forced[self.forced < len(decided)]] = False
+        return margins(*given, decided, ahead=looks_ahead(self.rule), match=self.rule == MATCH)
 
     def near_ties(self, dtype: str) -> list[int]:
         """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token.
@@ -207,6 +201,24 @@ class Verdict(ArrayEq):
         return [Origin.ACCEPTED] * len(self.path) + [Origin(self.kind.value)]
 
 
+def margins(
+    accept_prob: Doubles,
+    coin: Doubles,
+    p_trial: Floats | Doubles,
+    q_trial: Floats | Doubles,
+    decided: Bools,
+    *,
+    ahead: bool | Bools,
+    match: bool | Bools,
+) -> Doubles:
+    """Verdict.margin of nodes. `decided`: whether the node's own coin did; `ahead` and `match`: of its step's rule."""
+    p = p_trial.astype(np.float64)
+    sure = np.where(ahead, accept_prob, p)
+    with np.errstate(invalid="ignore"):  # of numbers that are none there is no distance
+        away = np.abs(np.where(ahead, accept_prob - coin, p - coin * q_trial))
+    return np.where(match | ~decided | (sure == 0) | (sure == 1), 1.0, away)
+
+
 def followed_by(verdict: Verdict) -> Preceded:
     """The `Preceded` of the request's next step, which this verdict determines."""
     if not len(verdict.outcome):
@@ -218,7 +230,10 @@ def followed_by(verdict: Verdict) -> Preceded:
 
 @dataclass(frozen=True, eq=False)
 class RequestStep(ArrayEq):
-    """One request's part in one engine step. Filled by the engine at commit."""
+    """One request's part in one engine step. Filled by the engine at commit.
+
+    What it may hold has no default of the class: so __getattr__ is asked for it where it lies in a run's columns.
+    """
 
     request: Annotated[str, Wire("specscope.request.id", Name)]  # the request's id
     # the request's own step number, from 0; prefill chunks count too
@@ -233,7 +248,9 @@ class RequestStep(ArrayEq):
     verdict: Verdict | None  # None for a prefill chunk that did not reach the end of the prompt
     # committed tokens that became output, after EOS, stop and length truncation
     emitted: Annotated[int, Wire("specscope.emitted", Count)]
-    notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
+    notes: DraftNotes | None = field(
+        default_factory=lambda: None
+    )  # None where the drafter is no model, or nothing was drafted
     # why the tree has this size: costs decided it, in older captures, or another engine left drafts out
     sizing: Annotated[str, Wire("specscope.draft.sizing", Short)] = ""
     # what came before it; None for a prefill chunk, and in captures of before
@@ -243,15 +260,29 @@ class RequestStep(ArrayEq):
     # accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
     moved: Annotated[Ints, Wire("specscope.kv.moved", Node, "v")] = empty(np.int32)
     # what target and drafter gave where children were tried; None with --evidence lean, and in captures of before
-    parents: Annotated[ParentNotes | None, Wire("specscope.parents")] = None
+    parents: Annotated[ParentNotes | None, Wire("specscope.parents")] = field(default_factory=lambda: None)
     # what the drafter's method tells besides; None where it tells nothing
-    method: Annotated[MethodNotes | None, Wire("specscope.method")] = None
+    method: Annotated[MethodNotes | None, Wire("specscope.method")] = field(default_factory=lambda: None)
     # what the request's form took away; None where every token was allowed
-    form: Annotated[FormNotes | None, Wire("specscope.form")] = None
+    form: Annotated[FormNotes | None, Wire("specscope.form")] = field(default_factory=lambda: None)
     # of the emitted tokens, where they were asked for
-    logprobs: Annotated[Logprobs | None, Wire("specscope.logprobs")] = None
+    logprobs: Annotated[Logprobs | None, Wire("specscope.logprobs")] = field(default_factory=lambda: None)
     # tokens whose KV it found in the prefix cache, in the step in which it was admitted
     found: Annotated[int, Wire("specscope.kv.found", Count)] = 0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+            """Of a step in a run's columns, what it holds is made when it is first asked for: see run/packed.py."""
+            if "packed" not in self.__dict__:
+                raise AttributeError(name)
+            packed, row = self.__dict__["packed"]
+            self.__dict__[name] = held = packed.held_by(row, name)
+            return held
+
+        def __getstate__(self) -> dict[str, Any]:
+            """Without the columns of other steps."""
+            return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def rule(self) -> str:

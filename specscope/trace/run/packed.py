@@ -8,7 +8,9 @@ went in, its arrays views into the columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -102,17 +104,69 @@ class PackedParts:
 
     def __getitem__(self, row: int) -> RequestStep:
         """A step, as it went in."""
-        fields = self.parts.fields(row)
-        for name, table in self.held.items():
-            place = self.rows[name].item(row)
-            fields[name] = None if place < 0 else made(HELD[name], table.fields(place))
-        return made(RequestStep, fields)  # type: ignore[no-any-return]
+        return made(RequestStep, {**self.parts.fields(row), "packed": (self, row)})  # type: ignore[no-any-return]
+
+    def held_by(self, row: int, name: str) -> Any:  # noqa: ANN401 - a record of HELD, or None
+        """What a step holds under this name. Raises AttributeError for any other name."""
+        if name not in HELD:
+            raise AttributeError(name)
+        place = self.rows[name].item(row)
+        return None if place < 0 else made(HELD[name], self.held[name].fields(place))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the columns."""
         tables = sum(table.nbytes for table in self.held.values())
         return self.parts.nbytes + tables + sum(rows.nbytes for rows in self.rows.values())
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Some steps of one PackedParts."""
+
+    steps: PackedParts
+    rows: Longs  # [S] where each lies
+
+    @staticmethod
+    def of(parts: Sequence[RequestStep]) -> list[Picked]:
+        """These steps, those together that lie together; those that lie in no columns are packed."""
+        where = [part.__dict__.get("packed", (None, 0)) for part in parts]
+        picked: list[Picked] = []
+        for steps, same in groupby(zip(where, parts, strict=True), key=lambda each: each[0][0]):
+            rows, mine = zip(*((row, part) for (_, row), part in same), strict=True)
+            loose = steps is None
+            columns = PackedParts(mine) if loose else steps
+            picked.append(Picked(columns, np.arange(len(mine)) if loose else np.array(rows, np.int64)))
+        return picked
+
+    def places(self, held: str) -> Longs:
+        """[S] where what each step holds lies in the table; -1 where it holds none. `held` as in HELD, or ""."""
+        return self.steps.rows[held][self.rows] if held else self.rows
+
+    def table(self, held: str) -> FieldColumns:
+        """The columns of what steps hold under this name; under "" their own."""
+        return self.steps.held[held] if held else self.steps.parts
+
+    def there(self, held: str) -> Longs:
+        """The places of those that hold one."""
+        places = self.places(held)
+        return places[places >= 0]
+
+    def counts(self, held: str, name: str) -> Longs:
+        """[S] how many values an array has at each step; 0 where there is none."""
+        places, ends = self.places(held), self.table(held).ends[name]
+        return np.where(places < 0, 0, ends[places + 1] - ends[places]) if len(ends) > 1 else np.zeros(len(places), int)
+
+    def values(self, held: str, name: str) -> NDArray[Any]:
+        """The values of an array at all steps, end to end."""
+        places, table = self.there(held), self.table(held)
+        ends, column = table.ends[name], table.arrays[name]
+        if len(places) and places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all():
+            return column[ends[places[0]] : ends[places[-1] + 1]]
+        counts = ends[places + 1] - ends[places]
+        begins = np.repeat(ends[places] - (np.cumsum(counts) - counts), counts)
+        values: NDArray[Any] = column[begins + np.arange(counts.sum())]
+        return values
 
 
 @cache
