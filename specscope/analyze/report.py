@@ -65,15 +65,16 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
         notes.append(
             f"{open_ended} of {plural(len(ended), 'request')} did not end: still running, or the capture was cut off"
         )
-    verdicts = [part.verdict for step in history.steps for part in step.requests if part.verdict is not None]
+    parts = [part for step in history.steps for part in step.requests if part.verdict is not None]
+    verdicts = [part.verdict for part in parts if part.verdict is not None]
     forced = sum(1 for verdict in verdicts if len(verdict.forced))
     if forced:
         notes.append(
             f"{forced} of {plural(len(verdicts), 'verdict')} forced (a synthetic drafter, or what-if): their "
             "acceptance measures nothing, and the output is not the target's"
         )
-    notes += _method_notes([part for step in history.steps for part in step.requests if part.verdict is not None])
-    notes += _form_notes([part for step in history.steps for part in step.requests if part.form is not None])
+    notes += _method_notes(parts)
+    notes += _form_notes([part for part in parts if part.form is not None])
     if any(missing):
         of = plural(sum(map(bool, missing)), "request")
         notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")

@@ -88,8 +88,10 @@ def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
     for request in requests:
         judged.append([])
         text += 1
-        for before, step in zip([None, *request], request, strict=False):
-            text += before is not None and step.index > before.index + 1
+        index = None
+        for step in request:
+            text += index is not None and step.index > index + 1
+            index = step.index
             if step.verdict is not None:
                 judged[-1].append(step)
                 texts.append(text)

@@ -247,6 +247,17 @@ def _array_types(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
     return {name: declared for name, declared in types.items() if _is_array(msgspec.inspect.type_info(declared))}
 
 
+@cache
+def extents(kind: type[Struct]) -> Callable[[Struct], tuple[Any, ...]]:
+    """Gives the arrays and the texts of a span of this kind."""
+    types = {field.name: msgspec.inspect.type_info(field.type) for field in msgspec.structs.fields(kind)}
+    return attrgetter(*(name for name, declared in types.items() if _is_array(declared) or _is_string(declared)))
+
+
+def _is_string(declared: msgspec.inspect.Type) -> bool:
+    return isinstance(getattr(declared, "type", declared), msgspec.inspect.StrType)
+
+
 def _is_array(declared: msgspec.inspect.Type) -> bool:
     while isinstance(declared, msgspec.inspect.Metadata):
         declared = declared.type

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET, Struct
-from msgspec.structs import astuple
 
 from specscope.errors import UserError
 from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
@@ -38,6 +37,7 @@ from specscope.trace.wire.codec import (
     DamagedError,
     check_times,
     checked_span,
+    extents,
     first,
     read,
     read_json,
@@ -456,9 +456,7 @@ def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
 
 def _weight(span: Struct) -> int:
     """Bytes that a span's record takes in memory, roughly."""
-    values = [value for value in astuple(span) if isinstance(value, list | tuple | str)]
-    sizes = (len(value) * (2 if isinstance(value, str) else 12) for value in values)
-    return 2000 + sum(sizes) + 4 * getattr(span, "length", 0)
+    return 2000 + 12 * sum(map(len, filter(None, extents(type(span))(span)))) + 4 * getattr(span, "length", 0)
 
 
 def _decode_step(span: schema.DecodeStep, *, nameless: bool) -> tuple[RequestStep, Sequence[str]]:
