@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from specscope.trace.wire.codec import DamagedError, plain_error
+from specscope.whole_file import MOST_OBJECTS
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again
-MOST = 2**20  # JSON objects of a line: each takes some hundred bytes in memory, however short it is written
 _BAD = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
@@ -104,8 +104,8 @@ def read_line(line: bytes | bytearray) -> Parts:
 
     Raises DamagedError where the line as a whole cannot be read.
     """
-    if line.count(b"{") > MOST:
-        raise DamagedError(f"it holds more than {MOST:,} JSON objects, the limit")
+    if line.count(b"{") > MOST_OBJECTS:
+        raise DamagedError(f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit")
     try:
         return [
             (
