@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11856, 9300),
+    "trace": (11952, 9300),
     "remote": (2129, 1700),
     "watch": (2054, 1850),
-    "analyze": (27220, 15700),
+    "analyze": (27267, 15700),
     "measure": (7034, 3300),
     "engine": (2987, 2350),
     "plans": (858, 850),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (90884, 64500),
+    "all": (91027, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
@@ -59,6 +59,7 @@ FRAGMENTS: dict[str, int] = {
     "specscope/analyze/compare/page.py": 1,
     "specscope/analyze/compare/text.py": 1,
     "specscope/analyze/diagnose/rerun/models.py": 1,
+    "specscope/analyze/evidence/arrays.py": 1,
     "specscope/analyze/significance.py": 1,
     "specscope/cli/export.py": 1,
     "specscope/cli/judges/verify.py": 1,
