@@ -32,8 +32,8 @@ from specscope.trace.history.ratios import ratios
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
-from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict, margins
-from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL, looks_ahead
+from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL, looks_ahead, margins
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 from specscope.trace.run.packed import Picked
 

@@ -43,8 +43,8 @@ from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import SamplingParams, kept_params
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
-from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead
-from specscope.trace.record.tree import Bools, Doubles, DraftTree, Floats, Ints
+from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead, margins
+from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
 EosTokens = Annotated[tuple[Token, ...], Meta(max_length=4096)]
@@ -199,24 +199,6 @@ class Verdict(ArrayEq):
     def origins(self) -> list[Origin]:
         """The origin of each token that the step committed: accepted ones, then the final one."""
         return [Origin.ACCEPTED] * len(self.path) + [Origin(self.kind.value)]
-
-
-def margins(
-    accept_prob: Doubles,
-    coin: Doubles,
-    p_trial: Floats | Doubles,
-    q_trial: Floats | Doubles,
-    decided: Bools,
-    *,
-    ahead: bool | Bools,
-    match: bool | Bools,
-) -> Doubles:
-    """Verdict.margin of nodes. `decided`: whether the node's own coin did; `ahead` and `match`: of its step's rule."""
-    p = p_trial.astype(np.float64)
-    sure = np.where(ahead, accept_prob, p)
-    with np.errstate(invalid="ignore"):  # of numbers that are none there is no distance
-        away = np.abs(np.where(ahead, accept_prob - coin, p - coin * q_trial))
-    return np.where(match | ~decided | (sure == 0) | (sure == 1), 1.0, away)
 
 
 def followed_by(verdict: Verdict) -> Preceded:

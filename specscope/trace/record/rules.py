@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 STANDARD = "standard"  # siblings one after the other from the root down, each by its own coin
 BLOCK = "block"  # chains: the longest prefix whose coin falls, from the last token to the first (Sun et al. 2024)
 TRAVERSAL = "traversal"  # the same for trees, from the leaves to the root (Weng et al. 2025, arXiv 2505.12398)
@@ -29,3 +32,21 @@ def is_lossy(rule: str) -> bool:
 def looks_ahead(rule: str) -> bool:
     """Whether a coin that fails does not yet reject: the nodes below were judged before."""
     return rule in LOOK_AHEAD
+
+
+def margins(
+    accept_prob: NDArray[np.float64],
+    coin: NDArray[np.float64],
+    p_trial: NDArray[np.floating],
+    q_trial: NDArray[np.floating],
+    decided: NDArray[np.bool_],
+    *,
+    ahead: bool | NDArray[np.bool_],
+    match: bool | NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Verdict.margin of nodes. `decided`: whether the node's own coin did; `ahead` and `match`: of its step's rule."""
+    p = p_trial.astype(np.float64)
+    sure = np.where(ahead, accept_prob, p)
+    with np.errstate(invalid="ignore"):  # of numbers that are none there is no distance
+        away = np.abs(np.where(ahead, accept_prob - coin, p - coin * q_trial))
+    return np.where(match | ~decided | (sure == 0) | (sure == 1), 1.0, away)
