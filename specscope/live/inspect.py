@@ -27,8 +27,8 @@ from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual, 
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.ratios import ratios
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import ROUNDING, Outcome, RequestStep, Verdict
-from specscope.trace.record.rules import MATCH, looks_ahead
+from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.rules import MATCH, ROUNDING, looks_ahead
 from specscope.trace.record.tree import ROOT, Drawn, Ints
 
 SHOWN = 5  # of the likeliest tokens that a form removed

@@ -16,7 +16,8 @@ from specscope.analyze.verify.trial import judge
 from specscope.engine.pipeline import Pipeline
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.trace.history.history import History
-from specscope.trace.record.records import ROUNDING, Outcome
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.rules import ROUNDING
 from tests.analyze.audit.runs import Bench, failed
 from tests.engines import HEAD, pressed
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from specscope.analyze.compare.result import Estimate
 from specscope.analyze.significance import holm, t_quantile, t_two_sided
-from specscope.trace.record.records import ROUNDING
+from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import Doubles
 
 REPLICATES = 2000

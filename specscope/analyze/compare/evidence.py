@@ -24,8 +24,7 @@ from specscope.analyze.compare.places import (
 )
 from specscope.analyze.compare.result import Field
 from specscope.analyze.compare.trees import tree_hash, trees
-from specscope.trace.record.records import NORM_ROUNDING
-from specscope.trace.record.rules import looks_ahead
+from specscope.trace.record.rules import NORM_ROUNDING, looks_ahead
 from specscope.trace.record.tree import Bools, Drawn
 
 # What the drafters gave at equal contexts: the features that fed them, their probabilities and entropies.

@@ -11,8 +11,8 @@ from specscope.analyze.evidence.columns import KINDS
 from specscope.analyze.findings import Reference
 from specscope.trace.history.at_parent import above, end
 from specscope.trace.record.params import PARAM_NAMES
-from specscope.trace.record.records import ROUNDING, Outcome
-from specscope.trace.record.rules import looks_ahead
+from specscope.trace.record.records import Outcome
+from specscope.trace.record.rules import ROUNDING, looks_ahead
 from specscope.trace.record.tree import ROOT, Drawn
 
 BEYOND = 3.0  # rounding has no sharp bound: a difference of more than this many tolerances is not rounding

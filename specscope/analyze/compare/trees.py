@@ -18,7 +18,7 @@ from specscope.analyze.compare.parting import BEYOND, heat, mix
 from specscope.analyze.compare.places import COMMON, RARE, many, of_steps, other, per_request
 from specscope.analyze.compare.result import Field
 from specscope.trace.record.notes import model_part, text_part
-from specscope.trace.record.records import ROUNDING
+from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import ROOT, Bools, Drawn
 
 COLUMNS = ("token", "parent", "drawn", "draw_margin", "score", "prob")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specscope.trace.record.records import ROUNDING, RequestEnd, RequestStep, StepRecord, Verdict
+from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord, Verdict
+from specscope.trace.record.rules import ROUNDING
 
 
 def same_step(first: StepRecord, again: StepRecord, dtype: str) -> bool:

@@ -43,20 +43,13 @@ from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import SamplingParams, kept_params
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
-from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead, margins
+from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, ROUNDING, STANDARD, is_lossy, looks_ahead, margins
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
 EosTokens = Annotated[tuple[Token, ...], Meta(max_length=4096)]
 Layers = Annotated[tuple[Name, ...], Meta(max_length=1024)]
 TraceParent = Annotated[str, Meta(pattern="^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?$", title="text")]
-
-# How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
-# over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
-ROUNDING = {"float32": 1e-5, "float16": 8e-3, "bfloat16": 5e-2}
-
-# The same for the norms of a target's hidden states (DraftNotes.fed_norms), relative to the norm.
-NORM_ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 class Outcome(IntEnum):

@@ -23,6 +23,13 @@ MADE_UP = (f"{LOSSY}:synthetic", SIMULATED)  # for benchmarks: what is accepted 
 UNSEEN = "unseen"  # of another engine, which judged where specscope does not see p
 OUTCOME_ALONE = (UNSEEN, *MADE_UP)  # under which p may not be known: what came out is told
 
+# How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
+# over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
+ROUNDING = {"float32": 1e-5, "float16": 8e-3, "bfloat16": 5e-2}
+
+# The same for the norms of a target's hidden states (DraftNotes.fed_norms), relative to the norm.
+NORM_ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
 
 def is_lossy(rule: str) -> bool:
     """Whether a rule may emit tokens that are not distributed as the target's own."""

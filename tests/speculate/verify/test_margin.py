@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specscope.debug.forked import Forked
 from specscope.speculate.verify.distribution import Dense, OneHot
-from specscope.trace.record.records import ROUNDING, RequestStep
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from tests.speculate.verify import book

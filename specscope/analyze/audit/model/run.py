@@ -21,7 +21,8 @@ from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.audit.tally import Tally
 from specscope.errors import UserError, first_line
 from specscope.trace.history.wording import plural
-from specscope.trace.record.records import ROUNDING, RunInfo
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.rules import ROUNDING
 
 REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: requests, and of each the tokens and steps
 BRANCHES = 4  # rows beside the text of each that are measured

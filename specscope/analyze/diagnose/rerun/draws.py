@@ -27,7 +27,8 @@ from specscope.analyze.findings import Reference
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import ROUNDING, FinalKind
+from specscope.trace.record.records import FinalKind
+from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import Drawn
 
 REQUESTS = 12  # whose draws are done again

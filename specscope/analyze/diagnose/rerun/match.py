@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specscope.analyze.audit.model.judge import drafted_by_model
 from specscope.analyze.diagnose.case import Step
-from specscope.trace.record.records import ROUNDING
+from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import ROOT, Floats, Ints
 
 SURE = 0.99  # a row so sure of one token is like many others
