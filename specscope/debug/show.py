@@ -81,7 +81,7 @@ def node(session: Session, number: int) -> str:
     if request.info is not None and (run is None or run.is_ours) and not part.verdict.is_greedy:
         lines.append(f"coins of: seed {request.info.params.seed}, stream verify, position {part.position}")
     vocabulary = session.history.vocabulary
-    place = next(i for i, step in enumerate(request.steps) if step is part)
+    place = next(i for i, step in enumerate(request.steps) if step.index == part.index)
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
     tail = [*request.before(place, TAIL), *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))

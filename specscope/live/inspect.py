@@ -73,10 +73,10 @@ def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
     """A view of the step that ran last. Raises UserError where `part` is not part of it."""
     last = engine.last
     assert last is not None
-    row = next((i for i, other in enumerate(last.record.requests) if other is part), None)
-    if row is None:
+    places, asked = [(other.request, other.index) for other in last.record.requests], (part.request, part.index)
+    if asked not in places:
         raise UserError(f"{part.request} was not in step {last.record.step}: use goto to reach one of its steps")
-    return _view(engine, _of_state(engine, last.state, row, last.record.step, part), node)
+    return _view(engine, _of_state(engine, last.state, places.index(asked), last.record.step, part), node)
 
 
 def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:

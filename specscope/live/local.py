@@ -75,7 +75,7 @@ class EngineWhatIf(WhatIf):
             return view_begun(self.engine, part.request, node)
         if record is None or part is None:
             raise UserError("nothing has run yet")
-        if not any(other is part for other in record.requests):
+        if (part.request, part.index) not in {(other.request, other.index) for other in record.requests}:
             raise UserError(f"{part.request} was not in step {record.step}: use goto to reach one of its steps")
         return self._view(session, record, part, node)
 
@@ -91,7 +91,7 @@ class EngineWhatIf(WhatIf):
         return self._view(session, record, part, node)
 
     def _view(self, session: Session, record: StepRecord, part: RequestStep, node: int | None) -> NodeView:
-        if self.engine.last is not None and self.engine.last.record is record:
+        if self.engine.last is not None and self.engine.last.record == record:
             return view_last(self.engine, part, node)
         return view_earlier(self.engine, session.history.requests[part.request], record.step, part, node)
 
