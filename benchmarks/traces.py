@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import cast
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
@@ -26,6 +27,7 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sending.export import SpanSink
+from specscope.trace.wire.sending.sender import Sender
 from specscope.trace.wire.spans import SpanLevel
 
 REQUESTS, TOKENS = 24, 64
@@ -157,7 +159,7 @@ def measured_sizes(
 ) -> TraceSizes:
     """Of a run of which everything is kept."""
     wire = SpanParts()
-    sink = SpanSink(wire, run, vocabulary, level, ratio=1.0)
+    sink = SpanSink(cast("Sender", wire), run, vocabulary, level, ratio=1.0)
     for record in records:
         sink(record)
     sink.close()
@@ -183,7 +185,7 @@ def measured(
     laps = 1 if ratio == 1 else max(1, round(KEPT / ratio / REQUESTS))
     for lap in range(laps):
         named = dataclasses.replace(run, run_id=f"bench traces {lap}")
-        sink = SpanSink(wire, named, vocabulary, SpanLevel(sizes.level), ratio=ratio)
+        sink = SpanSink(cast("Sender", wire), named, vocabulary, SpanLevel(sizes.level), ratio=ratio)
         began = time.thread_time()
         for record in records:
             sink(record)
