@@ -155,6 +155,7 @@ class Debugger:
         """The decision that is held, and the request's row in it."""
         if self._decision is None:
             raise UserError("vLLM stands between two steps, where nothing is judged: next goes to the next decision")
-        if not any(other is part for other in self.history.steps[-1].requests):
+        here = {(other.request, other.index) for other in self.history.steps[-1].requests}
+        if (part.request, part.index) not in here:
             raise UserError(f"{part.request} is not in step {self.history.last_step}, at which vLLM stands")
         return self._decision, self._decision.rows[part.request]
