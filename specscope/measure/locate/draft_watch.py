@@ -256,7 +256,7 @@ class DraftWatch(_Passes):
         if self.wrong is not None or self._now is None or not self.passes:
             return
         assert self._borders.rows is not None
-        step = next(step for step in self.plan.contexts.steps if step.part.index == self._now.part.index)
+        step = next(step for step in self.plan.contexts.steps if step.part == self._now.part)
         known = self._borders.borders[self.request].logits
         nodes = self._now.nodes or (ROOT,)
         right = torch.stack([known[step.rows[node]] for node in nodes])
@@ -276,7 +276,7 @@ class DraftWatch(_Passes):
     def _rows(self, fed: FedPass) -> PartRows:
         """Where the pass's rows lie in the batch and in the reference."""
         part, borders = fed.part, self._borders.borders[self.request]
-        step = next(step for step in self.plan.contexts.steps if step.part.index == part.index)
+        step = next(step for step in self.plan.contexts.steps if step.part == part)
         if fed.nodes:
             depth = part.tree.depth
             contexts = [step.rows[node] for node in fed.nodes]

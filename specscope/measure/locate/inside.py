@@ -141,7 +141,7 @@ def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
 def _places(difference: FirstDifference, contexts: Contexts) -> list[int | None]:
     """The row of the contexts that each slot of the request ought to hold; None where that is not known."""
     part = difference.at.part
-    step = next((step for step in contexts.steps if step.part.index == part.index), None)
+    step = next((step for step in contexts.steps if step.part == part), None)
     text = part.context_len + part.prefill_tokens + (part.verdict is not None)
     nodes = [None if step is None else step.rows.get(node) for node in range(len(part.tree))]
     return [*range(text), *nodes]

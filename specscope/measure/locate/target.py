@@ -206,7 +206,7 @@ def layer_call(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict
 def part_rows(part: RequestStep, contexts: Contexts, borders: Borders, first: int, where: Where) -> PartRows:
     """The rows of a request's part whose right values are known."""
     feed = part.prefill_tokens + (part.verdict is not None)
-    step = next((step for step in contexts.steps if step.part.index == part.index), None)
+    step = next((step for step in contexts.steps if step.part == part), None)
     triples: list[tuple[int, int, FedRow]] = []
     for place in range(feed):
         position = part.context_len + place
