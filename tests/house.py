@@ -25,7 +25,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "model": (3746, 2800),
     "kernels": (2692, 2200),
     "inside": (1850, 1850),
-    "vllm, transformers, sglang": (6685, 4050),
+    "vllm, transformers, sglang": (6686, 4050),
     "debug, live": (3898, 3200),
     "tui": (7092, 5500),
     "cli": (4195, 3100),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (91032, 64500),
+    "all": (91033, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
