@@ -51,7 +51,7 @@ LISTED = re.compile(
     # `why` says once what it said of each rejection: that ranks in the drafter are not known
     r"|why\.json\.notes: \[\] -> \[\"the capture does not hold the drafter's likeliest tokens: [^,\"]*\"\]$"
     r"|wanted a token whose rank in the drafter is not known\.\" -> .* the target wanted another token\.\"$"
-    r"|file: watch\.said\[0\]: .* is a capture, not a log, .* -> .* is a capture, not a log, "  # watch reads results too
+    r"|file: watch\.said\[0\]: .* is a capture, not a log, .* -> .* is a capture, not a log, "  # and results
 )
 SHARED = "suffix_shared"  # what searched other requests' texts again is gone too
 JUDGED = [name for name in DRAFTERS if name != SHARED]
