@@ -412,7 +412,7 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text
         stop="" if end is None else valid(end.stop),
         error="" if end is None else valid(end.error),
         preempted=request.preempted,
-        found=sum(step.found for step in request.steps),
+        found=request.found,
         queued_s=None if info is None or not info.admitted_ns else (info.admitted_ns - info.arrival_ns) / 1e9,
         total_s=None if end is None else (end.finished_ns - end.info.arrival_ns) / 1e9,
     )
@@ -453,7 +453,7 @@ def _engine(history: History) -> EngineFigures:
         ),
         preempted=sum(len(step.preempted) for step in steps) if history.tells_preempted else None,
         queried=sum(step.queried for step in steps),
-        found=sum(part.found for step in steps for part in step.requests),
+        found=sum(request.found for request in history.requests.values()),
         speculation_off=dict(Counter(valid(s.speculation_off or "off") for s in steps if not s.speculation)),
         ahead=sum(step.flight is not None for step in steps),
         overlap_s=sum(map(_overlap_ns, steps, steps[1:])) / 1e9,

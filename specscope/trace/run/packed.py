@@ -78,6 +78,15 @@ class FieldColumns:
             values[name] = self.arrays[name][ends.item(row) : ends.item(row + 1)].reshape(shapes[row])
         return values
 
+    def field(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
+        """One field of a record; not of two dimensions."""
+        if name in self.numbers:
+            return self.numbers[name].item(row)
+        if name in self.words:
+            return self.words[name][row]
+        ends = self.ends[name]
+        return self.arrays[name][ends.item(row) : ends.item(row + 1)]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the columns."""
@@ -105,6 +114,11 @@ class PackedParts:
     def __getitem__(self, row: int) -> RequestStep:
         """A step, as it went in."""
         return made(RequestStep, {**self.parts.fields(row), "packed": (self, row)})  # type: ignore[no-any-return]
+
+    def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
+        """One field of a step, or of what it holds; None where it holds none."""
+        place = self.rows[held].item(row) if held else row
+        return None if place < 0 else (self.held[held] if held else self.parts).field(place, name)
 
     def held_by(self, row: int, name: str) -> Any:  # noqa: ANN401 - a record of HELD, or None
         """What a step holds under this name. Raises AttributeError for any other name."""

@@ -55,11 +55,24 @@ class PartStore:
         first, newest = self._newest
         if row >= first:
             return newest[row - first]
+        chunk, place = self._packed_at(row)
+        return chunk[place]
+
+    def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
+        """One field of the step at a row, or of what it holds (`held`: "verdict"); None where it holds none."""
+        first, newest = self._newest
+        if row >= first:
+            holder = getattr(newest[row - first], held) if held else newest[row - first]
+            return None if holder is None else getattr(holder, name)
+        chunk, place = self._packed_at(row)
+        return chunk.field(place, held, name)
+
+    def _packed_at(self, row: int) -> tuple[PackedParts, int]:
         place = bisect_right(self._firsts, row) - 1
         chunk = self._chunks[place]
         if chunk is None:
             raise LookupError(f"row {row} was forgotten")
-        return chunk[row - self._firsts[place]]
+        return chunk, row - self._firsts[place]
 
     def forget(self, before: int) -> None:
         """Let go of the chunks that hold no row from this one on."""
