@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
-
-import numpy as np
 
 from specscope.trace.history.stats import Acceptance, Counted
 from specscope.trace.history.undrafted import Undrafted
 from specscope.trace.record.aggregate import Aggregate
 
 REASONS = tuple(Undrafted)
-DRAFTS, ACCEPTED, OWN = 0, 1, 2 + len(REASONS)  # columns: counts where both are told, then reasons; then Acceptance's
-EMITTED = OWN + len(Acceptance(emitted=-1).row()[: Acceptance(emitted=-1).row().index(-1)])
+DRAFTS, ACCEPTED, OWN = 0, 1, 2 + len(REASONS)  # counts where both are told, then reasons; then those of Acceptance
+EMITTED = OWN + Acceptance(emitted=-1).row().index(-1)
 
 
 class RunningTotals:
@@ -21,49 +20,55 @@ class RunningTotals:
 
     def __init__(self) -> None:
         self.total = Acceptance()  # after the last
-        self._rows = np.zeros((8, OWN + len(self.total.row())), np.int64)
-        self._count = 0  # of items
+        self._own = [0] * OWN  # likewise
+        self._rows = array("q", [*self._own, *self.total.row()])  # one after the other, filled up with 0
+        self._width = len(self._rows)
 
     def add(self, parts: Iterable[Counted], reasons: Iterable[Undrafted | None] = ()) -> None:
         """Take one more item, made of these request steps or sums. `reasons`: why they drafted nothing."""
-        own = self._rows[self._count, :OWN].copy()
         for reason in reasons:
             if reason is not None:
-                own[2 + REASONS.index(reason)] += 1
+                self._own[2 + REASONS.index(reason)] += 1
         drafts, accepted, known = self.total.drafts, self.total.accepted, True
         for part in parts:
             self.total.add(part)
             known &= not isinstance(part, Aggregate) or None not in (part.drafts, part.accepted)
         if known:
-            own[:2] += (self.total.drafts - drafts, self.total.accepted - accepted)
-        row = self.total.row()
-        self._count += 1
-        more = (len(self._rows) if self._count == len(self._rows) else 0, max(OWN + len(row) - self._rows.shape[1], 0))
-        if any(more):
-            self._rows = np.pad(self._rows, ((0, more[0]), (0, more[1])))
-        self._rows[self._count, :OWN] = own
-        self._rows[self._count, OWN : OWN + len(row)] = row
+            self._own[DRAFTS] += self.total.drafts - drafts
+            self._own[ACCEPTED] += self.total.accepted - accepted
+        row = [*self._own, *self.total.row()]
+        if len(row) > self._width:  # a tree is deeper than any before it
+            rows = [self._row(count) for count in range(len(self._rows) // self._width)]
+            self._rows = array("q", [value for each in rows for value in (*each, *[0] * (len(row) - self._width))])
+            self._width = len(row)
+        self._rows.extend(row + [0] * (self._width - len(row)))
+
+    def _row(self, count: int) -> array[int]:
+        """The sums after the first `count` items; after all where there are fewer."""
+        begin = min(count * self._width, len(self._rows) - self._width)
+        return self._rows[begin : begin + self._width]
 
     def take_back(self) -> None:
         """Remove the last item."""
-        self._rows[self._count] = 0
-        self._count -= 1
-        self.total = self.upto(self._count)
+        del self._rows[-self._width :]
+        last = self._rows[-self._width :]
+        self._own, self.total = last[:OWN].tolist(), Acceptance.of(last[OWN:])
 
     def undrafted_upto(self, count: int) -> Counter[Undrafted]:
         """Why steps of the first `count` items drafted nothing."""
-        counts = self._rows[min(count, self._count), 2:OWN].tolist()
-        return Counter({reason: count for reason, count in zip(REASONS, counts, strict=True) if count})
+        counts = zip(REASONS, self._row(count)[2:OWN], strict=True)
+        return Counter({reason: count for reason, count in counts if count})
 
     def upto(self, count: int) -> Acceptance:
         """The full counts over the first `count` items."""
-        return Acceptance.of(self._rows[min(count, self._count), OWN:].tolist())
+        return Acceptance.of(self._row(count)[OWN:])
 
     def emitted(self, count: int) -> int:
         """Output tokens of the first `count` items."""
-        return int(self._rows[count, EMITTED])
+        return self._rows[count * self._width + EMITTED]
 
     def tau(self, begin: int, end: int) -> float | None:
         """Mean acceptance length over the items from `begin` to before `end`."""
-        drafts, accepted = (self._rows[end, :2] - self._rows[begin, :2]).tolist()
+        first, last = begin * self._width, end * self._width
+        drafts, accepted = (self._rows[last + place] - self._rows[first + place] for place in (DRAFTS, ACCEPTED))
         return Acceptance(drafts=drafts, accepted=accepted).tau

@@ -34,3 +34,10 @@ class ArrayEq:
         return all(same(getattr(self, name), getattr(other, name)) for name in fields)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def made(kind: type, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - of that kind
+    """A frozen dataclass with all of these fields: a fifth of the time that its own __init__ takes."""
+    record: Any = object.__new__(kind)
+    record.__dict__.update(fields)
+    return record

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.record.declared import WireForm
+from specscope.trace.record.equal import made
 from specscope.trace.record.privacy import NO_TOKEN, Privacy
 from specscope.trace.record.vocabulary import unescape
 from specscope.trace.wire.unfinite import dump_notes
@@ -172,7 +173,8 @@ def read(
     for field in plan.gone:
         field_values[field.name] = _nameless(field, lengths)
     field_values |= given
-    return kind(**field_values)
+    is_whole = len(field_values) == len(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    return made(kind, field_values) if is_whole and not hasattr(kind, "__post_init__") else kind(**field_values)
 
 
 def _value(
