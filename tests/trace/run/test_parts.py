@@ -49,10 +49,8 @@ def test_a_field_of_many_steps_is_theirs_end_to_end(run, chunk, chance):
     chosen = [place for place in range(len(steps)) if chance.random() < 0.7]
     picked = Picked.of([store[rows[place]] for place in chosen])
     mine = [steps[place] for place in chosen]
-    tokens = [each.values("tree", "token") for each in picked]
-    assert np.concatenate([np.zeros(0, int), *tokens]).tolist() == [
-        t for part in mine for t in part.tree.token.tolist()
-    ]
+    tokens = [token for each in picked for token in each.values("tree", "token").tolist()]
+    assert tokens == [token for part in mine for token in part.tree.token.tolist()]
     counts = [each.counts("verdict", "path").tolist() for each in picked]
     known = [0 if part.verdict is None else len(part.verdict.path) for part in mine]
     assert [count for each in counts for count in each] == known
