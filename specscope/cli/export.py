@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specscope.cli.captures import captures_argument, fetches_captures, reading_bar
+from specscope.cli.captures import captures_argument, fetches_captures, need_different, reading_bar
 from specscope.cli.streams import say, warn
 from specscope.trace.history.wording import plural
 from specscope.trace.stored import as_runs
@@ -29,6 +29,7 @@ def export(captures: tuple[str, ...], output: str) -> None:
     """
     from specscope.analyze.export.exporting import export as write
 
+    need_different(captures)
     with reading_bar("exporting") as progress:
         written = write(as_runs(captures), output, progress)
     for warning in written.warnings:

@@ -98,7 +98,7 @@ class CaptureSource(str):
     def of(capture: str | os.PathLike[str]) -> CaptureSource:
         """A capture, however it is called. Raises UserError where it could not be fetched."""
         if not isinstance(capture, CaptureSource):
-            return CaptureSource(os.fspath(capture), Path(capture))
+            return CaptureSource(str(Path(capture)), Path(capture))
         if capture.error:
             raise UserError(capture.error)
         return capture
@@ -114,6 +114,9 @@ _RUN = re.compile(
     rb'specscope\.run\.id(?:"[^}]{0,60}?"(?:stringValue|string_value|value)"\s*:\s*"([^"\\]{1,1000})"|\x12.\n(.))',
     re.DOTALL,
 )
+
+
+_SPAN = re.compile(rb'"span_?[iI][dD]"\s*:\s*"([^"]{1,32})"')
 
 
 def runs_in(content: bytes) -> list[str]:
@@ -147,12 +150,16 @@ def _runs_of(file: Path) -> list[str]:
 
 
 def as_runs(captures: Sequence[str]) -> list[str]:
-    """These captures, with files of one run, such as rotated ones, as one."""
-    by_run: dict[str, list[str]] = {}
+    """These captures, with files of one run as one, such as rotated ones; but copies, which begin alike, stay apart."""
+    by_run: dict[str, dict[bytes, str]] = {}
     for number, capture in enumerate(captures):
-        plain = type(capture) is str and os.path.isfile(capture)
-        runs = runs_in(start_of(capture)) if plain else []
-        by_run.setdefault(runs[0] if runs else f"\0{number}", []).append(capture)
+        start = start_of(capture) if type(capture) is str and os.path.isfile(capture) else b""
+        run, first = next(iter(runs_in(start)), ""), _SPAN.search(start)
+        key = run if run and first else f"\0{number}"
+        if first is not None and first[1] in by_run.get(key, ()):
+            key = f"{key}\0{number}"
+        by_run.setdefault(key, {})[b"" if first is None else first[1]] = capture
     return [
-        same[0] if len(same) == 1 else CaptureSource(" + ".join(same), *map(Path, same)) for same in by_run.values()
+        names[0] if len(names) == 1 else CaptureSource(" + ".join(names), *map(Path, names))
+        for names in (list(same.values()) for same in by_run.values())
     ]

@@ -35,9 +35,9 @@ class Weighed(Receiver):
 
     bytes = 0
 
-    def parse(self, body, kind, encoding="identity"):
+    def _take(self, body, kind, encoding="identity"):
         self.bytes += len(body)
-        return super().parse(body, kind, encoding)
+        return super()._take(body, kind, encoding)
 
 
 @pytest.mark.usefixtures("patient")

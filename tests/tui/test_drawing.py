@@ -218,7 +218,10 @@ async def test_a_panel_that_fails_says_so_and_recovers():
     viewer = replay(5)
     broken = viewer.history.requests["r0"].steps[5]
     bad = dataclasses.replace(broken.verdict, outcome=np.zeros(0, np.uint8)) if broken.verdict else None
-    viewer.history.requests["r0"].steps[5] = dataclasses.replace(broken, verdict=bad)
+    step = viewer.history.steps[viewer.history.requests["r0"].at(broken.index)]
+    others = [part for part in step.requests if part.request != "r0"]
+    viewer.history.truncate(viewer.history.position_of(step.step))
+    viewer.history.append(dataclasses.replace(step, requests=[dataclasses.replace(broken, verdict=bad), *others]))
     app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()

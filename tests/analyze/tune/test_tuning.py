@@ -12,6 +12,7 @@ from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
 from specscope.plans.costs import CostPoint, Costs
 from specscope.plans.plan import parse_plan
+from specscope.trace.history.history import History
 from specscope.trace.wire.reading import read_capture
 
 TRACES = Path(__file__).parents[3] / "traces"
@@ -118,11 +119,12 @@ def test_of_block_verification_only_chains_are_told():
 
 def test_of_sampled_drafts_that_are_judged_ahead_only_the_whole_tree_is_told():
     history = read("sampled")
-    for request in history.requests.values():
-        for place, part in enumerate(request.steps):
-            if part.verdict is not None:
-                verdict = dataclasses.replace(part.verdict, rule="traversal")
-                request.steps[place] = dataclasses.replace(part, verdict=verdict)
+    judged_ahead = History(history.run, history.vocabulary)
+    for step in history.steps:
+        verdicts = [part.verdict and dataclasses.replace(part.verdict, rule="traversal") for part in step.requests]
+        parts = [dataclasses.replace(part, verdict=v) for part, v in zip(step.requests, verdicts, strict=True)]
+        judged_ahead.append(dataclasses.replace(step, requests=parts))
+    history = judged_ahead
     found = tune(recorded(["c"], [history]), {}, 16, None)
     assert [row.names for row in found.rows] == [("recorded",)]
     assert any("only the recorded tree" in note for note in found.notes)
