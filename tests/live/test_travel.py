@@ -184,7 +184,7 @@ class Travel(RuleBasedStateMachine):
     def followed(self):
         """Who follows the bus stands where the session stands."""
         self.engine.bus.flush()
-        assert [id(r) for r in self.follower.steps] == [id(r) for r in self.session.history.steps]
+        assert self.follower.steps == self.session.history.steps
 
     def teardown(self):
         if not hasattr(self, "engine"):

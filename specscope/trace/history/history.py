@@ -327,7 +327,8 @@ class History:
 
     def append(self, record: StepRecord) -> None:
         """Take one more step, which may begin a branch: then the history goes back to where that does."""
-        is_new, record = record.step not in self._known, self._stored(record)
+        is_new = record.step not in self._known
+        record = self._stored(record) if is_new else self._known[record.step]  # a step that comes out again is equal
         if is_new:
             if record.after is not None:
                 self.branches[record.branch] = Branch(record.branch, record.step, record.after)
