@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (12004, 9300),
+    "trace": (12012, 9300),
     "remote": (2129, 1700),
     "watch": (2054, 1850),
     "analyze": (27268, 15700),
@@ -28,12 +28,12 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (6686, 4050),
     "debug, live": (3898, 3200),
     "tui": (7092, 5500),
-    "cli": (4195, 3100),
+    "cli": (4196, 3100),
     "serve": (1985, 1600),
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (91081, 64500),
+    "all": (91090, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
