@@ -49,10 +49,11 @@ def _moved_or_taken(history: History) -> Looked:
         if record.after is not None or record.rewound or gap or record.absent is not None:
             tables, owner = {}, {}  # which block holds what is no longer known
         gap = record.absent is not None
-        here = {part.request for part in record.requests}
+        parts = list(record.requests)
+        here = {part.request for part in parts}
         for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):
             _release(tables.pop(name, _Table()).block, owner)
-        for part in record.requests:
+        for part in parts:
             number += 1
             blocks = part.blocks.tolist()
             first, table = part.context_len // size, tables.setdefault(part.request, _Table())

@@ -248,7 +248,7 @@ class RequestStep(ArrayEq):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-            """Of a step in a run's columns, what it holds is made when it is first asked for: see run/packed.py."""
+            """Of a step in a run's columns, what it has is made when it is first asked for: see run/packed.py."""
             if "packed" not in self.__dict__:
                 raise AttributeError(name)
             packed, row = self.__dict__["packed"]

@@ -36,6 +36,14 @@ NUMBERS: dict[Any, Any] = {bool: np.bool_, int: np.int64, float: np.float64}  # 
 Longs = NDArray[np.int64]
 
 
+@cache
+def _columns(kind: type) -> tuple[tuple[str, Any, bool | None], ...]:
+    """(name, dtype, whether it is of two dimensions) of each field; without a dtype a word, and None for one number."""
+    fields = [field for field in wired(kind) if not (kind is RequestStep and field.name in HELD)]
+    numbers = [(f.name, NUMBERS.get(f.base), None) for f in fields if f.dtype is None]
+    return (*numbers, *((f.name, f.dtype, len(f.dimensions) > 1) for f in fields if f.dtype is not None))
+
+
 class FieldColumns:
     """Records of one kind in columns. Immutable."""
 
@@ -96,6 +104,10 @@ class FieldColumns:
         return sum(column.nbytes for column in columns) + sum(8 * len(words) for words in self.words.values())
 
 
+OWN = frozenset(name for name, *_ in _columns(RequestStep))  # fields of a step that are no records
+WITH_DEFAULT = sorted(OWN.intersection(vars(RequestStep)))  # which the class has: __getattr__ is not asked for these
+
+
 class PackedParts:
     """Some request steps in columns. Immutable."""
 
@@ -114,7 +126,8 @@ class PackedParts:
 
     def __getitem__(self, row: int) -> RequestStep:
         """A step, as it went in."""
-        return made(RequestStep, {**self.parts.fields(row), "packed": (self, row)})  # type: ignore[no-any-return]
+        fields = {name: self.parts.field(row, name) for name in WITH_DEFAULT}
+        return made(RequestStep, {**fields, "packed": (self, row)})  # type: ignore[no-any-return]
 
     def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """One field of a step, or of what it holds; None where it holds none."""
@@ -122,9 +135,11 @@ class PackedParts:
         return None if place < 0 else (self.held[held] if held else self.parts).field(place, name)
 
     def held_by(self, row: int, name: str) -> Any:  # noqa: ANN401 - a record of HELD, or None
-        """What a step holds under this name. Raises AttributeError for any other name."""
+        """A field of a step. Raises AttributeError for any other name."""
         if name not in HELD:
-            raise AttributeError(name)
+            if name not in OWN:
+                raise AttributeError(name)
+            return self.parts.field(row, name)
         place = self.rows[name].item(row)
         return None if place < 0 else made(HELD[name], self.held[name].fields(place))
 
@@ -182,11 +197,3 @@ class Picked:
         begins = np.repeat(ends[places] - (np.cumsum(counts) - counts), counts)
         values: NDArray[Any] = column[begins + np.arange(counts.sum())]
         return values
-
-
-@cache
-def _columns(kind: type) -> tuple[tuple[str, Any, bool | None], ...]:
-    """(name, dtype, whether it is of two dimensions) of each field; without a dtype a word, and None for one number."""
-    fields = [field for field in wired(kind) if not (kind is RequestStep and field.name in HELD)]
-    numbers = [(f.name, NUMBERS.get(f.base), None) for f in fields if f.dtype is None]
-    return (*numbers, *((f.name, f.dtype, len(f.dimensions) > 1) for f in fields if f.dtype is not None))
