@@ -220,8 +220,8 @@ async def test_a_panel_that_fails_says_so_and_recovers():
     bad = dataclasses.replace(broken.verdict, outcome=np.zeros(0, np.uint8)) if broken.verdict else None
     step = viewer.history.steps[viewer.history.requests["r0"].at(broken.index)]
     others = [part for part in step.requests if part.request != "r0"]
-    viewer.history.truncate(viewer.history.position_of(step.step))
-    viewer.history.append(dataclasses.replace(step, requests=[dataclasses.replace(broken, verdict=bad), *others]))
+    viewer.history.truncate(viewer.history.position_of(step.step) + 1)
+    viewer.history.replace_last(dataclasses.replace(step, requests=[dataclasses.replace(broken, verdict=bad), *others]))
     app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
