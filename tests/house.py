@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (12019, 9300),
+    "trace": (12022, 9300),
     "remote": (2129, 1700),
     "watch": (2054, 1850),
-    "analyze": (27269, 15700),
+    "analyze": (27262, 15700),
     "measure": (7034, 3300),
     "engine": (2987, 2350),
     "plans": (858, 850),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (91098, 64500),
+    "all": (91094, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500

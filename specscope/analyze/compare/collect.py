@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.columns import FED, NODE, NORMS, PARENT, STEP, Capture, Side, SideRequest, number_rows
-from specscope.analyze.evidence.arrays import slices
 from specscope.analyze.evidence.columns import KINDS, PRECEDED, Columns
 from specscope.analyze.evidence.parents import TriedParents
 from specscope.trace.history.history import History
@@ -26,6 +25,7 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import Drawn
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.run.packed import slices
 
 OTHERS = "other requests"  # MethodNotes.match_source
 CHUNK = 256  # steps that are held as records before they become arrays

@@ -43,10 +43,3 @@ def siblings(family: NDArray[Any]) -> Ints:
     place = np.empty(len(order), np.int32)
     place[order] = places(family[order])
     return place
-
-
-def slices(first: Indices, count: NDArray[np.integer]) -> Indices:
-    """The indices of several slices, one after the other."""
-    total = int(count.sum())
-    begin = np.repeat(first - (np.cumsum(count) - count), count)
-    return begin + np.arange(total)

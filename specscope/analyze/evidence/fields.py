@@ -77,8 +77,8 @@ def _where_told(columns: Any, held: str, name: str, kind: type[T], missing: floa
 
 def _fitting(columns: Any, held: str, name: str) -> tuple[Bools, Indices]:  # noqa: ANN401
     """[S] which steps' notes have a value of this field for each node, and how many they have."""
-    there = np.concatenate([each.places(held) >= 0 for each in columns.picked] or [np.zeros(0, np.bool_)])
-    counts = np.concatenate([each.counts(held, name) for each in columns.picked] or [np.zeros(0, np.int64)])
+    there = join([each.places(held) >= 0 for each in columns.picked], np.bool_)
+    counts = join([each.counts(held, name) for each in columns.picked], np.int64)
     return there & (counts == np.diff(columns.start)), counts
 
 

@@ -56,7 +56,7 @@ class RequestTally:
             if (counts := StepCounts.of(part)) is not None:
                 why = None if counts.drafted else why_undrafted(self._run, record, part)
                 sums = sums.plus(counts, why, record.end_ns)
-            going[part.request] = replace(sums, ended=None)
+            going[part.request] = sums if sums.ended is None else replace(sums, ended=None)
         for end in record.finished:
             going[end.info.id] = replace(going.get(end.info.id, _Sums()), ended=record.branch)
         while len(going) >= KEPT:  # their ends were lost

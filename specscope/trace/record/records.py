@@ -252,7 +252,7 @@ class RequestStep(ArrayEq):
             if "packed" not in self.__dict__:
                 raise AttributeError(name)
             packed, row = self.__dict__["packed"]
-            self.__dict__[name] = held = packed.held_by(row, name)
+            self.__dict__[name] = held = packed.attribute(row, name)
             return held
 
         def __getstate__(self) -> dict[str, Any]:

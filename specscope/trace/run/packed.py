@@ -121,9 +121,6 @@ class PackedParts:
             self.rows[name] = np.where(there, np.cumsum(there) - 1, -1)
             self.held[name] = FieldColumns(kind, [record for record in records if record is not None])
 
-    def __len__(self) -> int:
-        return len(self.parts.numbers["index"])
-
     def __getitem__(self, row: int) -> RequestStep:
         """A step, as it went in."""
         fields = {name: self.parts.field(row, name) for name in WITH_DEFAULT}
@@ -134,8 +131,8 @@ class PackedParts:
         place = self.rows[held].item(row) if held else row
         return None if place < 0 else (self.held[held] if held else self.parts).field(place, name)
 
-    def held_by(self, row: int, name: str) -> Any:  # noqa: ANN401 - a record of HELD, or None
-        """A field of a step. Raises AttributeError for any other name."""
+    def attribute(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
+        """A field of a step, or what it holds. Raises AttributeError for any other name."""
         if name not in HELD:
             if name not in OWN:
                 raise AttributeError(name)
@@ -148,6 +145,13 @@ class PackedParts:
         """Bytes of the columns."""
         tables = sum(table.nbytes for table in self.held.values())
         return self.parts.nbytes + tables + sum(rows.nbytes for rows in self.rows.values())
+
+
+def slices(first: Longs, count: NDArray[np.integer]) -> Longs:
+    """The indices of several slices, one after the other."""
+    total = int(count.sum())
+    begin = np.repeat(first - (np.cumsum(count) - count), count)
+    return begin + np.arange(total)
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,5 @@ class Picked:
         if len(places) and places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all():
             return column[ends[places[0]] : ends[places[-1] + 1]]
         counts = ends[places + 1] - ends[places]
-        begins = np.repeat(ends[places] - (np.cumsum(counts) - counts), counts)
-        values: NDArray[Any] = column[begins + np.arange(counts.sum())]
+        values: NDArray[Any] = column[slices(ends[places], counts)]
         return values

@@ -22,7 +22,7 @@ from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import read_place
 from specscope.trace.history.wording import plural
-from specscope.trace.kinds import ReadAs, kind_of, start_of
+from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
@@ -64,16 +64,15 @@ class CaptureReader:
         self._began = time.monotonic()
         self._decoder = Decoder(patient=True)
         self.history.vocabulary = self._decoder.vocabulary
-        for file in self.source.files:
-            self._check(file)
+        self._kinds = [self._checked(file) for file in self.source.files]
         self._lines = self._records()
         for records in self._lines:  # up to the run's resource: refuses what is no capture
             self._append(records)
             if self.history.run is not None:
                 break
 
-    def _check(self, file: Path) -> None:
-        """Refuse a file that is no capture. Raises UserError."""
+    def _checked(self, file: Path) -> FileKind | None:
+        """The kind of a file. Raises UserError for one that is no capture."""
         try:
             status = file.stat()
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a device may have no end
@@ -91,6 +90,7 @@ class CaptureReader:
                     f"--over, opens it at {printable(step)})"
                 ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
+        return kind
 
     def read(self, seconds: float | None = None) -> bool:
         """Read for about so long, or to the end; True where there is more."""
@@ -125,11 +125,11 @@ class CaptureReader:
     def _raw_lines(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each line of OTLP JSON with its number, or what another form holds."""
         self._before = 0
-        for file in self.source.files:
+        for file, kind in zip(self.source.files, self._kinds, strict=True):
             try:
                 with open(file, "rb") as self._file, open_plain(self._file, str(file)) as content:
                     self._plain = content is self._file
-                    yield from unwrapped(content, kind_of(start_of(file)), self.name, self._leave_out)
+                    yield from unwrapped(content, kind, self.name, self._leave_out)
                     self._before += self._file.tell()
             except BROKEN as error:
                 if self.history.run is None or getattr(error, "strerror", None):
@@ -217,11 +217,11 @@ class CaptureReader:
         self._decoder.faults.add(f"line {number}", why)
 
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
-        run, wanted = resource.get("specscope.run.id"), self.source.run
-        if self.history.run is not None and not isinstance(run, str):
+        run, known = resource.get("specscope.run.id"), self.history.run
+        if known is not None and not isinstance(run, str):
             raise DamagedError("the resource does not name its run")
-        if run != (wanted or (run if self.history.run is None else self.history.run.run_id)):
-            if not wanted and not self.source.first_run:
+        if (wanted := self.source.run or (known and known.run_id)) and run != wanted:
+            if not self.source.run and not self.source.first_run:
                 runs = ", ".join(each.run[:12] for each in every_run(self.source) if isinstance(each, CaptureSource))
                 raise UserError(f"the file holds more than one run: add --run ID with one of {runs}")
             self._other_runs[str(run)] += len(spans)

@@ -14,12 +14,13 @@ from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.distributions import clustered, figures
 from specscope.analyze.compare.reading import read_side, read_sides
 from specscope.analyze.compare.tables import details
-from specscope.analyze.evidence.arrays import places, slices
+from specscope.analyze.evidence.arrays import places
 from specscope.analyze.table import NONE
 from specscope.errors import UserError
 from specscope.trace.history.at_parent import draft_ps, end, raw_ps
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import measure
+from specscope.trace.run.packed import slices
 from specscope.trace.wire.reading import read_capture
 
 from .runs import Made, make, side
