@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
 from specscope.analyze.questions.missed import ChoicePlace
 from specscope.errors import UserError
-from specscope.trace.history.at_parent import above
-from specscope.trace.history.decided import deciding, ended_by, wanted
 from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.place import PlaceView, at, deciding, ended_by
 from specscope.trace.history.undrafted import Undrafted, count_undrafted, undrafted_text
-from specscope.trace.history.why import Asker, headline, why, why_step
+from specscope.trace.history.why import headline, why, why_step
 from specscope.trace.history.wording import plural, quoted
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord
@@ -117,11 +115,11 @@ def why_part(history: History, request: RequestHistory, index: int, node: int | 
     Raises UserError where there is none.
     """
     position, part = request.at(index), request.step(index)
-    asker, nodes, name = Asker.of(history, request.id), len(part.tree), f"{printable(request.id)}@{index}"
+    nodes, name = len(part.tree), f"{printable(request.id)}@{index}"
     if node is not None and (part.verdict is None or node > nodes):
         known = "none: it is a prefill" if part.verdict is None else f"0 to {nodes}, the last being the final token"
         raise UserError(f"there is no node {node} in {name}; there are: {known}")
-    sentences = why_step(history.steps[position], part, asker) if node is None else why(part, node, asker)
+    sentences = why_step(history, history.steps[position], part) if node is None else why(history, part, node)
     about = node if node is not None else ended_by(part)
     evidence = {} if part.verdict is None else _evidence(history, history.steps[position], part, about)
     typical = () if part.verdict is None else Typical(lambda: history)(part, about)
@@ -170,35 +168,40 @@ class Typical:
 def _example(history: History, kind: RejectionKind) -> str:
     reference = kind.examples[0]
     part = history.requests[reference.request].step(reference.index)
-    return headline(part, ended_by(part), Asker.of(history, reference.request))
+    return headline(part, ended_by(part), history.vocabulary)
 
 
 def _evidence(history: History, record: StepRecord, part: RequestStep, node: int) -> dict[str, Any]:
     """The numbers that the sentences are made of."""
-    verdict, place, vocabulary = part.verdict, above(part, node), history.vocabulary
+    verdict, place, vocabulary = part.verdict, at(part, node), history.vocabulary
     assert verdict is not None
-    target = wanted(place)
+    target = place.wanted
     values: dict[str, Any] = {
         "node": node,
         "greedy": verdict.is_greedy,
         "rule": part.rule,
         "wanted": None if target is None else _token(target, vocabulary),
-        "target_likeliest": [_token(top, vocabulary) for top in place.likeliest],
-        "drafter_likeliest": [_token(top, vocabulary) for top in place.drafters_likeliest],
+        "target_likeliest": [_text(top._asdict(), vocabulary) for top in place.likeliest],
+        "drafter_likeliest": [_text(top._asdict(), vocabulary) for top in place.drafters_likeliest],
     }
     if node == len(part.tree):
-        final = place.of_token(verdict.token)
         facts = StepFacts(record, part.request, part, history)
         drawn = {"kind": facts["kind"], "final_p": facts["final_p"], "coin": facts["final_coin"] or None}
-        return {**values, "final": {**_token(final, vocabulary), **drawn}}
+        return {**values, "final": {**_token(place, vocabulary), **drawn}}
     outcome, facts = Outcome(int(verdict.outcome[node])), StepFacts(record, part.request, part, history, node)
-    drafted: dict[str, Any] = {**_token(place.of_node(node), vocabulary), "outcome": outcome.name.lower()}
+    drafted: dict[str, Any] = {**_token(place, vocabulary), "outcome": outcome.name.lower()}
     if outcome is not Outcome.UNTRIED:
         drafted |= {name: facts[name] for name in ("p_tried", "q_tried", "a")}
         drafted["coin"] = facts["u"] or None
     return {**values, "drafted": drafted}
 
 
-def _token(there: Any, vocabulary: Vocabulary) -> dict[str, Any]:  # noqa: ANN401
-    shown = {"token": None, "text": None} if there.token == NO_TOKEN else {"text": vocabulary.show(there.token)}
-    return {**dataclasses.asdict(there), **shown}
+def _token(place: PlaceView, vocabulary: Vocabulary) -> dict[str, Any]:
+    names = ("token", "raw_p", "raw_rank", "p", "draft_p", "draft_rank", "q")
+    return _text({name: getattr(place, name) for name in names}, vocabulary)
+
+
+def _text(values: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """With the token's text; without the token, where token ids were left out."""
+    known = values["token"] != NO_TOKEN
+    return {**values, **({"text": vocabulary.show(values["token"])} if known else {"token": None, "text": None})}

@@ -8,11 +8,10 @@ import numpy as np
 
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
-from specscope.trace.history.at_parent import AtParent, above
-from specscope.trace.history.decided import decision_text, ended_by
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
-from specscope.trace.history.why import Asker, why_step
+from specscope.trace.history.place import PlaceView, at, ended_by
+from specscope.trace.history.why import decision_text, why_step
 from specscope.trace.history.why import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
 from specscope.trace.record.aggregate import LeftOut
@@ -59,8 +58,8 @@ def why(session: Session, node: int | None) -> str:
     record, part, request = session.record, session.part, session.current_request
     if record is None or part is None or request is None:
         return "nothing has run yet"
-    asker = Asker.of(session.history, request.id)
-    sentences = why_step(record, part, asker) if node is None else why_node(part, node, asker)
+    history = session.history
+    sentences = why_step(history, record, part) if node is None else why_node(history, part, node)
     about = node if node is not None else ended_by(part)
     return "\n".join([*sentences, *session.typical(part, about)])
 
@@ -71,24 +70,24 @@ def node(session: Session, number: int) -> str:
     assert part is not None
     assert part.verdict is not None
     assert request is not None
-    siblings = part.tree.children(int(part.tree.parent[number]))
+    place = at(part, number)
     lines = [f"node {number} at depth {int(part.tree.depth[number])}", why(session, number)]
-    rows = node_rows(session.history, part, number, session.history.vocabulary.show)
-    lines += [f"{row.label}: {row.text}" if row.label else row.text for row in rows]
-    lines += _likeliest(session, above(part, number))
-    lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
+    rows = node_rows(session.history, place, session.history.vocabulary.show)
+    lines += [f"{label}: {text}" if label else text for label, text, _ in rows]
+    lines += _likeliest(session, place)
+    lines += [f"  sibling: {_node_line(session, part, other)}" for other in place.children if other != number]
     run = session.history.run
     if request.info is not None and (run is None or run.is_ours) and not part.verdict.is_greedy:
         lines.append(f"coins of: seed {request.info.params.seed}, stream verify, position {part.position}")
     vocabulary = session.history.vocabulary
-    place = next(i for i, step in enumerate(request.steps) if step.index == part.index)
+    step = next(i for i, step in enumerate(request.steps) if step.index == part.index)
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
-    tail = [*request.before(place, TAIL), *path][-TAIL:]
+    tail = [*request.before(step, TAIL), *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
     return "\n".join(lines)
 
 
-def _likeliest(session: Session, place: AtParent) -> list[str]:
+def _likeliest(session: Session, place: PlaceView) -> list[str]:
     """The likeliest tokens of target and drafter at a place, as the record has them."""
     show = session.history.vocabulary.show
     lines = [

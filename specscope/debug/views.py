@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.history.at_parent import TopToken as TopToken
+from specscope.trace.history.place import TopToken as TopToken
 from specscope.trace.history.wording import plural, probability
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import WordRow
 
 TOP = 12  # tokens of a column
 SHOWN = 8  # of them, on the console
@@ -110,16 +109,13 @@ class NodeView:
         }
 
     @property
-    def distances(self) -> tuple[WordRow, ...]:
+    def distances(self) -> tuple[tuple[str, str], ...]:
         """How far target and drafter are apart; none where the drafter has no distribution."""
         if self.kl is None or self.tv is None:
             return ()
         kl = "∞" if math.isinf(self.kl) else f"{self.kl:.3f}"
-        return (
-            WordRow("kl", "KL(target‖drafter)", self.kl, f"{kl} nats"),
-            WordRow("tv", "TV", self.tv, f"{self.tv:.3f}"),
-            WordRow("best", "at best", 1 - self.tv, f"{1 - self.tv:.0%} accepted"),
-        )
+        best = f"{1 - self.tv:.0%} accepted"
+        return ("KL(target‖drafter)", f"{kl} nats"), ("TV", f"{self.tv:.3f}"), ("at best", best)
 
     @property
     def choice(self) -> str:
@@ -198,7 +194,7 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     for name, column in columns.items():
         text = column if isinstance(column, str) else f"{what} {column.place}; H {column.entropy:.2f} nats"
         lines.append(f"{name}: {text}")
-    lines.append(" · ".join(f"{row.label} {row.text}" for row in view.distances))
+    lines.append(" · ".join(map(" ".join, view.distances)))
     lines += [view.choice, view.source, *(f"CONTRADICTION: {note}" for note in view.notes)]
     return "\n".join(line for line in lines if line)
 

@@ -1,22 +1,18 @@
-"""Requests, steps and nodes in words: each fact declared once, for conditions, `why`, JSON, the console, the screens.
-
-A WordField is a fact by the word that conditions, `print` and JSON have for it: its type, what it is, and how it is
-read from the records. A WordRow is a fact as people read it: its label and its value, formatted.
-"""
+"""Requests, steps and nodes in words: each fact once, for conditions, `why`, JSON, the console, the screens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from specscope.trace.history.at_parent import AtParent, TopToken, above, draft_ps, end, is_deterministic
-from specscope.trace.history.decided import BELOW, coin_sign, p_tried, q_tried
+import numpy as np
+
 from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.place import BELOW, PlaceView, TopToken, coin_sign, draft_ps
 from specscope.trace.history.wording import about_draft, ending, ordinal, probability
 from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
-from specscope.trace.record.records import Outcome, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict
 from specscope.trace.record.rules import ABOUT
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary, printable, token_id
@@ -31,14 +27,6 @@ FLIPS = "rounding could flip"
 PROMPT_CHARS = 400  # of a list
 
 
-class WordField(NamedTuple):
-    """One fact. `value`: of a StepFacts; None where it is not known."""
-
-    type: type
-    about: str
-    value: Callable[[Any], object]
-
-
 class StepFacts(Mapping[str, object]):
     """A request's part in a step, or a node of it: the fields by name, each looked up when it is asked for.
 
@@ -48,7 +36,9 @@ class StepFacts(Mapping[str, object]):
     def __init__(
         self, record: StepRecord, request: str, part: RequestStep | None, history: History, node: int | None = None
     ) -> None:
-        self.record, self.name, self.part, self.history, self.node = record, request, part, history, node
+        self.record, self.name, self.part, self.history = record, request, part, history
+        self.node, self.at = node, -1 if node is None else node  # `at`: to index with, where there is a node
+        self._fields = ANY if part is None else STEP if node is None else NODE
 
     def __getitem__(self, name: str) -> object:
         """The value; KeyError for a name that is not among the fields here. None where it is not known."""
@@ -61,10 +51,6 @@ class StepFacts(Mapping[str, object]):
     def __len__(self) -> int:
         return len(self._fields)
 
-    @cached_property
-    def _fields(self) -> Mapping[str, WordField]:
-        return ANY if self.part is None else STEP if self.node is None else NODE
-
     @property
     def step(self) -> RequestStep:
         """The request's part."""
@@ -73,35 +59,28 @@ class StepFacts(Mapping[str, object]):
 
     @property
     def verdict(self) -> Verdict | None:
-        """The part's verdict; None for a prefill chunk."""
+        """None for a prefill chunk."""
         return self.step.verdict
 
-    @property
-    def judged(self) -> Verdict:
-        """The verdict of a node."""
-        assert self.step.verdict is not None
-        return self.step.verdict
-
-    @property
-    def at(self) -> int:
-        """The node."""
-        assert self.node is not None
-        return self.node
-
-    @property
-    def parent(self) -> int:
-        """The node's parent; ROOT for a step as a whole."""
-        return ROOT if self.node is None else int(self.step.tree.parent[self.node])
+    @cached_property
+    def place(self) -> PlaceView:
+        """Where the node was drafted; of a step as a whole, the root."""
+        return PlaceView(self.step, ROOT if self.node is None else int(self.step.tree.parent[self.node]))
 
     def sibling(self, node: int) -> int:
         """A node's place among its siblings, from 1; 0 for the root."""
         tree = self.step.tree
         return 0 if node == ROOT else 1 + tree.children(int(tree.parent[node])).index(node)
 
-    def before(self) -> StepFacts | None:
-        """The facts of the same request's previous step; None for its first."""
+    def _request(self) -> tuple[RequestHistory, int] | tuple[None, None]:
+        """The request, and the place of this step among its steps."""
         request = self.history.requests.get(self.name)
         place = None if request is None or self.part is None else request.place_of(self.part.index)
+        return (None, None) if request is None or place is None else (request, place)
+
+    def before(self) -> StepFacts | None:
+        """The facts of the same request's previous step; None for its first."""
+        request, place = self._request()
         if request is None or not place:
             return None
         record = self.history.steps[request.engine_steps[place - 1]]
@@ -109,27 +88,38 @@ class StepFacts(Mapping[str, object]):
 
     def tau(self) -> float | None:
         """Mean acceptance length over the request's steps up to this one."""
-        request = self.history.requests.get(self.name)
-        place = None if request is None else request.place_of(self.step.index)
+        request, place = self._request()
         return None if request is None or place is None else request.tau(place)
 
     def tokens(self) -> list[int]:
         """The node's token, or those that the step emitted."""
         return self.step.output() if self.node is None else [int(self.step.tree.token[self.node])]
 
+    def token(self) -> int | None:
+        """The node's token, or the final one."""
+        return self.tokens()[0] if self.node is not None else None if self.verdict is None else self.verdict.token
 
-def _accepted(facts: StepFacts) -> int:
-    return 0 if facts.verdict is None else facts.verdict.accepted
+    def is_near_tie(self) -> bool:
+        """Whether rounding could flip the decision on the node, or one of the step."""
+        ties = self.history.near_ties(self.step)
+        return bool(ties) if self.node is None else self.node in ties
 
 
-def _since_before(facts: StepFacts) -> int | None:
+class Fact(NamedTuple):
+    """One fact: its type, what it is, and how it is read; None where it is not known."""
+
+    type: type
+    about: str
+    value: Callable[[StepFacts], object]
+
+
+def _accepted(facts: StepFacts | None) -> int | None:
+    return None if facts is None else 0 if facts.verdict is None else facts.verdict.accepted
+
+
+def _gap(facts: StepFacts) -> int | None:
     before = facts.before()
     return None if before is None else facts.record.step - before.record.step
-
-
-def _accepted_before(facts: StepFacts) -> int | None:
-    before = facts.before()
-    return None if before is None else _accepted(before)
 
 
 def _rejected(facts: StepFacts) -> tuple[int, ...]:
@@ -137,203 +127,160 @@ def _rejected(facts: StepFacts) -> tuple[int, ...]:
     return tuple(facts.step.tree.token[gone].tolist())
 
 
-def _is_near_tie(facts: StepFacts) -> bool:
-    ties = facts.history.near_ties(facts.step)
-    return bool(ties) if facts.node is None else facts.node in ties
+def _path(path: str) -> Callable[[StepFacts], object]:
+    """What lies there in the request's step: of an array, the node's; None where something on the way is None."""
+    names = path.split(".")
 
-
-def _of_verdict(name: str) -> Callable[[StepFacts], object]:
-    """A number of the verdict."""
-    return lambda facts: None if facts.verdict is None else getattr(facts.verdict, name)
-
-
-def _of_node(name: str) -> Callable[[StepFacts], float]:
-    """An array of the verdict over the nodes."""
-    return lambda facts: float(getattr(facts.judged, name)[facts.at])
-
-
-def _of_draw(facts: StepFacts, name: str) -> float:
-    """A figure of the node's draw; 0 where it is no draw, or it is not recorded."""
-    notes = facts.step.notes
-    values = () if notes is None else getattr(notes, name)
-    return float(values[facts.at]) if len(values) else 0.0
-
-
-def _at_parent(name: str) -> Callable[[StepFacts], float | None]:
-    """A number of a parent that was tried; None where it was not, or the capture does not hold it."""
-    return lambda facts: AtParent(facts.step, facts.parent).number(name)
-
-
-def _noted(name: str) -> Callable[[StepFacts], float | None]:
-    """A number of a node whose parent was tried; None as above."""
-
-    def value(facts: StepFacts) -> float | None:
-        notes = AtParent(facts.step, facts.parent).notes
-        return None if notes is None else float(getattr(notes, name)[facts.at])
+    def value(facts: StepFacts) -> object:
+        found: object = facts.part
+        for name in names:
+            found = None if found is None else getattr(found, name)
+        return found[facts.at].item() if isinstance(found, np.ndarray) else found
 
     return value
 
 
-ANY: dict[str, WordField] = {
-    "step": WordField(int, "the engine's step", lambda f: f.record.step),
-    "request": WordField(str, "the request's id", lambda f: f.name),
-    "running": WordField(int, "requests in the batch", lambda f: f.record.running if f.record.is_timed else None),
-    "waiting": WordField(int, "requests in the queue", lambda f: f.record.waiting if f.record.is_timed else None),
-    "ms": WordField(
+def _of_draw(name: str) -> Callable[[StepFacts], float | None]:
+    """A figure of the node's draw; None where it is no draw, or it is not recorded."""
+
+    def value(facts: StepFacts) -> float | None:
+        notes = facts.step.notes
+        drawn = notes is not None and len(notes.coin) and notes.coin[facts.at]
+        return float(getattr(notes, name)[facts.at]) if drawn else None
+
+    return value
+
+
+def _at_parent(name: str) -> Callable[[StepFacts], float | None]:
+    """A number of a parent that was tried; None where it was not, or the capture does not hold it."""
+    return lambda facts: facts.place.number(name)
+
+
+def _noted(name: str) -> Callable[[StepFacts], float | None]:
+    """A number of a node whose parent was tried; None as above."""
+    return lambda facts: None if facts.place.notes is None else float(getattr(facts.place.notes, name)[facts.at])
+
+
+ANY: dict[str, Fact] = {
+    "step": Fact(int, "the engine's step", lambda f: f.record.step),
+    "request": Fact(str, "the request's id", lambda f: f.name),
+    "running": Fact(int, "requests in the batch", lambda f: f.record.running if f.record.is_timed else None),
+    "waiting": Fact(int, "requests in the queue", lambda f: f.record.waiting if f.record.is_timed else None),
+    "ms": Fact(
         float,
         "duration of the step in milliseconds",
         lambda f: (f.record.end_ns - f.record.start_ns) / 1e6 if f.record.phases else 0.0,
     ),
 }
-STEP: dict[str, WordField] = {
+STEP: dict[str, Fact] = {
     **ANY,
-    "index": WordField(int, "the request's own step number", lambda f: f.step.index),
-    "context": WordField(int, "tokens before the root", lambda f: f.step.context_len),
-    "drafter": WordField(str, "name of the drafter; none if nothing was drafted", lambda f: f.step.drafter),
-    "nodes": WordField(int, "nodes of the tree", lambda f: len(f.step.tree)),
-    "accepted": WordField(int, "nodes accepted", _accepted),
-    "committed": WordField(
-        int,
-        "tokens committed: the accepted ones and the final one",
-        lambda f: 0 if f.verdict is None else f.verdict.accepted + 1,
+    "index": Fact(int, "the request's own step number", _path("index")),
+    "context": Fact(int, "tokens before the root", _path("context_len")),
+    "drafter": Fact(str, "name of the drafter; none if nothing was drafted", _path("drafter")),
+    "nodes": Fact(int, "nodes of the tree", lambda f: len(f.step.tree)),
+    "accepted": Fact(int, "nodes accepted", _accepted),
+    "committed": Fact(int, "tokens committed: the accepted ones and the final one", lambda f: len(f.step.tokens())),
+    "emitted": Fact(int, "tokens that became output", _path("emitted")),
+    "kind": Fact(
+        str, "kind of the final token: bonus, recovered or target", lambda f: f.verdict.kind.value if f.verdict else ""
     ),
-    "emitted": WordField(int, "tokens that became output", lambda f: f.step.emitted),
-    "kind": WordField(
-        str,
-        "kind of the final token: bonus, recovered or target",
-        lambda f: "" if f.verdict is None else f.verdict.kind.value,
-    ),
-    "tau": WordField(float, "the request's mean acceptance length so far", StepFacts.tau),
-    "text": WordField(
+    "tau": Fact(float, "the request's mean acceptance length so far", StepFacts.tau),
+    "text": Fact(
         str,
         "text of the emitted tokens; at a node, the text of its token",
         lambda f: f.history.vocabulary.text(f.tokens()),
     ),
-    "token": WordField(
-        int,
-        "the final token; at a node, its token",
-        lambda f: f.tokens()[0] if f.node is not None else None if f.verdict is None else f.verdict.token,
-    ),
-    "final_p": WordField(float, "probability with which the final token was drawn", _of_verdict("final_p")),
-    "final_coin": WordField(
+    "token": Fact(int, "the final token; at a node, its token", StepFacts.token),
+    "final_p": Fact(float, "probability with which the final token was drawn", _path("verdict.final_p")),
+    "final_coin": Fact(
         float,
         "the coin with which the final token was drawn, if one was",
-        lambda f: None if f.verdict is None else f.verdict.final_coin or None,
+        lambda f: _path("verdict.final_coin")(f) or None,
     ),
-    "final_margin": WordField(
-        float, "how far p would have to move for another final token", _of_verdict("final_margin")
+    "final_margin": Fact(float, "how far p would have to move for another final token", _path("verdict.final_margin")),
+    "near_tie": Fact(
+        bool, "whether rounding could flip a decision of the step; at a node, the decision on it", StepFacts.is_near_tie
     ),
-    "near_tie": WordField(
-        bool, "whether rounding could flip a decision of the step; at a node, the decision on it", _is_near_tie
+    "forced": Fact(
+        bool, "whether a verdict of the step was forced", lambda f: f.verdict is not None and len(f.verdict.forced) > 0
     ),
-    "forced": WordField(
-        bool,
-        "whether a verdict of the step was forced",
-        lambda f: f.verdict is not None and bool(len(f.verdict.forced)),
-    ),
-    "rule": WordField(str, "the rule of verification", lambda f: f.step.rule),
-    "preceded": WordField(
+    "rule": Fact(str, "the rule of verification", _path("rule")),
+    "preceded": Fact(
         str,
         "what came before the step: prefill, preemption, full, partial, nothing or no draft",
-        lambda f: None if f.step.preceded is None else f.step.preceded.value,
+        _path("preceded.value"),
     ),
-    "before_accepted": WordField(int, "nodes that the request's step before accepted", _accepted_before),
-    "gap": WordField(int, "engine steps since the request's step before; 1 if it was the last one", _since_before),
-    "final": WordField(int, "the final token", _of_verdict("token")),
-    "rejected": WordField(tuple, "the rejected tokens, as in final in rejected", _rejected),
-    "entropy": WordField(
+    "before_accepted": Fact(int, "nodes that the request's step before accepted", lambda f: _accepted(f.before())),
+    "gap": Fact(int, "engine steps since the request's step before; 1 if it was the last one", _gap),
+    "final": Fact(int, "the final token", _path("verdict.token")),
+    "rejected": Fact(tuple, "the rejected tokens, as in final in rejected", _rejected),
+    "entropy": Fact(
         float,
         "entropy of p in nats where the first children were tried; at a node, at its parent",
         _at_parent("entropy"),
     ),
-    "final_entropy": WordField(
-        float,
-        "entropy of the distribution that the final token was drawn from",
-        lambda f: None if f.step.parents is None else f.step.parents.final_entropy,
+    "final_entropy": Fact(
+        float, "entropy of the distribution that the final token was drawn from", _path("parents.final_entropy")
     ),
 }
-NODE: dict[str, WordField] = {
+NODE: dict[str, Fact] = {
     **STEP,
-    "node": WordField(int, "the node's number", lambda f: f.node),
-    "depth": WordField(int, "the node's depth, from 1", lambda f: int(f.step.tree.depth[f.at])),
-    "sibling": WordField(int, "the node's place among its siblings, from 1", lambda f: f.sibling(f.at)),
-    "p": WordField(float, "the target's probability of the token, before any rejection", _of_node("p")),
-    "q": WordField(
-        float,
-        "the probability with which the drafter drew it; 1 if deterministic",
-        lambda f: float(f.step.tree.q[f.at]),
-    ),
-    "draft_coin": WordField(
-        float, "the coin that drew the token, if one did and it is recorded", lambda f: _of_draw(f, "coin") or None
-    ),
-    "draft_low": WordField(
+    "node": Fact(int, "the node's number", lambda f: f.node),
+    "depth": Fact(int, "the node's depth, from 1", _path("tree.depth")),
+    "sibling": Fact(int, "the node's place among its siblings, from 1", lambda f: f.sibling(f.at)),
+    "p": Fact(float, "the target's probability of the token, before any rejection", _path("verdict.p")),
+    "q": Fact(float, "the probability with which the drafter drew it; 1 if deterministic", _path("tree.q")),
+    "draft_coin": Fact(float, "the coin that drew the token, if one did and it is recorded", _of_draw("coin")),
+    "draft_low": Fact(
         float,
         "the lower end of the token's interval: the draft's coin lies from there up to there plus q_tried",
-        lambda f: _of_draw(f, "low") if _of_draw(f, "coin") else None,
+        _of_draw("low"),
     ),
-    "p_tried": WordField(
-        float, "p when the node was tried: in the residual after rejected siblings", _of_node("p_trial")
+    "p_tried": Fact(
+        float, "p when the node was tried: in the residual after rejected siblings", _path("verdict.p_trial")
     ),
-    "q_tried": WordField(float, "q when the node was tried, likewise", _of_node("q_trial")),
-    "a": WordField(
+    "q_tried": Fact(float, "q when the node was tried, likewise", _path("verdict.q_trial")),
+    "a": Fact(
         float,
         "the node's acceptance probability; the ratio of its path if its coin decided nothing",
-        _of_node("accept_prob"),
+        _path("verdict.accept_prob"),
     ),
-    "u": WordField(
+    "u": Fact(
         float,
         "the node's coin, if one was tossed: a uniform random number; under the standard rule it is rejected if u >= a",
-        lambda f: _of_node("coin")(f) or None,  # coins lie in the open interval (0, 1)
+        lambda f: _path("verdict.coin")(f) or None,  # coins lie in the open interval (0, 1)
     ),
-    "ahead": WordField(
+    "ahead": Fact(
         bool,
         "whether it was accepted because a node below it was (rules block and traversal)",
-        lambda f: coin_sign(f.judged, f.at) == BELOW,
+        lambda f: f.verdict is not None and coin_sign(f.verdict, f.at) == BELOW,
     ),
-    "margin": WordField(float, "how far p would have to move for another outcome at the node", _of_node("margin")),
-    "residual": WordField(float, "mass of the residual after the node was rejected", _of_node("residual_mass")),
-    "draft_p": WordField(
-        float, "the drafter's own probability, before sampling rules", lambda f: draft_ps(f.step)[f.at]
-    ),
-    "score": WordField(
+    "margin": Fact(float, "how far p would have to move for another outcome at the node", _path("verdict.margin")),
+    "residual": Fact(float, "mass of the residual after the node was rejected", _path("verdict.residual_mass")),
+    "draft_p": Fact(float, "the drafter's own probability, before sampling rules", lambda f: draft_ps(f.step)[f.at]),
+    "score": Fact(
         float,
         "the drafter's log probability of the path to the node; beside a text, of its acceptance",
-        lambda f: None if f.step.notes is None else float(f.step.notes.score[f.at]),
+        _path("notes.score"),
     ),
-    "source": WordField(
+    "source": Fact(
         str,
         "who drafted it, where a text drafts beside a model: model, text or both",
-        lambda f: None if f.step.method is None else f.step.method.source_of(f.at) or None,
+        lambda f: (f.step.method and f.step.method.source_of(f.at)) or None,
     ),
-    "siblings": WordField(
-        int, "how many siblings there are, the node included", lambda f: len(f.step.tree.children(f.parent))
+    "siblings": Fact(int, "how many siblings there are, the node included", lambda f: len(f.place.children)),
+    "parent": Fact(int, "the parent's number; -1 if it is the root", lambda f: f.place.parent),
+    "parent_sibling": Fact(
+        int, "the parent's place among its siblings, from 1; 0 if it is the root", lambda f: f.sibling(f.place.parent)
     ),
-    "parent": WordField(int, "the parent's number; -1 if it is the root", lambda f: f.parent),
-    "parent_sibling": WordField(
-        int, "the parent's place among its siblings, from 1; 0 if it is the root", lambda f: f.sibling(f.parent)
-    ),
-    "raw_p": WordField(float, "the target's probability of the token before temperature and rules", _noted("raw_p")),
-    "rank": WordField(int, "rank of the token in p, from 1; 0 if its p is 0", _noted("rank")),
-    "q_rank": WordField(int, "rank of the token in q, from 1; 0 if the node is deterministic", _noted("q_rank")),
-    "choice_p": WordField(float, "p of the likeliest token at the parent", _at_parent("choice_p")),
-    "choice_rank": WordField(
+    "raw_p": Fact(float, "the target's probability of the token before temperature and rules", _noted("raw_p")),
+    "rank": Fact(int, "rank of the token in p, from 1; 0 if its p is 0", _noted("rank")),
+    "q_rank": Fact(int, "rank of the token in q, from 1; 0 if the node is deterministic", _noted("q_rank")),
+    "choice_p": Fact(float, "p of the likeliest token at the parent", _at_parent("choice_p")),
+    "choice_rank": Fact(
         int, "rank of the target's first choice in the drafter's distribution; 0 if outside", _at_parent("choice_rank")
     ),
 }
-
-
-@dataclass(frozen=True)
-class WordRow:
-    """A fact as people read it. The rows of a node are the same on the console and on a screen."""
-
-    name: str  # as conditions have it, where they do
-    label: str
-    value: float | str
-    text: str  # the value, formatted, with its unit
-    odd: bool = False  # whether it should stand out
-
-
-Shown = Callable[[int], str]  # a token for people
 
 
 def label(name: str) -> str:
@@ -341,110 +288,64 @@ def label(name: str) -> str:
     return {"u": "coin", "source": "from"}.get(name, name.replace("_", " "))
 
 
-def _number(name: str, value: float) -> WordRow:
-    return WordRow(name, label(name), value, probability(value))
+Row = tuple[str, str, bool]  # its label, what it says, whether it should stand out
 
 
-def node_numbers(step: RequestStep, node: int) -> list[WordRow]:
-    """p and q of a node: as drawn, and as tried where that is another number. Of a greedy step, p before temperature 0.
-
-    Where q is a point mass, the drafter's own probability says more.
-    """
-    verdict, there = step.verdict, above(step, node).of_node(node)
-    assert verdict is not None
-    raw = there.raw_p if verdict.is_greedy else None
-    numbers = {"p" if raw is None else "raw_p": float(verdict.p[node]) if raw is None else raw}
-    if not is_deterministic(step, node):
-        numbers["q"] = float(step.tree.q[node])
-    elif there.draft_p is not None:
-        numbers["draft_p"] = there.draft_p
-    if not verdict.is_greedy:
-        tried = {"p_tried": p_tried(verdict, node), "q_tried": q_tried(step, verdict, node)}
-        numbers |= {name: value for name, value in tried.items() if value is not None}
-    return [_number(name, value) for name, value in numbers.items()]
-
-
-def final_number(step: RequestStep) -> WordRow:
-    """The final token's p; of a greedy step, before temperature 0."""
-    verdict = step.verdict
-    assert verdict is not None
-    raw = end(step).of_token(verdict.token).raw_p if verdict.is_greedy else None
-    return _number("p", verdict.final_p) if raw is None else _number("raw_p", raw)
-
-
-def node_rows(history: History, step: RequestStep, node: int, show: Shown) -> list[WordRow]:
-    """What the record holds of a node beside its numbers; of the final token, where `node` is the number of nodes."""
+def node_rows(history: History, place: PlaceView, show: Callable[[int], str]) -> list[Row]:
+    """What the record holds of a node, or of the final token, beside its numbers: for the console and the screens."""
+    step, token = place.step, place.token
     verdict, tree, run = step.verdict, step.tree, history.run
     assert verdict is not None
-    near = node in history.near_ties(step)
-    if node == len(tree):
-        kind = verdict.kind.value
-        return [_token(verdict.token, show), WordRow("kind", "kind", kind, kind), *_margin(verdict.final_margin, near)]
-    token, outcome = int(tree.token[node]), Outcome(int(verdict.outcome[node]))
+    rows: list[Row] = [("token", f"{show(token)}  {token_id(token)}", False)]
+    if place.final:
+        near = len(tree) in history.near_ties(step)
+        return [*rows, ("kind", verdict.kind.value, False), *_margin(verdict.final_margin, near)]
+    _, node = place.judged
     source = "" if step.method is None else step.method.source_of(node)
-    rows = [_token(token, show), _position(tree, node, show)]
-    rows.append(WordRow("drawn", "drawn", (drawn := DRAWN[Drawn(int(tree.drawn[node]))]), drawn))
+    below = "the root" if place.parent == ROOT else f"node {place.parent} ({show(int(tree.token[place.parent]))})"
+    rows.append(("position", f"depth {int(tree.depth[node])}, child of {below}", False))
+    rows.append(("drawn", DRAWN[Drawn(int(tree.drawn[node]))], False))
     if node in history.near_draws(step):
-        text = "a near tie in the draft: rounding could draw the next token instead"
-        rows.append(WordRow("near_draw", "", text, text, odd=True))
+        rows.append(("", "a near tie in the draft: rounding could draw the next token instead", True))
     if draft_tokens(run) is not None and source != "text":
-        rows.append(draft_id_row(run, token))
+        number = draft_id(run, token)
+        where = "outside the draft vocabulary" if number is None else f"{number} of the draft vocabulary"
+        rows.append(("draft id", where, number is None))
     if step.notes is not None and not source:
-        score = float(step.notes.score[node])
-        rows.append(WordRow("score", "drafter", score, f"log probability of the path {score:.3f}"))
+        rows.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", False))
     if step.method is not None and (facts := about_draft(step.method, node)):
-        rows.append(WordRow("source", "drafter", source, ", ".join(facts)))
-    if outcome is Outcome.REJECTED and not verdict.is_greedy:
-        mass = float(verdict.residual_mass[node])
-        rows.append(WordRow("residual", "residual", mass, f"{mass:.6g} of the target's mass is left"))
+        rows.append(("drafter", ", ".join(facts), False))
+    if verdict.outcome[node] == Outcome.REJECTED and not verdict.is_greedy:
+        rows.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", False))
     if step.rule in ABOUT:
-        rows.append(WordRow("rule", "rule", step.rule, f"{step.rule}: {ABOUT[step.rule]}"))
+        rows.append(("rule", f"{step.rule}: {ABOUT[step.rule]}", False))
     if step.lossy:
-        rows.append(WordRow("rule", "rule", step.rule, f"{printable(step.rule)}: not lossless", odd=True))
-    return rows if outcome is Outcome.UNTRIED else [*rows, *_margin(float(verdict.margin[node]), near)]
+        rows.append(("rule", f"{printable(step.rule)}: not lossless", True))
+    untried = verdict.outcome[node] == Outcome.UNTRIED
+    return rows if untried else [*rows, *_margin(float(verdict.margin[node]), node in history.near_ties(step))]
 
 
-def _token(token: int, show: Shown) -> WordRow:
-    return WordRow("token", "token", token, f"{show(token)}  {token_id(token)}")
-
-
-def _position(tree: DraftTree, node: int, show: Shown) -> WordRow:
-    depth, parent = int(tree.depth[node]), int(tree.parent[node])
-    below = "the root" if parent == ROOT else f"node {parent} ({show(int(tree.token[parent]))})"
-    return WordRow("depth", "position", depth, f"depth {depth}, child of {below}")
-
-
-def draft_id_row(run: RunInfo | None, token: int) -> WordRow:
-    """The drafter's own number of a token of the target, where its vocabulary is reduced."""
-    number = draft_id(run, token)
-    if number is None:
-        return WordRow("draft_id", "draft id", "", "outside the draft vocabulary", odd=True)
-    return WordRow("draft_id", "draft id", number, f"{number} of the draft vocabulary")
-
-
-def _margin(margin: float, near: bool) -> list[WordRow]:
+def _margin(margin: float, near: bool) -> list[Row]:
     """How far the decision is from the other outcome; nothing where rounding could not change it."""
     if near:
-        return [WordRow("margin", "margin", margin, f"{margin:.1e}: a {NEAR_TIE}: {FLIPS} it", odd=True)]
-    text = f"{margin:.2g} in probability from the other outcome"
-    return [WordRow("margin", "margin", margin, text)] if margin < 1 else []
+        return [("margin", f"{margin:.1e}: a {NEAR_TIE}: {FLIPS} it", True)]
+    return [("margin", f"{margin:.2g} in probability from the other outcome", False)] if margin < 1 else []
 
 
-def likeliest(place: AtParent) -> list[tuple[str, Sequence[TopToken]]]:
+def likeliest(place: PlaceView) -> list[tuple[str, tuple[TopToken, ...]]]:
     """The likeliest tokens of target and drafter at a place, under a name; of each where they are recorded."""
     both = (("target's likeliest, raw", place.likeliest), ("drafter's likeliest", place.drafters_likeliest))
     return [(name, tokens) for name, tokens in both if tokens]
 
 
-def about_likeliest(place: AtParent, show: Shown) -> list[str]:
+def about_likeliest(place: PlaceView, show: Callable[[int], str]) -> list[str]:
     """Where the target's first choice is for the drafter, and how much of its mass the drafter cannot draft."""
     if not place.likeliest or not place.drafters_likeliest:
         return []
-    first, lines = place.of_token(place.likeliest[0].token), []
-    if first.draft_rank:
-        lines.append(f"{show(first.token)} is the drafter's {ordinal(first.draft_rank)} choice")
-    if place.outside:
-        lines.append(f"{probability(place.outside)} of the target's mass is outside the draft vocabulary")
+    first, outside = place.of(place.likeliest[0].token), place.number("outside")
+    lines = [f"{show(first.token)} is the drafter's {ordinal(first.draft_rank)} choice"] if first.draft_rank else []
+    if outside:
+        lines.append(f"{probability(outside)} of the target's mass is outside the draft vocabulary")
     return lines
 
 
@@ -454,8 +355,7 @@ def how_drawn(tree: DraftTree) -> str:
     return " + ".join(DRAWN[kind] for kind in DRAWN if int(kind) in kinds)
 
 
-@dataclass(frozen=True)
-class RequestRow:
+class RequestRow(NamedTuple):
     """A line of a list of requests: what one had come to."""
 
     name: str

@@ -12,7 +12,7 @@ from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.interval import counts
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.undrafted import Undrafted
-from specscope.trace.history.why import Asker, why
+from specscope.trace.history.why import why
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import Origin, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
@@ -66,15 +66,10 @@ class Look:
         """The interval at the position, where the engine reports counts and no steps."""
         return self.record.aggregate if self.record is not None and self.history.counts_only else None
 
-    @property
-    def asker(self) -> Asker:
-        """What the sentences about the current request's steps need."""
-        return Asker(self.vocabulary) if self.current is None else Asker.of(self.history, self.current)
-
     def why(self, step: RequestStep, node: int) -> list[str]:
         """Why a node of the current request's step was kept or not, a sentence each."""
         running = self.viewer.live and not self.viewer.paused  # then what is usual changes with every step
-        return [*why(step, node, self.asker), *(() if running else self.viewer.typical(step, node))]
+        return [*why(self.history, step, node), *(() if running else self.viewer.typical(step, node))]
 
     @property
     def counts(self) -> Acceptance:

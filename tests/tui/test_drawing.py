@@ -11,6 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from specscope.debug.viewer import Viewer
+from specscope.trace.history import place
 from specscope.trace.history.history import History
 from specscope.trace.record.records import (
     FinishReason,
@@ -21,7 +22,6 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp
 from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
-from specscope.tui.widgets import tree_lines as widget
 from specscope.tui.widgets.lengths import columns
 from specscope.tui.widgets.output import Wrapper
 from specscope.tui.widgets.tree_lines import tree_lines
@@ -77,12 +77,11 @@ def test_what_is_known_of_all_nodes_is_read_once_for_a_tree(monkeypatch):
     """It was read for each node anew: of 256 nodes that took 13 ms of every frame."""
     largest = max(steps(), key=lambda step: len(step.tree))
     read = []
-    for name in ("raw_ps", "draft_ps"):
-        real = getattr(widget, name)
-        monkeypatch.setattr(widget, name, lambda step, name=name, real=real: read.append(name) or real(step))
+    real = place.draft_ps
+    monkeypatch.setattr(place, "draft_ps", lambda step: read.append(step) or real(step))
     assert len(largest.tree) > 3
     tree_lines(largest, largest.verdict, replay().history.vocabulary, 160)
-    assert sorted(read) == ["draft_ps", "raw_ps"]
+    assert read == [largest]
 
 
 def test_the_numbers_of_a_node_are_those_of_the_verdict():

@@ -9,7 +9,7 @@ from specscope.analyze.compare.columns import Side, SideRequest
 from specscope.analyze.compare.result import Decision, Half, PairedBy, Parting, PartingCause
 from specscope.analyze.evidence.columns import KINDS
 from specscope.analyze.findings import Reference
-from specscope.trace.history.at_parent import above, end
+from specscope.trace.history.place import at, end
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.rules import ROUNDING, looks_ahead
@@ -299,7 +299,7 @@ def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
     nodes = {name: values[node] for name, values in side.nodes.items()}
     coin, place = float(nodes["coin"]), node - int(side.steps["first_node"][row])
     part = side.part(row)
-    verdict, there = part.verdict, above(part, place).of_node(place)
+    verdict, there = part.verdict, at(part, place)
     margin = float(verdict.margin[place]) if verdict is not None and side.has_coins and side.has_p else 1.0
     gap = _gap(nodes["gap"])
     return Decision(
@@ -325,7 +325,7 @@ def _final(side: Side, row: int, tolerance: float) -> Decision:
     step = side.steps[row]
     margin, gap = float(step["final_margin"]), _gap(step["final_gap"])
     part = side.part(row)
-    there = end(part).of_token(int(step["token"]))
+    there = end(part)
     return Decision(
         node=None,
         token=int(step["token"]),

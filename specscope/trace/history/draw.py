@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specscope.trace.history.at_parent import draft_ps, end, raw_ps
+from specscope.trace.history.place import draft_ps, end, last
 from specscope.trace.history.wording import acceptance
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import looks_ahead
@@ -43,26 +43,26 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     verdict, tree = step.verdict, step.tree
     if verdict is None:
         return acceptance(step)
-    place, greedy = end(step), verdict.is_greedy
-    last = place.parent
-    final_p = _p(verdict.final_p, place.of_token(verdict.token).raw_p if greedy else None)
+    greedy, ended = verdict.is_greedy, last(verdict)
+    final_p = _p(verdict.final_p, end(step).raw_p if greedy else None)
     final = f"  ⇒ {verdict.kind.value} {vocabulary.show(verdict.token)}  {final_p}"
-    lines = [f"root @{step.context_len + step.prefill_tokens}" + (final if last == ROOT else "")]
-    token, p, raw, draft = tree.token.tolist(), verdict.p.tolist(), raw_ps(step), draft_ps(step)
+    lines = [f"root @{step.context_len + step.prefill_tokens}" + (final if ended == ROOT else "")]
+    token, p, draft = tree.token.tolist(), verdict.p.tolist(), draft_ps(step)
+    noted = step.parents if greedy else None
+    tried = [] if noted is None else [node for above in noted.node.tolist() for node in tree.children(above)]
+    raw = {} if noted is None else {node: float(noted.raw_p[node]) for node in tried}
     outcome, drawn = verdict.outcome.tolist(), tree.drawn.tolist()
     decided = [""] * len(tree) if greedy else _decided(step, verdict)
     forced = verdict.forced.tolist()
     for node, lead in branches(tree):
-        text = (
-            f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  {_p(p[node], raw[node] if greedy else None)}"
-        )
+        text = f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  {_p(p[node], raw.get(node))}"
         if not greedy:
             text += f" q={tree.q[node]:.4f}"
         if draft[node] is not None and drawn[node] == DETERMINISTIC:
             text += f" draft p={draft[node]:.4f}"
         source = "" if step.method is None else step.method.source_of(node)
         text += (f" from {source}" if source else "") + decided[node] + (" forced" if node in forced else "")
-        lines.append(text + final if node == last else text)
+        lines.append(text + final if node == ended else text)
     if step.notes is not None and len(step.notes.dropped_token):
         lines.append(f"re-ranking dropped {len(step.notes.dropped_token)} more")
     return "\n".join(lines)

@@ -5,49 +5,46 @@ A sentence appears only where the evidence supports it. The first is the headlin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from specscope.trace.history.at_parent import OUTSIDE, AtParent, TokenThere, above, end, is_deterministic
-from specscope.trace.history.decided import deciding, decision_text, ended_by, wanted
 from specscope.trace.history.history import History
+from specscope.trace.history.place import (
+    BELOW,
+    DREW,
+    DREW_ANOTHER,
+    LESS,
+    OUTSIDE,
+    PlaceView,
+    at,
+    coin_sign,
+    deciding,
+    end,
+    ended_by,
+)
+from specscope.trace.history.ratios import ratios
 from specscope.trace.history.undrafted import ABOUT, Undrafted, why_undrafted
 from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens
-from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo, StepRecord, Verdict
-from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.records import FinalKind, Outcome, RequestStep, StepRecord
+from specscope.trace.record.rules import MATCH, STANDARD, looks_ahead
+from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tree_shape import MAX_NODES
 
 
-@dataclass(frozen=True)
-class Asker:
-    """What the sentences need in addition to the step."""
-
-    vocabulary: Vocabulary
-    run: RunInfo | None = None
-    params: SamplingParams | None = None  # the request's; None where they are not known
-
-    @staticmethod
-    def of(history: History, request: str) -> Asker:
-        """For steps of a request of a run."""
-        info = history.requests[request].info
-        return Asker(history.vocabulary, history.run, None if info is None else info.params)
-
-
-def why(step: RequestStep, node: int, asker: Asker) -> list[str]:
+def why(history: History, step: RequestStep, node: int) -> list[str]:
     """The sentences of a node; of the final token, where `node` is the number of nodes. None for a prefill chunk."""
     if step.verdict is None:
         return []
+    first = f"{headline(step, node, history.vocabulary)}."
     if node == len(step.tree):
-        return [f"{headline(step, node, asker)}.", *_final(step, step.verdict, asker)]
-    lines = [f"{headline(step, node, asker)}.", f"{_capital(decision_text(step, node, asker.vocabulary))}."]
+        return [first, _final(step, history.vocabulary)]
+    lines = [first, _sentence(decision_text(step, node, history.vocabulary))]
     if step.verdict.outcome[node] == Outcome.REJECTED and node not in step.verdict.forced.tolist():
-        lines += would_have_kept(step, node, asker)
+        place = at(step, node)
+        lines += [line for line in (_wider(history, place), _other_temperature(history, place)) if line]
     return lines
 
 
-def why_step(record: StepRecord, step: RequestStep, asker: Asker) -> list[str]:
+def why_step(history: History, record: StepRecord, step: RequestStep) -> list[str]:
     """The step's path in a sentence, then why it ended: the node that ended it, or the final token.
 
     `record`: the engine's step, which may know why nothing was drafted.
@@ -56,160 +53,203 @@ def why_step(record: StepRecord, step: RequestStep, asker: Asker) -> list[str]:
     if verdict is None:
         return [f"A prefill of {plural(step.prefill_tokens, 'token')}: nothing was judged."]
     if not len(tree):
-        reason = why_undrafted(asker.run, record, step)
+        reason = why_undrafted(history.run, record, step)
         about = "" if reason is None or reason is Undrafted.UNKNOWN else f": {ABOUT[reason]}"
         sizing = f" ({about_sizing(step)})" if step.sizing else ""
-        return [f"Nothing was drafted{about}{sizing}.", *_final(step, verdict, asker)]
-    path = " ".join(quoted(asker.vocabulary, int(tree.token[node])) for node in verdict.path)
+        return [f"Nothing was drafted{about}{sizing}.", _final(step, history.vocabulary)]
+    path = " ".join(quoted(history.vocabulary, int(tree.token[node])) for node in verdict.path)
     summary = f"Accepted {verdict.accepted} of {plural(tree.max_depth, 'level')}" + (f": {path}." if path else ".")
     node = ended_by(step)
     if node == len(tree):
-        return [summary, *why(step, node, asker)]
-    others = [f"Then also rejected: {_named(step, other, asker)}." for other in deciding(step) if other != node]
-    return [summary, *why(step, node, asker), *others, *_final(step, verdict, asker)]
+        return [summary, *why(history, step, node)]
+    rest = [other for other in deciding(step) if other != node]
+    others = [f"Then also rejected: {_described(at(step, other), history.vocabulary)}, node {other}." for other in rest]
+    return [summary, *why(history, step, node), *others, _final(step, history.vocabulary)]
 
 
-def headline(step: RequestStep, node: int, asker: Asker) -> str:
+def headline(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
     """`Target wanted X (p), drafted Y (p, rank)`: what the whole question is about, in a line."""
-    place = above(step, node)
-    target = wanted(place)
-    if target is None:
-        if node == len(step.tree):
-            return f"Target drew {_described(_final_token(step), asker)}"
-        drafted = _described(place.of_node(node), asker)
-        recovered = step.verdict is not None and step.verdict.kind is FinalKind.RECOVERED
-        if not recovered or place.parent != end(step).parent:
-            return f"Drafted {drafted}"
-        return f"Target took {_described(_final_token(step), asker)}, drafted {drafted}"
-    text = f"Target wanted {_described(target, asker)}"
-    if node == len(step.tree):
-        return text
-    if int(step.tree.token[node]) == target.token:
-        return f"{text}, and it was drafted"
-    return f"{text}, drafted {_described(place.of_node(node), asker)}"
+    place = at(step, node)
+    target, described = place.wanted, _described(place, vocabulary)
+    if target is not None:
+        text = f"Target wanted {_described(target, vocabulary)}"
+        if place.final:
+            return text
+        return f"{text}, and it was drafted" if place.token == target.token else f"{text}, drafted {described}"
+    if place.final:
+        return f"Target drew {described}"
+    recovered = step.verdict is not None and step.verdict.kind is FinalKind.RECOVERED
+    if not recovered or place.parent != end(step).parent:
+        return f"Drafted {described}"
+    return f"Target took {_described(end(step), vocabulary)}, drafted {described}"
 
 
-def brief(step: RequestStep, node: int, asker: Asker) -> str:
+def brief(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
     """The headline with the fewest figures, for narrow places."""
-    place = above(step, node)
-    target = wanted(place)
-    if target is None or node == len(step.tree) or int(step.tree.token[node]) == target.token:
-        return headline(step, node, asker)
-    drafted = place.of_node(node)
-    first, other = _briefly(target, "the drafter's"), _briefly(drafted, "its")
-    token, instead = (quoted(asker.vocabulary, there.token) for there in (target, drafted))
+    place = at(step, node)
+    target = place.wanted
+    if target is None or place.final or place.token == target.token:
+        return headline(step, node, vocabulary)
+    first, other = _briefly(target, "the drafter's"), _briefly(place, "its")
+    token, instead = quoted(vocabulary, target.token), quoted(vocabulary, place.token)
     return f"Target wanted {token} ({first}), drafted {instead} ({other})"
 
 
-def _briefly(there: TokenThere, whose: str) -> str:
+def _briefly(place: PlaceView, whose: str) -> str:
     """The target's p of a token, raw where sampling left 0 or 1 of it; and its rank in the drafter."""
-    p = there.raw_p if there.p in (0, 1, None) and there.raw_p is not None else there.p
-    facts = [] if p is None else [probability(p)]
-    if there.draft_rank is not None:
-        known = there.draft_rank != OUTSIDE
-        facts.append(f"{whose} {ordinal(there.draft_rank)}" if known else "outside the draft vocabulary")
-    return ", ".join(facts)
+    p = place.raw_p if place.p in (0, 1, None) and place.raw_p is not None else place.p
+    rank = "" if place.draft_rank is None else _rank(place.draft_rank, f"{whose} ")
+    return ", ".join(filter(None, ("" if p is None else probability(p), rank)))
 
 
-def would_have_kept(step: RequestStep, node: int, asker: Asker) -> list[str]:
-    """After a rejection: what would have had the target's token in the tree, and this one accepted."""
-    place, verdict = above(step, node), step.verdict
-    assert verdict is not None
-    target = wanted(place)
-    lines = []
-    if target is not None and target.token not in place.tokens:
-        lines.append(_wider(place, target, asker))
-    lines.append(_other_temperature(step, verdict, node, asker))
-    return [line for line in lines if line]
+def _rank(rank: int, whose: str = "") -> str:
+    return "outside the draft vocabulary" if rank == OUTSIDE else whose + ordinal(rank)
 
 
-def _wider(place: AtParent, target: TokenThere, asker: Asker) -> str:
+def _described(place: PlaceView, vocabulary: Vocabulary) -> str:
+    """`␣for (raw p 0.921, 1st; draft p 0.006, 15th)`: the target's p and rank, then the drafter's."""
+    raw = [] if place.raw_p is None else [f"raw p {probability(place.raw_p)}"]
+    raw += [ordinal(place.raw_rank)] if raw and place.raw_rank is not None else []
+    draft = [] if place.draft_p is None else [f"draft p {probability(place.draft_p)}"]
+    draft += [] if place.draft_rank is None else [_rank(place.draft_rank)]
+    p = "" if place.p in (0, 1, None) else f"p {probability(place.p)}"
+    facts = (p, ", ".join(raw), "" if place.q is None else f"q {probability(place.q)}", ", ".join(draft))
+    figures = "; ".join(filter(None, facts))
+    return quoted(vocabulary, place.token) + (f" ({figures})" if figures else "")
+
+
+def _wider(history: History, place: PlaceView) -> str:
     """Which tree would have contained the token that the target wanted."""
-    token, children = quoted(asker.vocabulary, target.token), len(place.children)
-    if target.token in place.dropped:
+    target, step, children = place.wanted, place.step, len(place.children)
+    if target is None or target.node is not None:
+        return ""
+    token, rank = quoted(history.vocabulary, target.token), target.draft_rank
+    if step.notes is not None and target.token in step.notes.dropped_token[step.notes.dropped_parent == place.parent]:
         return f"The drafter had drafted {token} here, and re-ranking dropped it: a tree of more nodes might keep it."
-    if target.draft_rank == OUTSIDE or draft_id(asker.run, target.token) is None:
+    if rank == OUTSIDE or draft_id(history.run, target.token) is None:
         return f"{token} is outside the draft vocabulary: no tree of this drafter can hold it."
-    if target.draft_rank is None and lacks_draft_tokens(asker.run):
+    if rank is None and lacks_draft_tokens(history.run):
         return f"Whether the drafter knows {token} is not known: {NOT_TOLD}."
-    if target.draft_rank is None:
+    if rank is None:
         count = len(place.drafters_likeliest)
         unknown = f"{token} is not among the drafter's {count} likeliest tokens here; its rank is not recorded."
         return unknown if count else ""
-    here = f"The drafter ranks {token} {ordinal(target.draft_rank)} here"
-    if target.draft_rank > MAX_NODES:
+    here = f"The drafter ranks {token} {ordinal(rank)} here"
+    if rank > MAX_NODES:
         return f"{here}: no tree is that wide."
-    if target.draft_rank <= children or place.step.tree.is_sampled:
-        width = "likeliest token" if target.draft_rank == 1 else f"{target.draft_rank} likeliest tokens"
+    if rank <= children or step.tree.is_sampled:
+        width = "likeliest token" if rank == 1 else f"{rank} likeliest tokens"
         return f"{here}: a tree of its {width} would hold it, where tokens that are drawn may miss it."
-    return f"{here}: a tree {target.draft_rank} wide at this place would hold it; this one is {children} wide."
+    return f"{here}: a tree {rank} wide at this place would hold it; this one is {children} wide."
 
 
-def _other_temperature(step: RequestStep, verdict: Verdict, node: int, asker: Asker) -> str:
+def _other_temperature(history: History, place: PlaceView) -> str:
     """The node's outcome at temperature 0 or 1, where its evidence alone determines it."""
-    params, parents, place = asker.params, step.parents, above(step, node)
-    if params is None or parents is None or place.notes is None or step.rule != STANDARD:
+    request, (verdict, node) = history.requests.get(place.step.request), place.judged
+    params = None if request is None or request.info is None else request.info.params
+    if params is None or place.notes is None or place.step.rule != STANDARD:
         return ""
     if not verdict.is_greedy:
-        choice = place.choice
-        if choice is None or params.greedy:
-            return ""
-        is_choice = choice.token == int(step.tree.token[node])
+        is_choice = not params.greedy and place.choice is not None and place.choice.token == place.token
         return "At temperature 0 it would be accepted: it is the target's likeliest token." if is_choice else ""
-    first = step.tree.children(place.parent)[0] == node  # an earlier trial would change p
+    first = place.children[0] == node  # an earlier trial would change p
     plain = params.greedy and not params.moved and not params.top_k and params.top_p == 1 and not params.min_p
-    if not (first and plain and is_deterministic(step, node)):
+    if not (first and plain and place.q is None and place.raw_p is not None):
         return ""
-    return f"At temperature 1 it would be accepted with probability {probability(float(parents.raw_p[node]))}."
+    return f"At temperature 1 it would be accepted with probability {probability(place.raw_p)}."
 
 
-def _final(step: RequestStep, verdict: Verdict, asker: Asker) -> list[str]:
+def _final(step: RequestStep, vocabulary: Vocabulary) -> str:
     """Where the final token came from."""
-    token = quoted(asker.vocabulary, verdict.token)
-    where = {
-        FinalKind.BONUS: f"the accepted path ended at a leaf, so {token} is a bonus token",
-        FinalKind.RECOVERED: f"all that was drafted there was rejected, so {token} is a recovered token",
-        FinalKind.TARGET: f"the final token {token} is the target's own",
-    }[verdict.kind]
-    if len(step.tree) in verdict.forced.tolist():
-        return [f"{_capital(where)}; it was forced, so this step is not lossless."]
-    if verdict.is_greedy:
-        return [f"{_capital(where)}: the target's choice, and no coin decides."]
-    if not verdict.tells_p:
-        return [f"{_capital(where)}; its p is not recorded."]
-    source = "what the rejections left of p" if verdict.kind is FinalKind.RECOVERED else "p"
-    coin = f" by coin {verdict.final_coin:.4g}" if verdict.final_coin else ""
-    return [f"{_capital(where)}: drawn from {source}{coin}, where it had {probability(verdict.final_p)}."]
-
-
-def _final_token(step: RequestStep) -> TokenThere:
     verdict = step.verdict
     assert verdict is not None
-    return end(step).of_token(verdict.token)
+    token = quoted(vocabulary, verdict.token)
+    where = {
+        FinalKind.BONUS: f"The accepted path ended at a leaf, so {token} is a bonus token",
+        FinalKind.RECOVERED: f"All that was drafted there was rejected, so {token} is a recovered token",
+        FinalKind.TARGET: f"The final token {token} is the target's own",
+    }[verdict.kind]
+    if len(step.tree) in verdict.forced.tolist():
+        return f"{where}; it was forced, so this step is not lossless."
+    if verdict.is_greedy:
+        return f"{where}: the target's choice, and no coin decides."
+    if not verdict.tells_p:
+        return f"{where}; its p is not recorded."
+    source = "what the rejections left of p" if verdict.kind is FinalKind.RECOVERED else "p"
+    coin = f" by coin {verdict.final_coin:.4g}" if verdict.final_coin else ""
+    return f"{where}: drawn from {source}{coin}, where it had {probability(verdict.final_p)}."
 
 
-def _described(there: TokenThere, asker: Asker) -> str:
-    """`␣for (raw p 0.921, 1st; draft p 0.006, 15th)`: the target's p and rank, then the drafter's."""
-    facts = []
-    if there.p is not None and there.p not in (0, 1):
-        facts.append(f"p {probability(there.p)}")
-    if there.raw_p is not None:
-        rank = "" if there.raw_rank is None else f", {ordinal(there.raw_rank)}"
-        facts.append(f"raw p {probability(there.raw_p)}{rank}")
-    if there.q is not None:
-        facts.append(f"q {probability(there.q)}")
-    draft = [] if there.draft_p is None else [f"draft p {probability(there.draft_p)}"]
-    if there.draft_rank is not None:
-        draft.append("outside the draft vocabulary" if there.draft_rank == OUTSIDE else ordinal(there.draft_rank))
-    facts += [", ".join(draft)] if draft else []
-    text = quoted(asker.vocabulary, there.token)
-    return f"{text} ({'; '.join(facts)})" if facts else text
+def decision_text(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
+    """Why a node was accepted, rejected or not tried, with the figures that decided."""
+    place = at(step, node)
+    verdict, _ = place.judged
+    outcome, p, tried = Outcome(int(verdict.outcome[node])), float(verdict.p[node]), float(verdict.p_trial[node])
+    accepted, word = outcome is Outcome.ACCEPTED, outcome.name.lower()
+    if outcome is Outcome.UNTRIED:
+        known = verdict.is_greedy and p in (0, 1)
+        would = f"; the target would {'' if p else 'not '}have taken it there" if known else ""
+        return f"not tried: {_not_tried(place, vocabulary)}{would}"
+    if node in verdict.forced.tolist():
+        return f"{word}: by force, so this step is not lossless"
+    if not verdict.tells_p:
+        return f"{word}: p and the coins are not recorded"
+    if not verdict.is_greedy:
+        before = f"; p was {p:.4g} before its earlier siblings were rejected" if f"{p:.4g}" != f"{tried:.4g}" else ""
+        return f"{word}: {_coin(place)}{before}"
+    if accepted != (tried == 1) and coin_sign(verdict, node) != BELOW:
+        return f"{word}: although the target's p of it is {tried:.0f}"
+    if accepted:
+        return f"{word}: it is the target's choice, and no coin decides"
+    wanted = place.wanted
+    named = "another token" if wanted is None else quoted(vocabulary, wanted.token)
+    return f"{word}: the target's choice is {named}, and no coin decides"
 
 
-def _named(step: RequestStep, node: int, asker: Asker) -> str:
-    """A node that was rejected before, with its figures."""
-    return f"{_described(above(step, node).of_node(node), asker)}, node {node}"
+def _not_tried(place: PlaceView, vocabulary: Vocabulary) -> str:
+    tree, (verdict, _), parent = place.step.tree, place.judged, place.parent
+    if parent != ROOT and parent not in verdict.path.tolist():
+        outcome = "rejected" if verdict.outcome[parent] == Outcome.REJECTED else "not tried"
+        return f"its parent {quoted(vocabulary, int(tree.token[parent]))} was {outcome}"
+    accepted = [other for other in place.children if verdict.outcome[other] == Outcome.ACCEPTED]
+    if accepted:
+        return f"its sibling {quoted(vocabulary, int(tree.token[accepted[0]]))} was accepted"
+    return "verification ended before it"
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _coin(place: PlaceView) -> str:
+    """How the node's coin decided."""
+    verdict, node = place.judged
+    sign = coin_sign(verdict, node)
+    coin, a = float(verdict.coin[node]), float(verdict.accept_prob[node])
+    if sign == BELOW:
+        return f"node {int(verdict.path[-1])} below it was accepted; {_made(place)}"
+    if sign in (DREW, DREW_ANOTHER):
+        drew = "this token" if sign == DREW else "another token"
+        return f"coin {coin:.4g} drew {drew} from the target's p; {_made(place)}"
+    if not coin:
+        return f"no coin is recorded; {_made(place)}"
+    agrees = (sign == LESS) == (verdict.outcome[node] == Outcome.ACCEPTED)
+    digits = next((count for count in range(4, 17) if f"{coin:.{count}g}" != f"{a:.{count}g}"), 17)
+    contrary = "" if agrees else ", which contradicts the outcome"
+    return f"coin {coin:.{digits}g} {sign} {_made(place, digits)}{contrary}"
+
+
+def _made(place: PlaceView, digits: int = 4) -> str:
+    """How a was computed, in words."""
+    step, (verdict, node) = place.step, place.judged
+    p, q, a = (float(numbers[node]) for numbers in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
+    if step.rule == MATCH:
+        return f"a = {a:.{digits}g}, the target's p of it with its earlier siblings excluded"
+    if not looks_ahead(step.rule) and place.q is None and q == 1:
+        return f"a = p = {a:.{digits}g}: the token was not drawn, so q is 1"
+    if not looks_ahead(step.rule):
+        return f"a = min(1, p / q) = min(1, {p:.{digits}g} / {q:.{digits}g}) = {a:.{digits}g}"
+    path_ratios = ratios(step.tree, verdict)
+    path = f"min(1, {path_ratios.parent[node]:.4g} * {p:.4g} / {q:.4g}) = {path_ratios.own[node]:.{digits}g}"
+    left = "" if not verdict.judged[node] or a == path_ratios.own[node] else "left of "
+    return f"a = {a:.{digits}g}, {left}the ratio of its path {path}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

@@ -9,8 +9,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
-from specscope.trace.history.decided import ended_by
-from specscope.trace.history.why import Asker, brief
+from specscope.trace.history.place import ended_by
+from specscope.trace.history.why import brief
 from specscope.trace.history.wording import acceptance
 from specscope.trace.record.records import RequestStep
 from specscope.tui.compared import Beside, Compared, ComparedPair
@@ -131,7 +131,7 @@ class TreePanelOf(Panel):
         where: Line = [(clean(f"{step.request}@{step.index}"), "dim")]
         ended: Line = [("the output has ended" if index == len(steps) - 1 and self._over(index) else "", "warn")]
         title = fit([(0, name), (1, where), (2, summary), (3, ended)], width - 2, " · ")
-        answer = paragraph(brief(step, ended_by(step), Asker(compared.vocabularies[side])), width, "strong")
+        answer = paragraph(brief(step, ended_by(step), compared.vocabularies[side]), width, "strong")
         why = why_lines(step, verdict, compared.vocabularies[side], width, height - len(lines) - len(answer) - 1)
         final = order.index(len(step.tree))
         return Sheet([*answer, head, *lines, *why], title, keep=final + len(answer) + 1, head=len(answer) + 1)

@@ -12,8 +12,7 @@ from textual.containers import Container
 
 from specscope.debug.answers import LookRefused
 from specscope.debug.views import NodeView
-from specscope.trace.history.at_parent import above
-from specscope.trace.history.decided import ended_by
+from specscope.trace.history.place import at, ended_by
 from specscope.trace.history.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Hint, Over
@@ -134,7 +133,7 @@ class PlacePanel(Panel):
             hint, ink = (ENTER, "accent") if look.asks else (REPLAYED, "dim")
         step, verdict = look.part[1], look.part[1].verdict
         head: list[Line] = [[(line, ink)] for line in folded(hint, width)]  # type: ignore[list-item]
-        tops = likeliest_lines(above(step, node), look.vocabulary, width)
+        tops = likeliest_lines(at(step, node), look.vocabulary, width)
         asked = [*head, []] if self.asked == self.place(look) or not tops else []
         below = [] if asked else head
         return [*asked, *tops, *place_lines(step, verdict, node, look.vocabulary, width), *below]

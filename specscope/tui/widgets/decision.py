@@ -11,13 +11,12 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from specscope.trace.history.at_parent import AtParent, TopToken, above, end
-from specscope.trace.history.decided import BELOW, TOSSED, coin_sign, deciding
 from specscope.trace.history.draw import MARKS
+from specscope.trace.history.place import BELOW, TOSSED, PlaceView, TopToken, at, coin_sign, deciding, end, last
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import WordRow, about_likeliest, final_number, likeliest, node_numbers
+from specscope.trace.words import about_likeliest, label, likeliest
 from specscope.tui.text import Ink, Line, bar, cut, fit, left, line_width, probability, show_token
 
 LABEL = 9
@@ -78,18 +77,20 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
         comparison = f"  {fell} {sign} a {probability(a)}" if coin else f"  none  a {probability(a)}"
         line = mark_line(a, coin_on_line(verdict, node), room, ink)
         lines.append([(left("coin", LABEL), "dim"), *line, (comparison, "text")])
-    return [*lines, *(bar_line(row, P_INKS.get(row.name, "bonus"), room) for row in node_numbers(step, node))]
+    numbers = at(step, node).numbers.items()
+    return [*lines, *(bar_line(name, value, P_INKS.get(name, "bonus"), room) for name, value in numbers)]
 
 
 def final_bar(step: RequestStep, verdict: Verdict, room: int) -> Line:
     """The final token's p; of a greedy step, before temperature 0."""
-    return bar_line(final_number(step), verdict.kind.value, room)
+    ((name, value),) = end(step).numbers.items()
+    return bar_line(name, value, verdict.kind.value, room)
 
 
-def bar_line(row: WordRow, ink: Ink, room: int) -> Line:
+def bar_line(name: str, value: float, ink: Ink, room: int) -> Line:
     """`name  ████····  0.125`."""
-    full = bar(float(row.value), room)
-    return [(left(row.label, LABEL), "dim"), (full, ink), ("·" * (room - len(full)), "rail"), (f"  {row.text}", "text")]
+    full, text = bar(value, room), f"  {probability(value)}"
+    return [(left(label(name), LABEL), "dim"), (full, ink), ("·" * (room - len(full)), "rail"), (text, "text")]
 
 
 def beside(blocks: Sequence[Sequence[Line]], width: int, gap: int = 2) -> list[Line]:
@@ -167,12 +168,12 @@ def _fitting(
 def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
     """A node's siblings, the path down to it, then the rest. For the final token `node` is the count of the nodes."""
     final = node == len(step.tree)
-    last, parent = end(step).parent, above(step, node).parent
+    ended, parent = last(verdict), at(step, node).parent
     others = [other for other in step.tree.children(parent) if other != node]
     path = [] if parent == ROOT else [int(number) for number in step.tree.path_to(parent)]
-    wide = column_width(len(others) + (parent == last and not final), width)
+    wide = column_width(len(others) + (parent == ended and not final), width)
     blocks = [trial(step, verdict, other, vocabulary, wide) for other in others]
-    if parent == last and not final:
+    if parent == ended and not final:
         blocks.append(final_trial(step, verdict, vocabulary, wide))
     lines: list[Line] = []
     if blocks:
@@ -187,7 +188,7 @@ def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Voca
     return lines
 
 
-def likeliest_lines(place: AtParent, vocabulary: Vocabulary, width: int) -> list[Line]:
+def likeliest_lines(place: PlaceView, vocabulary: Vocabulary, width: int) -> list[Line]:
     """A column for each of the two that is recorded; tokens that were drafted there have the mark of their outcome.
 
     Below, where the target's first choice was for the drafter, and how much of its mass the drafter cannot draft.
@@ -205,7 +206,7 @@ def likeliest_lines(place: AtParent, vocabulary: Vocabulary, width: int) -> list
     return [*lines, *below, []]
 
 
-def _column(place: AtParent, name: str, tokens: Sequence[TopToken], vocabulary: Vocabulary, width: int) -> list[Line]:
+def _column(place: PlaceView, name: str, tokens: Sequence[TopToken], vocabulary: Vocabulary, width: int) -> list[Line]:
     ink: Ink = "target" if name.startswith("target") else "bonus"
     room = min(max(width - MARK - TOKEN - NUMBER, 0), LONGEST_COLUMN)
     lines: list[Line] = [[(cut(name, width), "accent")]]
@@ -223,7 +224,7 @@ def _column(place: AtParent, name: str, tokens: Sequence[TopToken], vocabulary: 
     return lines
 
 
-def _mark(place: AtParent, token: int) -> tuple[str, Ink]:
+def _mark(place: PlaceView, token: int) -> tuple[str, Ink]:
     verdict = place.step.verdict
     drafted = [node for node in place.children if int(place.step.tree.token[node]) == token]
     if not drafted or verdict is None:

@@ -7,6 +7,7 @@ from functools import partial
 from rich.cells import cell_len
 
 from specscope.debug.views import DistributionView, NodeView
+from specscope.trace.history.place import at
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import node_rows
@@ -59,7 +60,7 @@ def _said(view: NodeView, vocabulary: Vocabulary, width: int) -> list[Line]:
     """Contradictions first; how far target and drafter are apart; what the rules removed."""
     lines: list[Line] = [line for note in view.notes for line in paragraph(f"! {note}", width, "warn")]
     if view.distances:
-        parts: list[Line] = [[(f"{row.label} ", "dim"), (row.text, "strong")] for row in view.distances]
+        parts: list[Line] = [[(f"{name} ", "dim"), (text, "strong")] for name, text in view.distances]
         whole = sum(map(line_width, parts)) + 6 <= width
         rows = [parts] if whole else [parts[:1], parts[1:]]
         lines += [fit(list(enumerate(row)), width, " · ") for row in rows]
@@ -110,11 +111,10 @@ def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width
     room = min(max(width - LABEL - VALUE, 8), LONGEST)
     picture = [final_bar(step, verdict, room)] if final else decision(step, verdict, node, width)
     outcome: Ink = verdict.kind.value if final else INKS[Outcome(int(verdict.outcome[node]))]
-    rows = node_rows(look.history, step, node, partial(show_token, look.vocabulary))
     lines = [*answer, [], *picture, []]
-    for row in rows:
-        ink: Ink = outcome if row.name in ("token", "kind") else "warn" if row.odd else "text"
-        lines += labelled(row.label, "dim", row.text, ink, LABEL, width)
+    for label, text, odd in node_rows(look.history, at(step, node), partial(show_token, look.vocabulary)):
+        ink: Ink = outcome if label in ("token", "kind") else "warn" if odd else "text"
+        lines += labelled(label, "dim", text, ink, LABEL, width)
     return [*lines, *_context(look, step, node, width, max(height - len(lines), CONTEXT_LINES))]
 
 

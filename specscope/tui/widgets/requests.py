@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -33,7 +33,7 @@ def _row(look: Look, name: str) -> RequestRow:
     row = request_row(look.history.requests[name], look.position, look.vocabulary)
     ended = look.history.requests[name].ended
     cancels = name in look.pending[1] and (ended is None or ended > look.position)
-    return replace(row, state="cancelling") if cancels else row
+    return row._replace(state="cancelling") if cancels else row
 
 
 class RequestsPanel(ListPanel):

@@ -11,8 +11,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from specscope.debug.viewer import Control
-from specscope.trace.history.at_parent import above as place_of
-from specscope.trace.history.decided import ended_by
+from specscope.trace.history.place import at, ended_by
 from specscope.trace.history.why import brief
 from specscope.trace.history.wording import about_method, about_sizing, acceptance
 from specscope.trace.record.records import RequestStep, StepRecord, Verdict
@@ -57,14 +56,14 @@ class TreePanel(Panel):
             return Sheet([_root(look, step, width), [("└─ ", "rail"), (cut(text, width - 3), "dim")]], title)
         ties = look.history.near_ties(step)
         head, lines, self._order = tree_lines(step, step.verdict, look.vocabulary, width, ties)
-        answer = paragraph(brief(step, ended_by(step), look.asker), width, "strong") if height >= LOW else []
+        answer = paragraph(brief(step, ended_by(step), look.vocabulary), width, "strong") if height >= LOW else []
         blank = line_width(head) - len(head[0][0].lstrip())
         whole = height >= len(answer) + len(lines) + 2
         root = _root(look, step, width if whole else max(blank - 2, 12))
         if whole:
             above = [*answer, root, head]
             room = height - len(lines) - len(above)
-            tops = likeliest_lines(place_of(step, ended_by(step)), look.vocabulary, width)
+            tops = likeliest_lines(at(step, ended_by(step)), look.vocabulary, width)
             tops = tops if room - len(tops) >= DECISION else []
             why = [*why_lines(step, step.verdict, look.vocabulary, width, room - len(tops)), *tops]
         else:  # the root beside the names of the columns

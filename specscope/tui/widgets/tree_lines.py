@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 
-from specscope.trace.history.at_parent import above, draft_ps, end, raw_ps
-from specscope.trace.history.decided import coin_sign, p_tried, q_tried
 from specscope.trace.history.draw import MARKS, branches
+from specscope.trace.history.place import PlaceView, coin_sign, end, last, nodes
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
@@ -20,22 +19,7 @@ from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, tried
 FINAL_MARK = "»"
 
 
-@dataclass(frozen=True)
-class JudgedNodes:
-    """A judged step, with what is read once for all of its nodes."""
-
-    step: RequestStep
-    verdict: Verdict
-    raw_ps: list[float | None]
-    draft_ps: list[float | None]
-
-    @staticmethod
-    def of(step: RequestStep, verdict: Verdict) -> JudgedNodes:
-        """The judged nodes of a step and its verdict."""
-        return JudgedNodes(step, verdict, raw_ps(step), draft_ps(step))
-
-
-Cell = Callable[[JudgedNodes, int], str]
+Cell = Callable[[PlaceView], str]
 
 
 @dataclass(frozen=True)
@@ -47,11 +31,16 @@ class TreeColumn:
     cell: Cell
 
 
-def _when(outcomes: tuple[Outcome, ...], value: Callable[[Verdict, int], float]) -> Cell:
-    """A cell function that is blank for nodes of other outcomes."""
-    return lambda j, n: (
-        probability(float(value(j.verdict, n))) if Outcome(int(j.verdict.outcome[n])) in outcomes else ""
-    )
+def _numbers(name: str, outcomes: tuple[Outcome, ...] = tuple(Outcome)) -> Cell:
+    """A cell function for numbers of the verdict, blank for nodes of other outcomes."""
+
+    def cell(place: PlaceView) -> str:
+        verdict, node = place.judged
+        return (
+            probability(float(getattr(verdict, name)[node])) if Outcome(int(verdict.outcome[node])) in outcomes else ""
+        )
+
+    return cell
 
 
 def coin_text(coin: float) -> str:
@@ -59,24 +48,42 @@ def coin_text(coin: float) -> str:
     return probability(coin) if coin else NOTHING
 
 
+def _coin(place: PlaceView) -> str:
+    verdict, node = place.judged
+    return coin_text(float(verdict.coin[node])) if verdict.judged[node] else ""
+
+
+def _accept(place: PlaceView) -> str:
+    """`< 0.812`: the bound that the coin had to stay below, with the sign of the outcome."""
+    verdict, node = place.judged
+    if not tried(verdict, node):
+        return ""
+    return f"{coin_sign(verdict, node)} " + left(probability(float(verdict.accept_prob[node])), DIGITS)
+
+
+def _source(place: PlaceView) -> str:
+    return "" if place.step.method is None else place.step.method.source_of(place.judged[1])
+
+
+DIGITS = 5  # of a probability: 0 and 1 take as many cells, so that decimal points stand below each other
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
-P = TreeColumn("p", 5, lambda j, n: probability(float(j.verdict.p[n])))
-Q = TreeColumn("q", 5, lambda j, n: probability(float(j.step.tree.q[n])))
-DRAFT = TreeColumn(label("draft_p"), 7, lambda j, n: _known(j.draft_ps[n]))
+P = TreeColumn("p", 5, _numbers("p"))
+Q = TreeColumn("q", 5, lambda place: probability(float(place.step.tree.q[place.judged[1]])))
+DRAFT = TreeColumn(label("draft_p"), 7, lambda place: _known(place.draft_p))
 # Of a greedy tree, for nodes below those that were tried: whether the target would have taken it there
-P_UNTRIED = TreeColumn("p", 5, lambda j, n: probability(float(j.verdict.p[n])) if j.raw_ps[n] is None else "")
-RAW = TreeColumn(label("raw_p"), 5, lambda j, n: _known(j.raw_ps[n]))
-RANK = TreeColumn("raw rank", 8, lambda j, n: _rank(above(j.step, n).raw_rank(int(j.step.tree.token[n]))))
-SOURCE = TreeColumn(label("source"), 5, lambda j, n: "" if j.step.method is None else j.step.method.source_of(n))
+P_UNTRIED = TreeColumn("p", 5, lambda place: P.cell(place) if place.raw_p is None else "")
+RAW = TreeColumn(label("raw_p"), 5, lambda place: _known(place.raw_p))
+RANK = TreeColumn("raw rank", 8, lambda place: _rank(place.raw_rank))
+SOURCE = TreeColumn(label("source"), 5, _source)
 SOURCE_INKS: dict[str, Ink] = {"model": "dim", "text": "accent", "both": "strong"}
-P_TRIAL = TreeColumn(label("p_tried"), 7, lambda j, n: _known(p_tried(j.verdict, n)))
-Q_TRIAL = TreeColumn(label("q_tried"), 7, lambda j, n: _known(q_tried(j.step, j.verdict, n)))
-P_ALL = TreeColumn(label("p_tried"), 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
-Q_ALL = TreeColumn(label("q_tried"), 7, _when(TRIED, lambda v, n: v.q_trial[n]))
-COIN = TreeColumn(label("u"), 5, lambda j, n: coin_text(float(j.verdict.coin[n])) if j.verdict.judged[n] else "")
-ACCEPT = TreeColumn("a", 7, lambda j, n: _accept(j.verdict, n))
-RESIDUAL = TreeColumn("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
-LINE = TreeColumn("coin on a line", 22, lambda j, n: "")  # drawn, not written; as wide as there is room, to LONGEST
+P_TRIAL = TreeColumn(label("p_tried"), 7, lambda place: _known(place.tried.get("p_tried")))
+Q_TRIAL = TreeColumn(label("q_tried"), 7, lambda place: _known(place.tried.get("q_tried")))
+P_ALL = TreeColumn(label("p_tried"), 7, _numbers("p_trial", TRIED))  # where p as drawn is not beside it
+Q_ALL = TreeColumn(label("q_tried"), 7, _numbers("q_trial", TRIED))
+COIN = TreeColumn(label("u"), 5, _coin)
+ACCEPT = TreeColumn("a", 7, _accept)
+RESIDUAL = TreeColumn("residual", 8, _numbers("residual_mass", (Outcome.REJECTED,)))
+LINE = TreeColumn("coin on a line", 22, lambda place: "")  # drawn, not written; as wide as there is room, to LONGEST
 LONGEST = 50
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
@@ -105,16 +112,8 @@ GREEDY: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
     (1, ()),
 )
 GAP = 2
-DIGITS = 5  # of a probability: 0 and 1 take as many cells, so that decimal points stand below each other
 NEAR_TIE = "≈"
 TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than this
-
-
-def _accept(v: Verdict, n: int) -> str:
-    """`< 0.812`: the bound that the coin had to stay below, with the sign of the outcome."""
-    if not tried(v, n):
-        return ""
-    return f"{coin_sign(v, n)} " + left(probability(float(v.accept_prob[n])), DIGITS)
 
 
 def _known(value: float | None) -> str:
@@ -141,7 +140,7 @@ class Node:
 def _nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[Node]:
     """The lines of a tree depth first, the final token hung where it was drawn, after the children that failed."""
     tree, count = step.tree, len(step.tree)
-    grown = DraftTree.build([*tree.token.tolist(), verdict.token], [*tree.parent.tolist(), end(step).parent])
+    grown = DraftTree.build([*tree.token.tolist(), verdict.token], [*tree.parent.tolist(), last(verdict)])
     rows = []
     for node, lead in branches(grown):
         if node == count:
@@ -159,13 +158,11 @@ def squeeze(lead: str, indent: int) -> str:
     return "".join(lead[i : i + 3][:indent] for i in range(0, len(lead), 3))
 
 
-def _same(step: RequestStep, verdict: Verdict) -> list[TreeColumn]:
+def _same(places: Sequence[PlaceView]) -> list[TreeColumn]:
     """The columns p and q as tried that nowhere differ from p and q as drawn, and so would say nothing."""
-    nodes = range(len(step.tree))
-    return [
-        *([] if any(p_tried(verdict, node) is not None for node in nodes) else [P_TRIAL, P_ALL]),
-        *([] if any(q_tried(step, verdict, node) is not None for node in nodes) else [Q_TRIAL, Q_ALL]),
-    ]
+    other = {name for place in places for name in place.tried}
+    both = {"p_tried": [P_TRIAL, P_ALL], "q_tried": [Q_TRIAL, Q_ALL]}
+    return [column for name, columns in both.items() if name not in other for column in columns]
 
 
 def _columns(
@@ -196,10 +193,10 @@ def _columns(
 
 
 def _form(
-    rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int
+    rows: Sequence[Node], step: RequestStep, verdict: Verdict, places: Sequence[PlaceView], width: int
 ) -> tuple[int, tuple[TreeColumn, ...], int]:
     """The richest form that fits, with the coin's line in its width, and the room for branch, mark and token."""
-    same = _same(step, verdict)
+    same = _same(places)
     greedy = verdict.is_greedy
     for indent, form in GREEDY if greedy else FORMS:
         columns = _columns(form, step, same, greedy=greedy) if form else ()
@@ -222,9 +219,9 @@ def tree_lines(
 
     `ties`: the decisions to mark as near ties (Verdict.near_ties).
     """
-    rows, judged = _nodes(step, verdict, vocabulary), JudgedNodes.of(step, verdict)
+    rows, places = _nodes(step, verdict, vocabulary), nodes(step)
     rows = [replace(row, token=f"{row.token} {NEAR_TIE}") if row.node in ties else row for row in rows]
-    indent, columns, room = _form(rows, step, verdict, width)
+    indent, columns, room = _form(rows, step, verdict, places, width)
     head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
     lines: list[Line] = []
     for row in rows:
@@ -239,9 +236,9 @@ def tree_lines(
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             rest = columns
             if columns and columns[0] is SOURCE:
-                source, rest = SOURCE.cell(judged, row.node), columns[1:]
+                source, rest = SOURCE.cell(places[row.node]), columns[1:]
                 line.append((_cell(source, SOURCE), SOURCE_INKS[source]))
-            line += [(_cells(judged, row.node, rest), ink)]
+            line += [(_cells(places[row.node], rest), ink)]
             if columns and columns[-1].head == LINE.head and ink == "text":
                 a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
                 wide = columns[-1].width
@@ -257,8 +254,8 @@ def _heading(column: TreeColumn) -> str:
     return right(left(column.head, DIGITS) if len(column.head) < DIGITS else column.head, column.width)
 
 
-def _cells(judged: JudgedNodes, node: int, columns: Sequence[TreeColumn]) -> str:
-    return "".join(_cell(column.cell(judged, node), column) for column in columns)
+def _cells(place: PlaceView, columns: Sequence[TreeColumn]) -> str:
+    return "".join(_cell(column.cell(place), column) for column in columns)
 
 
 def _cell(text: str, column: TreeColumn) -> str:
@@ -267,7 +264,7 @@ def _cell(text: str, column: TreeColumn) -> str:
 
 def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[TreeColumn]) -> str:
     """The final token was drawn, not tried: its p and its coin, and what both models thought of it."""
-    p, there = probability(verdict.final_p), end(step).of_token(verdict.token)
+    p, there = probability(verdict.final_p), end(step)
     texts = {P: p, P_ALL: p, COIN: coin_text(verdict.final_coin)}
     texts |= {RAW: _known(there.raw_p), RANK: _rank(there.raw_rank), DRAFT: _known(there.draft_p)}
     return "".join(_cell(texts.get(column, ""), column) for column in columns)

@@ -17,8 +17,8 @@ from specscope.analyze.compare.tables import details
 from specscope.analyze.evidence.arrays import places
 from specscope.analyze.table import NONE
 from specscope.errors import UserError
-from specscope.trace.history.at_parent import draft_ps, end, raw_ps
 from specscope.trace.history.history import History
+from specscope.trace.history.place import at, draft_ps, end
 from specscope.trace.history.stats import measure
 from specscope.trace.run.packed import slices
 from specscope.trace.wire.reading import read_capture
@@ -41,7 +41,8 @@ def test_every_step_comes_back(path):
             back = one.part(row)
             assert back.preceded is not None or step.verdict is None
             if step.verdict is not None:
-                assert (raw_ps(back), draft_ps(back)) == (raw_ps(step), draft_ps(step))
+                raw_ps = ([at(of, node).raw_p for node in range(len(step.tree))] for of in (back, step))
+                assert (next(raw_ps), draft_ps(back)) == (next(raw_ps), draft_ps(step))
                 assert end(back).choice == end(step).choice
                 assert end(back).likeliest == end(step).likeliest[:1]
                 assert end(back).drafters_likeliest == end(step).drafters_likeliest[:1]

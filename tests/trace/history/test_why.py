@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specscope.trace.history.why import Asker, brief, headline, why, why_step
+from specscope.trace.history.why import brief, headline, why, why_step
 from specscope.trace.record.records import Outcome
 from specscope.trace.wire.reading import read_capture
 from tests.trace.samples import records
@@ -87,19 +87,19 @@ def history(path):
 
 
 def place(text):
-    """(the engine's step, the request's, the node or None, who asks) at such a place."""
+    """(the engine's step, the request's, the node or None, its run) at such a place."""
     name, request, step, node = re.fullmatch(r"(\w+) ([\w-]+)@(\d+)(?:/(\d+))?", text).groups()
     run = history(next(path for path in CAPTURES if path.stem == name))
     at = run.requests[request].place_of(int(step))
     record = run.steps[run.requests[request].engine_steps[at]]
-    return record, run.requests[request].steps[at], node and int(node), Asker.of(run, request)
+    return record, run.requests[request].steps[at], node and int(node), run
 
 
 @pytest.mark.parametrize("text", re.split(r"\n(?! )", PLACES.strip()), ids=lambda text: text.partition(":")[0])
 def test_each_sentence_where_its_evidence_is(text):
     where, _, told = " ".join(text.split()).partition(": ")
-    record, step, node, asker = place(where)
-    sentences = why_step(record, step, asker) if node is None else why(step, node, asker)
+    record, step, node, run = place(where)
+    sentences = why_step(run, record, step) if node is None else why(run, step, node)
     assert " ".join(sentences) == told
 
 
@@ -107,19 +107,18 @@ def test_each_sentence_where_its_evidence_is(text):
 def test_every_node_has_its_headline_and_its_outcome(path):
     run, words = history(path), {Outcome.ACCEPTED: "Accepted: ", Outcome.REJECTED: "Rejected: "}
     for request in run.requests.values():
-        asker = Asker.of(run, request.id)
         for step in (step for step in request.steps if step.verdict is not None):
             for node, outcome in enumerate(step.verdict.outcome):
-                first, second, *others = why(step, node, asker)
-                assert first == headline(step, node, asker) + "."
+                first, second, *others = why(run, step, node)
+                assert first == headline(step, node, run.vocabulary) + "."
                 assert second.startswith(words.get(Outcome(outcome), "Not tried: "))
                 assert not others or outcome == Outcome.REJECTED
-            assert len(why(step, len(step.tree), asker)) == 2
+            assert len(why(run, step, len(step.tree))) == 2
 
 
 def test_a_prefill_chunk_judged_nothing():
     (part,) = records()[0].requests
-    assert why_step(records()[0], part, Asker.of(history(ROOT / "traces" / "eagle.jsonl"), "r0")) == [
+    assert why_step(history(ROOT / "traces" / "eagle.jsonl"), records()[0], part) == [
         "A prefill of 2 tokens: nothing was judged."
     ]
 
@@ -137,42 +136,42 @@ def test_a_prefill_chunk_judged_nothing():
     ],
 )
 def test_in_brief(where, told):
-    _, step, node, asker = place(where)
-    assert brief(step, node, asker) == told
+    _, step, node, run = place(where)
+    assert brief(step, node, run.vocabulary) == told
 
 
 def a_greedy_step():
-    _, step, _, asker = place("eagle r2@24")
-    return step, asker
+    _, step, _, run = place("eagle r2@24")
+    return step, run
 
 
 def test_an_outcome_that_p_contradicts_is_said_to_be_one():
-    step, asker = a_greedy_step()
+    step, run = a_greedy_step()
     outcome = step.verdict.outcome.copy()
     outcome[0] = Outcome.ACCEPTED
     wrong = dataclasses.replace(step, verdict=dataclasses.replace(step.verdict, outcome=outcome))
-    assert why(wrong, 0, asker)[1] == "Accepted: although the target's p of it is 0."
+    assert why(run, wrong, 0)[1] == "Accepted: although the target's p of it is 0."
 
 
 def test_a_forced_outcome_is_no_answer_about_p():
-    step, asker = a_greedy_step()
+    step, run = a_greedy_step()
     forced = dataclasses.replace(step.verdict, forced=np.array([0], np.int32))
-    sentences = why(dataclasses.replace(step, verdict=forced), 0, asker)
+    sentences = why(run, dataclasses.replace(step, verdict=forced), 0)
     assert sentences[1:] == ["Rejected: by force, so this step is not lossless."]
 
 
 def test_what_is_not_recorded_is_not_said():
-    step, asker = a_greedy_step()
+    step, run = a_greedy_step()
     lean = dataclasses.replace(step, parents=None)
-    assert why(lean, 0, asker) == [
+    assert why(run, lean, 0) == [
         "Target wanted ‘␣for’, drafted ‘,’ (draft p 0.263).",
         "Rejected: the target's choice is ‘␣for’, and no coin decides.",
     ]
     forced = dataclasses.replace(step.verdict, forced=np.array([len(step.tree)], np.int32))
-    sentences = why(dataclasses.replace(lean, verdict=forced), 0, asker)
+    sentences = why(run, dataclasses.replace(lean, verdict=forced), 0)
     assert sentences[1] == "Rejected: the target's choice is another token, and no coin decides."
     untold = dataclasses.replace(step.verdict, final_p=0.0, p=step.verdict.p * 0, p_trial=step.verdict.p_trial * 0)
-    sentences = why(dataclasses.replace(lean, verdict=untold), 0, asker)
+    sentences = why(run, dataclasses.replace(lean, verdict=untold), 0)
     assert sentences == [
         "Target took ‘␣for’, drafted ‘,’ (draft p 0.263).",
         "Rejected: p and the coins are not recorded.",
