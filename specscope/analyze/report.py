@@ -18,9 +18,8 @@ import numpy as np
 from specscope.analyze.figures import Figures, Means
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.interval import cells, counts, notes
+from specscope.trace.history.interval import cells, counts, definitions, missing_text, notes
 from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, find_loops, together
-from specscope.trace.history.sources import definitions, missing_text
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.undrafted import Undrafted, shares
 from specscope.trace.history.wording import plural

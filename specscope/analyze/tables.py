@@ -12,7 +12,7 @@ from specscope.analyze.questions.grids import grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
 from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
-from specscope.trace.history.interval import covered, means
+from specscope.trace.history.interval import IntervalMeans, covered
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.undrafted import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
@@ -156,7 +156,7 @@ def _aggregates(report: Report) -> list[Aggregate]:
 def _capture_row(
     name: str, requests: int, pooled: Figures, by_request: Means, intervals: list[Aggregate]
 ) -> tuple[str, ...]:
-    sums, over = pooled.acceptance, means(intervals)
+    sums, over = pooled.acceptance, IntervalMeans(intervals)
     figures = (over.told(sums), number(by_request.tau), percent(over.rate(sums)), number(sums.tokens_per_step))
     drafts, ended = over.mark + told(sums.told("drafts")), sum(each.is_request for each in intervals)
     return (name, count(requests + ended), drafts, *figures, told(sums.told("emitted")))
@@ -189,7 +189,7 @@ def summed(report: Report) -> Table:
     intervals = _aggregates(report)
     ended = [1 if interval.is_request else interval.requests for interval in intervals]
     requests = None if None in ended else sum(filter(None, ended))
-    over, seconds = means(intervals), covered((each.start_ns, each.end_ns) for each in report.intervals)
+    over, seconds = IntervalMeans(intervals), covered((each.start_ns, each.end_ns) for each in report.intervals)
     rows = [
         ("mean acceptance length τ", over.told(sums)),
         ("draft acceptance rate (accepted / drafted)", percent(over.rate(sums))),

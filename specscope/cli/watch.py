@@ -234,8 +234,15 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.history.interval import COLUMNS, IntervalMeans, by_position, cells, notes
-        from specscope.trace.history.sources import definitions, missing_text
+        from specscope.trace.history.interval import (
+            COLUMNS,
+            IntervalMeans,
+            by_position,
+            cells,
+            definitions,
+            missing_text,
+            notes,
+        )
         from specscope.trace.history.stats import Acceptance
         from specscope.trace.record.vocabulary import printable
 

@@ -39,8 +39,7 @@ from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import STANDARD
-from specscope.trace.record.tokens import read_vocabulary
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
 
 GIB = 2**30
 

@@ -25,7 +25,7 @@ from specscope.speculate.sampling import distributions, probabilities, scaled, s
 from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
 from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual, rejected
 from specscope.trace.history.history import RequestHistory
-from specscope.trace.history.ratios import ratios
+from specscope.trace.history.place import ratios
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import MATCH, ROUNDING, looks_ahead

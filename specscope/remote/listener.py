@@ -18,8 +18,8 @@ from typing import Any
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
 from specscope.remote.receiver import Export, Receiver
-from specscope.trace.history.faults import Faults
 from specscope.trace.history.history import weight
+from specscope.trace.history.wording import Faults
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.wire.otlp_json import Parts, Spans
 from specscope.trace.wire.schema import is_ours

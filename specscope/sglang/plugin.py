@@ -144,8 +144,7 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
 
 
 def _vocabulary(req: Any) -> Any:
-    from specscope.trace.record.tokens import read_vocabulary
-    from specscope.trace.record.vocabulary import Vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
 
     try:
         return read_vocabulary(req.tokenizer)

@@ -7,8 +7,8 @@ steps' own spans name the other requests, so they stay behind. What a request as
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from specscope.errors import UserError
 from specscope.trace.files import Existing
@@ -21,6 +21,8 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Absent, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire.capture import CaptureWriter
+
+Chosen = defaultdict[int, set[str]]  # of each step, the requests
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,6 @@ class Extract:
         return sum(len(record.requests) for record in self.records)
 
 
-@dataclass
-class _Chosen:
-    """What is taken of one step."""
-
-    parts: set[str] = field(default_factory=set)  # whose part in it
-    events: set[str] = field(default_factory=set)  # whose admission and end
-
-
 def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.EVERYTHING) -> Extract:
     """The requests and steps that `places` name (REQUEST, REQUEST@STEP or REQUEST@FIRST:LAST).
 
@@ -53,7 +47,8 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
     UserError for a request or a step that is not there.
     """
     assert history.run is not None
-    chosen: dict[int, _Chosen] = defaultdict(_Chosen)
+    parts: Chosen = defaultdict(set)
+    events: Chosen = defaultdict(set)  # admissions and ends
     counts: dict[str, int] = {}  # of all steps of each request
     figures: dict[str, RequestFigures | None] = {}
     stood = history.branch
@@ -61,14 +56,15 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
         request, stretch = _stand(history, place, stood)
         counts[request.id], figures[request.id] = len(request.steps), _figures(history, request)
         for position in _positions(request, stretch):
-            chosen[history.steps[position].step].parts.add(request.id)
+            parts[history.steps[position].step].add(request.id)
         for record in history.steps:
             if any(info.id == request.id for info in (*record.admitted, *(end.info for end in record.finished))):
-                chosen[record.step].events.add(request.id)
-    after = dict(_after(history, chosen))
+                events[record.step].add(request.id)
+    steps = {*parts, *events}
+    after = dict(_after(history, steps))
     history.show(stood)
-    whole = (full for step in sorted(chosen) if (full := history.knows(step)) is not None)
-    records = tuple(_alone(record, chosen[record.step], after.get(record.step), figures) for record in whole)
+    whole = (found for step in sorted(steps) if (found := history.knows(step)) is not None)
+    records = tuple(_alone(one, parts[one.step], events[one.step], after.get(one.step), figures) for one in whole)
     run = replace(history.run, privacy=max(history.run.privacy, privacy))
     return Extract(run, records, tuple(counts), _left_out(history, counts, records, run.privacy))
 
@@ -112,46 +108,44 @@ def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Exist
     return writer.size
 
 
-def _stretch(history: History, place: str) -> Stretch:
-    return Stretch(place) if place in history.requests else read_stretch(place)
-
-
 def _stand(history: History, place: str, last: int) -> tuple[RequestHistory, Stretch]:
     """Go to the branch on which the request of a place ended: `last` before all others, then the latest.
 
     Raises UserError for a request that is on none, and for a node.
     """
 
+    def stretch() -> Stretch:
+        return Stretch(place) if place in history.requests else read_stretch(place)
+
     def knows(branch: int) -> int:
         history.show(branch)
-        request = history.requests.get(_stretch(history, place).request)
+        request = history.requests.get(stretch().request)
         return 0 if request is None else 1 if request.end is None else 2
 
     history.show(max((last, *reversed(history.branches)), key=knows))
-    stretch = _stretch(history, place)
-    request, named = history.find(stretch.request)
+    request, named = history.find(stretch().request)
     if named.index is not None:
         raise UserError(f"{printable(place)} names a node: write a step, such as {printable(request.id)}@{named.index}")
-    return request, stretch
+    return request, stretch()
 
 
 def _positions(request: RequestHistory, stretch: Stretch) -> list[int]:
     """The positions in History.steps of a request's steps. Raises UserError where there are none, or not that far."""
-    steps = request.steps
-    if stretch.first is None:
+    steps, first, last = request.steps, stretch.first, stretch.last
+    if first is None:
         return request.engine_steps
-    first, last = stretch.first, steps[-1].index if stretch.last is None and steps else stretch.last
-    for index in (first, last):
-        if index is not None and not (steps and steps[0].index <= index <= steps[-1].index):
+    for index in (first, first if last is None else last):
+        if not (steps and steps[0].index <= index <= steps[-1].index):
             request.step(index)  # raises
+    last = steps[-1].index if last is None else last
     places = zip(steps, request.engine_steps, strict=True)
-    there = [position for step, position in places if last is not None and first <= step.index <= last]
+    there = [position for step, position in places if first <= step.index <= last]
     if not there:
         raise UserError(f"{printable(request.id)} has no steps from {first} to {last}")
     return there
 
 
-def _after(history: History, steps: Mapping[int, object]) -> Iterator[tuple[int, int]]:
+def _after(history: History, steps: Collection[int]) -> Iterator[tuple[int, int]]:
     """The first of these steps on each branch but the original run, with that of them which it follows; -1: none."""
     for branch in {record.branch for step in steps if (record := history.knows(step)) is not None} - {0}:
         history.show(branch)
@@ -164,22 +158,26 @@ def _after(history: History, steps: Mapping[int, object]) -> Iterator[tuple[int,
 
 
 def _alone(
-    record: StepRecord, chosen: _Chosen, after: int | None, figures: Mapping[str, RequestFigures | None]
+    record: StepRecord,
+    parts: Collection[str],
+    events: Collection[str],
+    after: int | None,
+    figures: Mapping[str, RequestFigures | None],
 ) -> StepRecord:
     """A step without those who were not chosen."""
-    finished = (end for end in record.finished if end.info.id in chosen.events)
-    parts = tuple(part for part in record.requests if part.request in chosen.parts)
+    requests = tuple(part for part in record.requests if part.request in parts)
+    finished = (end for end in record.finished if end.info.id in events)
     return replace(
         record,
-        admitted=tuple(info for info in record.admitted if info.id in chosen.events),
-        requests=parts,
-        preempted=(),
+        admitted=tuple(info for info in record.admitted if info.id in events),
+        requests=requests,
         finished=tuple(replace(end, figures=figures[end.info.id]) for end in finished),
+        after=after,
+        absent=Absent(record.batch - len(requests) if record.is_timed else None, engine=True),
+        preempted=(),
         passes=(),
         device_ns=(),
         flight=None,
-        after=after,
         left_out=None,
         aggregate=None,
-        absent=Absent(record.batch - len(parts) if record.is_timed else None, engine=True),
     )

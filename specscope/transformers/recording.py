@@ -183,7 +183,7 @@ def _warn(line: str) -> None:
 
 def _vocabulary(model: Any, tokenizer: Any) -> Vocabulary:
     """The given tokenizer's, or that of the one beside the model; empty where there is none: tokens are numbers."""
-    from specscope.trace.record.tokens import read_vocabulary
+    from specscope.trace.record.vocabulary import read_vocabulary
 
     path = getattr(model.config, "_name_or_path", "")
     if tokenizer is None and not path:

@@ -212,8 +212,7 @@ def _vocabulary(runner: Any, lacking: list[str]) -> Any:
     """The tokens' texts; `lacking` gets why there are none."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    from specscope.trace.record.tokens import read_vocabulary
-    from specscope.trace.record.vocabulary import Vocabulary
+    from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
 
     try:
         return read_vocabulary(cached_tokenizer_from_config(runner.model_config))

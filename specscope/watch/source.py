@@ -19,7 +19,7 @@ from specscope.trace import kinds
 from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.documents import documents
-from specscope.trace.history.faults import Faults
+from specscope.trace.history.wording import Faults
 from specscope.trace.kinds import ReadAs, is_array, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.watch.counts import ToldInterval, UnreadableError

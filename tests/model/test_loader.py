@@ -10,7 +10,7 @@ from specscope.errors import UserError
 from specscope.model import bundled
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.loader import load_model, load_tokenizer
-from specscope.trace.record.tokens import read_vocabulary
+from specscope.trace.record.vocabulary import read_vocabulary
 
 CPU = torch.device("cpu")
 

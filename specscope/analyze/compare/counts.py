@@ -13,8 +13,7 @@ from specscope.analyze.compare.failif import counted, judge
 from specscope.analyze.compare.result import Estimate, FailCondition
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
 from specscope.errors import UserError
-from specscope.trace.history.interval import means
-from specscope.trace.history.sources import definitions, made_up
+from specscope.trace.history.interval import IntervalMeans, definitions, made_up
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.thresholds import COUNTED, RATE, TAU, Threshold, depth_rate
 from specscope.trace.record.aggregate import Aggregate
@@ -197,7 +196,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
         requests += [_requests(each) for each in told] or [len(reader.history.requests)]
         rules |= {part.rule for step in reader.history.steps for part in step.requests}
         warnings += [*reader.warnings, *filter(None, [reader.history.figures_note])]
-    known, over = [count for count in requests if count is not None], means(intervals)
+    known, over = [count for count in requests if count is not None], IntervalMeans(intervals)
     return CountsSide(
         tuple(map(printable, paths)),
         total,

@@ -28,7 +28,7 @@ from specscope.analyze.evidence.fields import (
 from specscope.analyze.evidence.parents import TreeRows, TriedParents
 from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Reference, Unit
-from specscope.trace.history.ratios import ratios
+from specscope.trace.history.place import ratios
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN

@@ -6,6 +6,7 @@ Every reader (`why`, trees, screens, the console, conditions) asks here. What th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from specscope.trace.record.notes import TEXT
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import MATCH
-from specscope.trace.record.tree import ROOT, Drawn
+from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
 
 OUTSIDE = 0  # a rank: the drafter's vocabulary does not have the token
 BELOW, DREW, DREW_ANOTHER, LESS, NOT_LESS = "↓", "=", "≠", "<", "≥"
@@ -239,3 +240,41 @@ def draft_ps(step: RequestStep) -> list[float | None]:
     if step.method is not None and len(step.method.source):
         untold = untold | (step.method.source == TEXT)
     return [None if other else p for p, other in zip(step.notes.prob.tolist(), untold.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The ratios of the n nodes of a tree, which block verification and traversal go by; 0 at those not tried.
+
+    They follow from p and q as tried and from the masses that rejected siblings left: speculate/verify/traversal.py.
+    """
+
+    parent: Doubles  # [n] what was left of the parent's ratio when the node came up
+    own: Doubles  # [n] the node's own then
+    left: Doubles  # [n] and what is left of it when all below was rejected: what its coin is held against
+
+
+def ratios(tree: DraftTree, verdict: Verdict) -> Ratios:
+    """The ratios of a step under a rule that looks ahead."""
+    n = len(tree)
+    parent, own_ratio, left = np.zeros((3, n + 1))  # the root comes last: its index is -1
+    left[-1] = 1.0
+    forced = set(verdict.forced.tolist())
+    rows = zip(
+        tree.parent.tolist(),
+        verdict.outcome.tolist(),
+        verdict.p_trial.tolist(),
+        verdict.q_trial.tolist(),
+        verdict.residual_mass.tolist(),
+        strict=True,
+    )
+    for node, (above, outcome, p, q, mass) in enumerate(rows):
+        if outcome == Outcome.UNTRIED:
+            continue
+        ratio = parent[node] = left[above]
+        own_ratio[node] = left[node] = min(1.0, ratio * p / q) if q > 0 else 0.0
+        if outcome == Outcome.REJECTED:
+            left[above] = mass / (mass + (1 - ratio)) if mass > 0 else float(ratio == 1)
+        elif node in forced:
+            left[node] = 1.0
+    return Ratios(parent[:n], own_ratio[:n], left[:n])

@@ -82,15 +82,12 @@ class Acceptance:
             self._add_step(counts)
 
     def _add_step(self, step: StepCounts) -> None:
-        self.steps += 1
-        self.emitted += step.emitted
+        self.steps, self.emitted = self.steps + 1, self.emitted + step.emitted
         self.kinds[step.kind] += 1
         if not step.drafted:
             return
-        self.drafts += 1
-        self.drafted += step.drafted
-        self.accepted += step.accepted
-        self.depth += step.depth
+        self.drafts, self.drafted = self.drafts + 1, self.drafted + step.drafted
+        self.accepted, self.depth = self.accepted + step.accepted, self.depth + step.depth
         self._widen(step.depth)
         tried = step.accepted + (1 if step.kind is FinalKind.RECOVERED else 0)
         by_depth = ((self.proposed_at, step.depth), (self.accepted_at, step.accepted), (self.tried_at, tried))
@@ -201,22 +198,23 @@ class Acceptance:
     def per_position(self) -> list[float | None]:
         """r_d as vLLM reports it: accepted at depth d / drafts. None at a depth that no draft proposed."""
         known = self.knows("proposed_at")
-        pairs = zip(self.accepted_at, self.proposed_at, strict=True) if self.by_depth else ()
-        return [None if known and not p else a / self.drafts for a, p in pairs]
+        return [None if known and not p else a / self.drafts for a, p in self._pairs("proposed_at")]
 
     @property
     def per_position_corrected(self) -> list[float | None]:
         """Accepted at depth d / drafts that proposed depth d. None where none did, or it is not told how many."""
         known = self.knows("proposed_at")
-        pairs = zip(self.accepted_at, self.proposed_at, strict=True) if self.by_depth else ()
-        return [_ratio(a, p) if known else None for a, p in pairs]
+        return [_ratio(a, p) if known else None for a, p in self._pairs("proposed_at")]
 
     @property
     def conditional(self) -> list[float | None]:
         """c_d: accepted at depth d / drafts that came to a trial at depth d. None where none came so far."""
         known = self.knows("tried_at")
-        pairs = zip(self.accepted_at, self.tried_at, strict=True) if self.by_depth else ()
-        return [_ratio(a, t) if known else None for a, t in pairs]
+        return [_ratio(a, t) if known else None for a, t in self._pairs("tried_at")]
+
+    def _pairs(self, name: str) -> Iterable[tuple[int, int]]:
+        """At each depth, how many drafts accepted a token there, and the count of that name."""
+        return zip(self.accepted_at, getattr(self, name), strict=True) if self.by_depth else ()
 
     @property
     def counts(self) -> list[int]:
@@ -226,11 +224,7 @@ class Acceptance:
     def to_dict(self) -> dict[str, Any]:
         """All counts and figures as plain values."""
         return {
-            "steps": self.told("steps"),
-            "drafts": self.told("drafts"),
-            "drafted": self.told("drafted"),
-            "accepted": self.told("accepted"),
-            "emitted": self.told("emitted"),
+            **{name: self.told(name) for name in ("steps", *SUMS)},
             **({"intervals": self.aggregates} if self.aggregates else {}),
             "mean_acceptance_length": self.tau,
             "draft_acceptance_rate": self.rate,
@@ -239,8 +233,10 @@ class Acceptance:
             "per_position_corrected": self.per_position_corrected,
             "conditional": self.conditional,
             "counts": self.counts,
-            "proposed_at": self.proposed_at if self.by_depth and self.knows("proposed_at") else None,
-            "tried_at": self.tried_at if self.by_depth and self.knows("tried_at") else None,
+            **{
+                name: getattr(self, name) if self.by_depth and self.knows(name) else None
+                for name in ("proposed_at", "tried_at")
+            },
             "kinds": None if self.aggregates else {kind.value: self.kinds[kind] for kind in FinalKind},
         }
 

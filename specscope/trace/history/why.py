@@ -18,8 +18,8 @@ from specscope.trace.history.place import (
     deciding,
     end,
     ended_by,
+    ratios,
 )
-from specscope.trace.history.ratios import ratios
 from specscope.trace.history.undrafted import ABOUT, Undrafted, why_undrafted
 from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens

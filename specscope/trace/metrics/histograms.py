@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Histogram
 
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
 from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import own_trace
 
@@ -63,12 +63,6 @@ class _Running:
     drafts: int = 0
     accepted: int = 0
 
-    def count(self, part: RequestStep) -> None:
-        """Count one of its steps. One that a debugger went back over counts too, as it does in the counters."""
-        if part.verdict is not None and len(part.tree):
-            self.drafts += 1
-            self.accepted += part.verdict.accepted
-
 
 class Histograms:
     """A sink: call it with each StepRecord of the run. Its histograms are in `registry`, and can be read there.
@@ -97,7 +91,8 @@ class Histograms:
             self._see_ns("vllm:request_queue_time_seconds", info.admitted_ns - info.arrival_ns, request)
         for part in record.requests:
             if (known := self._running.get(part.request)) is not None:
-                known.count(part)
+                if part.verdict is not None and len(part.tree):  # also one that a debugger goes back over, later
+                    known.drafts, known.accepted = known.drafts + 1, known.accepted + part.verdict.accepted
                 if part.emitted:
                     self._emit(known, record.end_ns)
         for end in record.finished:
@@ -125,16 +120,18 @@ class Histograms:
             self._see("specscope:request_acceptance_length", tau, request)
         if not request.first_ns or end.reason not in WHOLE:
             return
-        info, first, last = end.info, request.first_ns, request.last_ns
+        info, first, last, output = end.info, request.first_ns, request.last_ns, len(end.output)
         self._see("vllm:request_prompt_tokens", len(info.prompt_tokens), request)
-        self._see("vllm:request_generation_tokens", len(end.output), request)
-        self._see_ns("vllm:e2e_request_latency_seconds", last - info.arrival_ns, request)
-        self._see_ns("vllm:request_prefill_time_seconds", first - info.admitted_ns, request)
-        self._see_ns("vllm:request_decode_time_seconds", last - first, request)
-        self._see_ns("vllm:request_inference_time_seconds", last - info.admitted_ns, request)
-        if len(end.output) > 1:
-            by_token = (last - first) / (len(end.output) - 1)
-            self._see_ns("vllm:request_time_per_output_token_seconds", by_token, request)
+        self._see("vllm:request_generation_tokens", output, request)
+        times: dict[str, float] = {
+            "vllm:e2e_request_latency_seconds": last - info.arrival_ns,
+            "vllm:request_prefill_time_seconds": first - info.admitted_ns,
+            "vllm:request_decode_time_seconds": last - first,
+            "vllm:request_inference_time_seconds": last - info.admitted_ns,
+        }
+        times |= {} if output < 2 else {"vllm:request_time_per_output_token_seconds": (last - first) / (output - 1)}
+        for name, ns in times.items():
+            self._see_ns(name, ns, request)
 
     def _see_ns(self, name: str, ns: float, request: _Running) -> None:
         self._see(name, max(ns, 0) / 1e9, request)

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
@@ -46,7 +46,7 @@ VLLM_REASON = {
 
 @dataclass
 class Totals:
-    """What is counted. Counters only grow; the last four are as the newest record has them."""
+    """What is counted. Counters only grow; the batch and the KV cache are as the newest record has them."""
 
     past: Acceptance = field(default_factory=Acceptance)  # up to the last `take`
     recent: Acceptance = field(default_factory=Acceptance)  # since then
@@ -55,22 +55,20 @@ class Totals:
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
     running: int = 0
     waiting: int = 0
-    blocks_used: int = 0
-    blocks_free: int = 0
+    kv_usage: float | None = 0.0  # share of the KV blocks in use, 0 to 1; None where the engine does not tell it
     told: Aggregate | None = None  # the newest record's, of an engine that tells counts only
 
     def add(self, record: StepRecord) -> None:
         """Count one engine step."""
         for part in record.counted:
             self.recent.add(part)
-        for info in record.admitted:
-            self.prompt_tokens += len(info.prompt_tokens)
-        for end in record.finished:
-            self.finished[VLLM_REASON[end.reason]] += 1
+        self.prompt_tokens += sum(len(info.prompt_tokens) for info in record.admitted)
+        self.finished.update(VLLM_REASON[end.reason] for end in record.finished)
         self.preemptions += len(record.preempted)
-        self.running, self.waiting = record.running, record.waiting
-        self.blocks_used, self.blocks_free = record.blocks_used, record.blocks_free
-        self.told = record.aggregate
+        self.running, self.waiting, self.told = record.running, record.waiting, record.aggregate
+        blocks = record.blocks_used + record.blocks_free
+        own = record.blocks_used / blocks if blocks else 0.0
+        self.kv_usage = own if self.told is None else self.told.kv_usage
 
     def take(self) -> Acceptance:
         """What was accepted since the last call."""
@@ -86,32 +84,17 @@ class Totals:
         total.merge(self.recent)
         return total
 
-    @property
-    def kv_usage(self) -> float | None:
-        """Share of the KV blocks in use, 0 to 1; None where the engine does not tell it."""
-        if self.told is not None:
-            return self.told.kv_usage
-        blocks = self.blocks_used + self.blocks_free
-        return self.blocks_used / blocks if blocks else 0.0
-
 
 Sample = tuple[float, Mapping[str, str]]  # a value and its own labels
 
 
-@dataclass(frozen=True)
-class Series:
-    """One metric: its name without prefix, what it is, and how it is read from the totals."""
+class Series(NamedTuple):
+    """One metric: its name, without a counter's `_total`, what it is, and how it is read from the totals."""
 
     name: str
     text: str
     read: Callable[[Totals], Iterable[Sample]]
     counter: bool = True
-    prefix: str = "vllm"
-
-    @property
-    def prometheus_name(self) -> str:
-        """The name in Prometheus text, without a counter's `_total`."""
-        return f"{self.prefix}:{self.name}"
 
 
 def _one(value: float | None) -> list[Sample]:
@@ -134,36 +117,33 @@ def _per_position(totals: Totals) -> list[Sample]:
 
 
 def _finished(totals: Totals) -> list[Sample]:
-    if totals.told is not None:
-        return []
-    return [(totals.finished[reason], {"finished_reason": reason}) for reason in ("stop", "length", "abort", "error")]
+    reasons = () if totals.told is not None else ("stop", "length", "abort", "error")
+    return [(totals.finished[reason], {"finished_reason": reason}) for reason in reasons]
+
+
+def _told(name: str) -> Callable[[Totals], list[Sample]]:
+    return lambda totals: _one(totals.acceptance.told(name))
 
 
 SERIES = (
-    Series(
-        "spec_decode_num_drafts", "Steps with at least one drafted token.", lambda t: _one(t.acceptance.told("drafts"))
-    ),
-    Series("spec_decode_num_draft_tokens", "Drafted tokens.", lambda t: _one(t.acceptance.told("drafted"))),
-    Series("spec_decode_num_accepted_tokens", "Accepted tokens.", lambda t: _one(t.acceptance.told("accepted"))),
-    Series("spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", _per_position),
-    Series("prompt_tokens", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
-    Series("generation_tokens", "Output tokens.", lambda t: _one(t.acceptance.told("emitted"))),
-    Series("num_preemptions", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
-    Series("request_success", "Requests that ended, by the reason.", _finished),
-    Series("num_requests_running", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
-    Series("num_requests_waiting", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
-    Series("kv_cache_usage_perc", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
+    Series("vllm:spec_decode_num_drafts", "Steps with at least one drafted token.", _told("drafts")),
+    Series("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", _told("drafted")),
+    Series("vllm:spec_decode_num_accepted_tokens", "Accepted tokens.", _told("accepted")),
+    Series("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", _per_position),
+    Series("vllm:prompt_tokens", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
+    Series("vllm:generation_tokens", "Output tokens.", _told("emitted")),
+    Series("vllm:num_preemptions", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
+    Series("vllm:request_success", "Requests that ended, by the reason.", _finished),
+    Series("vllm:num_requests_running", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
+    Series("vllm:num_requests_waiting", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
+    Series("vllm:kv_cache_usage_perc", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
 )
 
 
-def _of_sampling(sampler: Sampler) -> Series:
+def _decided(sampler: Sampler) -> list[Sample]:
     """What trace sampling decided. Everything else here is counted before it."""
-
-    def decided(_: Totals) -> list[Sample]:
-        kept = [(sampler.kept[reason], {"decision": reason.value}) for reason in (Reason.RATIO, Reason.PARENT)]
-        return [*kept, (sampler.left_out, {"decision": "left_out"})]
-
-    return Series("trace_requests", "Requests decided by trace sampling.", decided, True, "specscope")
+    kept = [(sampler.kept[reason], {"decision": reason.value}) for reason in (Reason.RATIO, Reason.PARENT)]
+    return [*kept, (sampler.left_out, {"decision": "left_out"})]
 
 
 def log_line(acceptance: Acceptance, seconds: float) -> str | None:
@@ -188,8 +168,7 @@ class _LogLines:
     """Writes vLLM's log line once an interval. Time is the records' own, so a replay logs what the run logged."""
 
     def __init__(self, log: Callable[[str], None], seconds: float) -> None:
-        self._log = log
-        self._ns = int(seconds * 1e9)
+        self._log, self._ns = log, int(seconds * 1e9)
         self._start_ns: int | None = None  # of the interval's first record
         self._end_ns = 0  # of its last
 
@@ -197,24 +176,23 @@ class _LogLines:
         """Write the line for the records before this one, where their interval is over."""
         if self._start_ns is not None and record.end_ns - self._start_ns > self._ns:
             self.flush(totals)
-        if self._start_ns is None:
-            self._start_ns = record.start_ns
+        self._start_ns = record.start_ns if self._start_ns is None else self._start_ns
         self._end_ns = record.end_ns
 
     def flush(self, totals: Totals) -> None:
         """Write the line for what was counted since the last one, and start again."""
-        if self._start_ns is None:
-            return
-        line = log_line(totals.take(), (self._end_ns - self._start_ns) / 1e9)
-        self._start_ns = None
-        if line is not None:
-            self._log(line)
+        if self._start_ns is not None:
+            line = log_line(totals.take(), (self._end_ns - self._start_ns) / 1e9)
+            self._start_ns = None
+            if line is not None:
+                self._log(line)
 
 
 def answered(accept: str) -> str:
-    """What a request with this Accept header is answered with, as such a header: OpenMetrics where that is taken.
+    """What a request with this Accept header is answered with, as such a header.
 
-    With any other escaping prometheus_client writes `vllm_` for `vllm:` in OpenMetrics.
+    OpenMetrics where that is taken: only there are exemplars. With any other escaping than this prometheus_client
+    writes `vllm_` for `vllm:` in it.
     """
     taken = (part for part in accept.lower().split(",") if not NEVER.search(part))
     kinds = [part.partition(";")[0].strip() for part in taken]
@@ -253,17 +231,13 @@ class Metrics(Collector):
         self._labels = {"model_name": model, "engine": engine}
         self._lock = threading.Lock()
         self._lines = _LogLines(log, seconds) if log is not None else None
-        self._series = (
+        self._series: tuple[Series, ...] = (
             *SERIES,
-            Series(
-                "lost_records",
-                "Records lost on the way.",
-                lambda _: _one(lost()),
-                True,
-                "specscope",
-            ),
-            *(() if sampler is None else (_of_sampling(sampler),)),
+            Series("specscope:lost_records", "Records lost on the way.", lambda _: _one(lost())),
         )
+        if sampler is not None:
+            text = "Requests decided by trace sampling."
+            self._series += (Series("specscope:trace_requests", text, lambda _: _decided(sampler)),)
         self._servers: list[WSGIServer] = []
         self.registry.register(self)
         self._histograms: Callable[[StepRecord], None] = lambda _: None
@@ -282,18 +256,16 @@ class Metrics(Collector):
         """The series as prometheus_client's families."""
         for series in self._series:
             family = CounterMetricFamily if series.counter else GaugeMetricFamily
-            samples = self._read(series)
+            with self._lock:
+                samples = [(value, {**self._labels, **labels}) for value, labels in series.read(self.totals)]
             names = list(samples[0][1]) if samples else [*self._labels, "position"]
-            metric = family(series.prometheus_name, series.text, labels=names)
+            metric = family(series.name, series.text, labels=names)
             for value, labels in samples:
                 metric.add_metric([labels[name] for name in names], value)
             yield metric
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """All that is in the registry as text, and its content type, for a request with this Accept header.
-
-        OpenMetrics where that is taken: only there are exemplars. Else the Prometheus text format.
-        """
+        """All that is in the registry as text, and its content type, for a request with this Accept header."""
         encode, kind = choose_encoder(answered(accept))
         return encode(self.registry), kind
 
@@ -322,7 +294,3 @@ class Metrics(Collector):
             server.shutdown()
             server.server_close()
         self._servers = []
-
-    def _read(self, series: Series) -> list[tuple[float, dict[str, str]]]:
-        with self._lock:
-            return [(value, {**self._labels, **labels}) for value, labels in series.read(self.totals)]

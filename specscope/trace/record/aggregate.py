@@ -19,7 +19,7 @@ from specscope.trace.record.declared import Count, Name, Share, Short, Step, Sum
 
 SYNTHETIC = "synthetic acceptance"  # in a source's name: verdicts were made up for a benchmark
 LENGTH = "mean acceptance length"
-# Of `averages`, those that are a length or a rate: the first that is there counts. history/sources.py has them
+# Of `averages`, those that are a length or a rate: the first that is there counts. history/interval.py has them
 LENGTHS = (
     LENGTH,
     "sglang:spec_accept_length",

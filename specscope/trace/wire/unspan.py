@@ -12,8 +12,7 @@ from msgspec import UNSET, Struct
 
 from specscope.errors import UserError
 from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
-from specscope.trace.history.faults import Faults
-from specscope.trace.history.wording import plural
+from specscope.trace.history.wording import Faults, plural
 from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed, digest, draft_tokens
 from specscope.trace.record.notes import DraftNotes, ParentNotes

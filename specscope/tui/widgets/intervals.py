@@ -8,8 +8,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 
-from specscope.trace.history.interval import COLUMNS, cells, counts
-from specscope.trace.history.sources import definitions, missing
+from specscope.trace.history.interval import COLUMNS, cells, counts, definitions, missing
 from specscope.trace.record.aggregate import Aggregate
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, NOTHING, Ink, Line, bar, clean, cut, folded, left, right

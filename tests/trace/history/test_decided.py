@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import match, traversal
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.trace.history.place import coin_sign
-from specscope.trace.history.ratios import ratios
+from specscope.trace.history.place import coin_sign, ratios
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from tests.speculate.verify.enumeration import dense

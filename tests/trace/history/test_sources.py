@@ -2,8 +2,7 @@
 
 import pytest
 
-from specscope.trace.history.interval import COLUMNS, cells, interval_record, means, rate
-from specscope.trace.history.sources import definitions, made_up
+from specscope.trace.history.interval import COLUMNS, IntervalMeans, cells, definitions, interval_record, made_up, rate
 from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import SYNTHETIC, Aggregate
 
@@ -64,7 +63,7 @@ def test_a_page_of_months_fits_its_column(seconds):
 
 def test_averages_alone_are_averaged_over_intervals_and_counts_are_not():
     averages = [Aggregate("SGLang log", averages={"sglang:spec_accept_length": length}) for length in (2.0, 3.0)]
-    assert means(averages).length(measure(averages)) == 2.5
+    assert IntervalMeans(averages).length(measure(averages)) == 2.5
     counted = [Aggregate("x", drafts=drafts, drafted=4 * drafts, accepted=drafts * 2) for drafts in (1, 9)]
-    assert means(counted).length(measure(counted)) == 3
-    assert means([]).rate(measure([])) is None
+    assert IntervalMeans(counted).length(measure(counted)) == 3
+    assert IntervalMeans([]).rate(measure([])) is None

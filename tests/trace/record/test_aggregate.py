@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.trace.history.history import History
-from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record
-from specscope.trace.history.sources import missing
+from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record, missing
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.totals import RunningTotals
 from specscope.trace.metrics.metrics import Metrics

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.trace.history.faults import Faults
+from specscope.trace.history.wording import Faults
 from specscope.trace.record.draft_vocabulary import (
     completed,
     digest,

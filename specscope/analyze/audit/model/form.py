@@ -18,7 +18,7 @@ from torch import Tensor
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import not_loaded
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.tokens import read_vocabulary
+from specscope.trace.record.vocabulary import read_vocabulary
 
 WHITESPACE = 8  # at most between JSON's tokens, as in the engine
 
