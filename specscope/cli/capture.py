@@ -17,7 +17,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
-from specscope.live.start import start_engine
+from specscope.live.start import start_engine, too_long
 from specscope.terminal import text_console
 from specscope.trace.history.history import History
 from specscope.trace.history.loops import TOLD, loop_share
@@ -47,17 +47,22 @@ def capture_run(
     total, undrafted, texts, ends = Acceptance(), Counter[Undrafted](), list[Ints](), list[RequestEnd]()
     with _bar(console, len(specs)) as progress:
         with ends_at_once():
+            long = too_long(config, specs, lambda stage: progress(stage, 0))
+            refused = list(long.values())
+            if len(refused) == len(specs):
+                raise UserError(refused[-1])
+            for line in refused:
+                warn(f"{line}; it is left out")
             engine = start_engine(config, lambda stage: progress(stage, 0))
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
-        refused: list[str] = []
-        for number, spec in enumerate(specs, 1):
+        for number, spec in ((number, spec) for number, spec in enumerate(specs) if number not in long):
             try:
                 engine.add_spec(spec)
             except UserError as error:
-                refused.append(f"{spec.place or f'prompt {number}'}: {error}")
+                refused.append(f"{spec.place or f'prompt {number + 1}'}: {error}")
                 if len(refused) == len(specs) or not isinstance(error, TooLargeError):
                     raise UserError(refused[-1]) from None
-        for line in refused:
+        for line in refused[len(long) :]:
             warn(f"{line}; it is left out")
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log, tell=warn)
         lifetime.leave = outputs.close  # where a step takes longer than the grace

@@ -143,9 +143,7 @@ class Engine:
 
     def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
         """Text as a chat turn of the user, where the model has a chat template and `raw` is False."""
-        if isinstance(prompt, str) and not raw and self.tokenizer.chat_template:
-            return [{"role": "user", "content": prompt}]
-        return prompt
+        return self.encoder.turn(prompt, raw=raw)
 
     def cancel(self, name: str) -> None:
         """End a request now; what it has emitted stays. Unknown or ended ids are ignored.

@@ -64,6 +64,12 @@ class PromptEncoder:
             raise UserError(f"token id {bad} is outside the vocabulary ({self._ids()})")
         return "", tokens
 
+    def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
+        """Text as a chat turn of the user, where the model has a chat template and `raw` is False."""
+        if isinstance(prompt, str) and not raw and self.tokenizer.chat_template:
+            return [{"role": "user", "content": prompt}]
+        return prompt
+
     def _check_template(self, prompt: Prompt, template: Mapping[str, Any]) -> None:
         """Refuse variables where there is no template, and those that would be arguments of transformers' function."""
         if not prompt or not isinstance(prompt[0], Mapping):

@@ -225,6 +225,22 @@ def test_a_prompt_that_is_too_long_is_named_and_the_others_run(old, capture, tmp
     assert [request.info.prompt for request in read_capture(old).history.requests.values()] == ["abc", "abcabc"]
 
 
+def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, tiny, tmp_path):
+    """Its weights cannot be read: where one prompt fits, that is the error, after the warning; else the prompts alone."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    for weights in model.glob("*.safetensors"):
+        weights.write_bytes(b"")
+    (tmp_path / "p.txt").write_text("abc\n" + "x " * 600 + "\n")
+    (tmp_path / "long.txt").write_text("x " * 600)
+    code, _, err = capture(tmp_path / "o.jsonl", "--target", model)
+    told, loading = err.splitlines()
+    assert re.fullmatch(rf"specscope: warning: {tmp_path}/p.txt, line 2: the prompt has \d+ tokens; .*left out", told)
+    assert (code, "cannot load" in loading) == (2, True)
+    code, _, err = capture(tmp_path / "o.jsonl", "--target", model, prompts="long.txt")
+    assert (code, err.count("\n"), "long.txt, line 1: the prompt has" in err) == (2, 1, True)
+
+
 @pytest.mark.parametrize("words", [["why"], ["diagnose", "--no-audit"]])
 def test_a_request_that_failed_is_mentioned(words, old, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "_check_forms", lambda specs: None)  # so that one fails in its request
