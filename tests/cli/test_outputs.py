@@ -226,7 +226,7 @@ def test_a_prompt_that_is_too_long_is_named_and_the_others_run(old, capture, tmp
 
 
 def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, tiny, tmp_path):
-    """Its weights cannot be read: where one prompt fits, that is the error, after the warning; else the prompts alone."""
+    """Its weights cannot be read: where one prompt fits, that comes after the warning; else the prompts alone."""
     model = tmp_path / "model"
     shutil.copytree(tiny, model)
     for weights in model.glob("*.safetensors"):
