@@ -1,6 +1,7 @@
 """Captures as people keep them: several runs in a file, a run in several, a request alone, texts that a store cut."""
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from specscope.errors import UserError
 from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.stored import CaptureSource, as_runs, every_run
+from specscope.trace.wire import reading
 from specscope.trace.wire.reading import read_capture
+from specscope.watch import source
 from tests.support.commands import specscope
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -100,6 +103,42 @@ def test_a_request_by_its_trace_alone_lacks_nothing_of_its_own(tmp_path):
         span["name"] = "lost"
     [words] = read_capture(write(tmp_path / "alone.jsonl", alone)).warnings
     assert words == "a part of its run, without 2 steps of 1 request"
+
+
+@pytest.mark.parametrize("barren", ["{}", '{"resourceSpans":[]}'])
+def test_lines_that_hold_no_span_are_not_read_without_end(barren, tmp_path, monkeypatch):
+    """Five million of them took 40 s. What came before them is kept."""
+    monkeypatch.setattr(reading, "MOST_BARREN", 50)
+    sent = read_capture(PLANTED).history.steps
+    head, read = PLANTED.read_text().splitlines(), []
+    real = reading.read_line
+    monkeypatch.setattr(reading, "read_line", lambda line: read.append(line) or real(line))
+    for count in (1, len(head)):
+        read.clear()
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join([*head[:count], *[barren] * 200, ""]))
+        if count == 1:
+            with pytest.raises(
+                UserError, match=r"a.jsonl, line (50|51): the last 50 lines hold no span: it is not a c"
+            ):
+                read_capture(path)
+        else:
+            reader = read_capture(path)
+            assert any(f"is read up to line {count + 50}: the last 50 lines" in line for line in reader.warnings)
+            assert reader.history.steps == sent
+        assert len(read) <= count + 50
+
+
+def test_documents_without_figures_are_not_read_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "MOST_UNREAD", 50)
+    read, real = [], source.read_json
+    monkeypatch.setattr(source, "read_json", lambda *given: read.append(given) or real(*given))
+    (tmp_path / "a.jsonl").write_text("{}\n" * 200)
+    with pytest.raises(
+        UserError, match=r"a.jsonl, line 50: no speculation figures up to here; left out 50×: line 1: no"
+    ):
+        list(source.File(str(tmp_path / "a.jsonl"), follow=False).run(threading.Event()))
+    assert len(read) == 50
 
 
 def test_a_source_is_called_by_its_name():

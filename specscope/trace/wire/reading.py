@@ -35,6 +35,7 @@ from specscope.trace.wire.wrapped.unwrap import unwrapped
 
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 NAMED = 3  # other services, at most
+MOST_BARREN = 100_000  # lines in a row that hold no span
 LAST = 32  # steps by which it is told how many a process that was killed had not written
 
 
@@ -51,6 +52,7 @@ class CaptureReader:
         self.name = printable(str(self.source))
         self._remarks = [*self.source.notes]  # on who wrote it, and how it came
         self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
+        self._barren = 0  # lines in a row without a span
         self._services: set[str] = set()  # that sent spans of other kinds: some of them
         self.warnings = [*self._remarks]
         self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
@@ -175,15 +177,23 @@ class CaptureReader:
                 break
             if line.strip():
                 yield number, line
+            if self._barren >= MOST_BARREN:
+                why = f"the last {self._barren:,} lines hold no span"
+                if not self.history.steps:
+                    raise UserError(f"{self.name}, line {number}: {why}: it is not a capture")
+                self.warnings.append(f"{self.name} is read up to line {number:,}: {why}")
+                break
 
     def _parts(self, number: int, line: bytes | Parts) -> Parts:
         """What of a document is ours."""
+        self._barren += 1
         try:
             parts = read_line(line) if isinstance(line, bytes) else line
         except DamagedError as error:
             self._leave_out(number, str(error))
             return ()
         for resource, spans in parts:
+            self._barren = 0 if spans else self._barren
             if not is_ours(resource):  # vLLM's own, SGLang's, a client's
                 self.history.others += len(spans)
                 if len(self._services) < NAMED:
