@@ -14,26 +14,26 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11745, 9300),
+    "trace": (11755, 9300),
     "remote": (2129, 1700),
-    "watch": (2054, 1850),
+    "watch": (2057, 1850),
     "analyze": (27263, 15700),
     "measure": (7034, 3300),
-    "engine": (2986, 2350),
+    "engine": (2996, 2350),
     "plans": (858, 850),
     "speculate": (3502, 2700),
     "model": (3746, 2800),
     "kernels": (2692, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (6684, 4050),
-    "debug, live": (3893, 3200),
+    "debug, live": (3932, 3200),
     "tui": (7082, 5500),
-    "cli": (4203, 3100),
+    "cli": (4208, 3100),
     "serve": (1985, 1600),
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (90807, 64500),
+    "all": (90874, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
