@@ -82,7 +82,7 @@ class _RunDecoder:
 
     def feed(self, name: str, spans: Spans, dropped: int) -> RunUpdate | None:
         """Take spans of this run; gives the update for the screen, if there is one."""
-        records = [record for span in spans for record in self.decoder.feed(span)]
+        records = self.decoder.feed(*spans)
         packed, self.decoder.draft_tokens = self.decoder.draft_tokens, ""
         self._learn(packed)
         lost = self.decoder.lost + dropped

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from specscope.trace.record.aggregate import Aggregate, RequestFigures
@@ -26,6 +27,8 @@ from specscope.trace.record.records import FinalKind, RequestStep
 SUMS = ("drafts", "drafted", "accepted", "emitted")
 AT_DEPTH = ("accepted_at", "proposed_at", "tried_at")
 ROW, TOLD = ("steps", *SUMS, "depth", "aggregates"), (*SUMS, *AT_DEPTH)
+KINDS, NONE_UNTOLD = tuple(FinalKind), (0,) * len(TOLD)
+_row = attrgetter(*ROW)
 
 
 class StepCounts(NamedTuple):
@@ -40,6 +43,9 @@ class StepCounts(NamedTuple):
     @staticmethod
     def of(step: RequestStep) -> StepCounts | None:
         """Of a request's step; None for a prefill chunk, which counts nothing."""
+        if (packed := step.__dict__.get("packed")) is not None:
+            columns, row = packed
+            return columns.counts[row]  # type: ignore[no-any-return]
         verdict = step.verdict
         if verdict is None:
             return None
@@ -125,9 +131,9 @@ class Acceptance:
         """All counts, so that rows can be subtracted; `of` reads them back."""
         by_depth = zip(self.accepted_at, self.proposed_at, self.tried_at, strict=True)
         return [
-            *(getattr(self, name) for name in ROW),
-            *(self.kinds[kind] for kind in FinalKind),
-            *(self.untold[name] for name in TOLD),
+            *_row(self),
+            *[self.kinds.get(kind, 0) for kind in KINDS],
+            *([self.untold[name] for name in TOLD] if self.untold else NONE_UNTOLD),
             len(self.accepted_at),
             *chain.from_iterable(by_depth),
         ]

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from specscope.plans.plan import read_plan
+from specscope.trace.history.stats import StepCounts
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import Preceded, RequestStep, RunInfo, StepRecord
@@ -44,7 +45,8 @@ ABOUT = {
 
 def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) -> Undrafted | None:
     """Why this request's step drafted nothing; None where it did, and for a prefill chunk without a verdict."""
-    if part.verdict is None or len(part.tree):
+    counts = StepCounts.of(part)
+    if counts is None or counts.drafted:
         return None
     drafter, ours = ("", True) if run is None else (run.drafter, run.is_ours)
     if not record.speculation:

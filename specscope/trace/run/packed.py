@@ -7,21 +7,23 @@ went in, its arrays views into the columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import groupby
+from functools import cache, cached_property
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.trace.history.stats import StepCounts
 from specscope.trace.record.equal import made
 from specscope.trace.record.notes import DraftNotes, FormNotes, Logprobs, MethodNotes, ParentNotes
 from specscope.trace.record.records import RequestStep, Verdict
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.wire_field import wired
+from specscope.tree_shape import MAX_NODES, ROOT
 
 HELD: dict[str, type] = {  # the records that a RequestStep holds, by the field that holds them
     "tree": DraftTree,
@@ -47,31 +49,47 @@ def _columns(kind: type) -> tuple[tuple[str, Any, bool | None], ...]:
 class FieldColumns:
     """Records of one kind in columns. Immutable."""
 
-    def __init__(self, kind: type, records: Sequence[Any]) -> None:
-        self.numbers: dict[str, NDArray[Any]] = {}
-        self.words: dict[str, list[Any]] = {}  # texts, names of enumerations, None
-        self.arrays: dict[str, NDArray[Any]] = {}  # of all records end to end
-        self.ends: dict[str, Longs] = {}  # where each begins, and where the last ends; arrays over the same share them
-        self.shapes: dict[str, Longs] = {}  # [S, 2] of arrays of two dimensions
+    def __init__(
+        self,
+        numbers: dict[str, NDArray[Any]],
+        words: dict[str, list[Any]],
+        arrays: dict[str, NDArray[Any]],
+        counts: Mapping[str, NDArray[np.integer]],
+        shapes: dict[str, Longs],
+    ) -> None:
+        """`words`: texts, names of enumerations, None. `arrays`: of all records end to end, with the `counts` of each.
+
+        `shapes`: [S, 2] of arrays of two dimensions.
+        """
+        self.numbers, self.words, self.arrays, self.shapes = numbers, words, arrays, shapes
         same: dict[bytes, Longs] = {}
-        for name, dtype, wide in _columns(kind):
-            values = list(map(attrgetter(name), records))
-            if dtype is None:
-                self.words[name] = values
-                continue
-            if wide is None:
-                self.numbers[name] = np.array(values, dtype)
-                continue
-            if wide:
-                self.shapes[name] = np.array([array.shape for array in values], np.int64).reshape(-1, 2)
-                values = [array.ravel() for array in values]
-            ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
+        self.ends: dict[str, Longs] = {}  # where each begins, and where the last ends; arrays over the same share them
+        for name, each in counts.items():
+            ends = np.concatenate([[0], np.cumsum(each, dtype=np.int64)])
             self.ends[name] = same.setdefault(ends.tobytes(), ends)
-            self.arrays[name] = np.concatenate(values or [np.zeros(0, dtype)])
         flat = {name: array for name, array in self.arrays.items() if name not in self.shapes}
         self._together = [
             (ends, [(name, array) for name, array in flat.items() if self.ends[name] is ends]) for ends in same.values()
         ]
+
+    @staticmethod
+    def of(kind: type, records: Sequence[Any]) -> FieldColumns:
+        """These records."""
+        numbers, words, arrays, counts, shapes = {}, {}, {}, {}, {}
+        for name, dtype, wide in _columns(kind):
+            values = list(map(attrgetter(name), records))
+            if dtype is None:
+                words[name] = values
+                continue
+            if wide is None:
+                numbers[name] = np.array(values, dtype)
+                continue
+            if wide:
+                shapes[name] = np.array([array.shape for array in values], np.int64).reshape(-1, 2)
+                values = [array.ravel() for array in values]
+            counts[name] = np.fromiter(map(len, values), np.int64, len(values))
+            arrays[name] = np.concatenate(values or [np.zeros(0, dtype)])
+        return FieldColumns(numbers, words, arrays, counts, shapes)
 
     def fields(self, row: int) -> dict[str, Any]:
         """The fields of a record, as they went in."""
@@ -96,6 +114,11 @@ class FieldColumns:
         ends = self.ends[name]
         return self.arrays[name][ends.item(row) : ends.item(row + 1)]
 
+    def lists(self, name: str) -> list[list[Any]]:
+        """An array of each record, as a list; one of two dimensions row after row."""
+        values, ends = self.arrays[name].tolist(), self.ends[name].tolist()
+        return [values[begin:end] for begin, end in pairwise(ends)]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the columns."""
@@ -111,15 +134,37 @@ WITH_DEFAULT = sorted(OWN.intersection(vars(RequestStep)))  # which the class ha
 class PackedParts:
     """Some request steps in columns. Immutable."""
 
-    def __init__(self, parts: Sequence[RequestStep]) -> None:
-        self.parts = FieldColumns(RequestStep, parts)
-        self.held: dict[str, FieldColumns] = {}
+    def __init__(self, parts: FieldColumns, held: Mapping[str, tuple[Sequence[bool], FieldColumns]]) -> None:
+        """`held`: of each of HELD, whether each step holds one, and those."""
+        self.parts = parts
+        self.held = {name: table for name, (_, table) in held.items()}
         self.rows: dict[str, Longs] = {}  # [S] the row of each step in a table of `held`; -1 where it holds none
+        for name, (there, _) in held.items():
+            is_there = np.asarray(there, np.bool_)
+            self.rows[name] = np.where(is_there, np.cumsum(is_there) - 1, -1)
+
+    @staticmethod
+    def of(parts: Sequence[RequestStep]) -> PackedParts:
+        """These steps."""
+        held = {}
         for name, kind in HELD.items():
             records = list(map(attrgetter(name), parts))
-            there = np.array([record is not None for record in records], np.bool_)
-            self.rows[name] = np.where(there, np.cumsum(there) - 1, -1)
-            self.held[name] = FieldColumns(kind, [record for record in records if record is not None])
+            there = [record is not None for record in records]
+            held[name] = there, FieldColumns.of(kind, [record for record in records if record is not None])
+        return PackedParts(FieldColumns.of(RequestStep, parts), held)
+
+    def __len__(self) -> int:
+        return len(self.rows["tree"])
+
+    @cached_property
+    def counts(self) -> list[StepCounts | None]:
+        """What is counted of each step; None for a prefill chunk."""
+        tree, verdict = self.held["tree"], self.held["verdict"]
+        accepted = [*np.diff(verdict.ends["path"]).tolist(), 0]
+        kinds, emitted = [*verdict.words["kind"], None], self.parts.numbers["emitted"].tolist()
+        drafted = np.diff(tree.ends["parent"]).tolist()
+        each = zip(self.rows["verdict"].tolist(), emitted, drafted, _depths(tree), strict=True)
+        return [kinds[row] and StepCounts(kinds[row], out, n, n and accepted[row], deep) for row, out, n, deep in each]
 
     def __getitem__(self, row: int) -> RequestStep:
         """A step, as it went in."""
@@ -131,6 +176,12 @@ class PackedParts:
         place = self.rows[held].item(row) if held else row
         return None if place < 0 else (self.held[held] if held else self.parts).field(place, name)
 
+    def count(self, row: int, held: str, name: str) -> int | None:
+        """How many values an array has of what a step holds; None where it holds none."""
+        place = self.rows[held].item(row)
+        ends = self.held[held].ends[name]
+        return None if place < 0 else ends.item(place + 1) - ends.item(place)
+
     def attribute(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """A field of a step, or what it holds. Raises AttributeError for any other name."""
         if name not in HELD:
@@ -140,11 +191,28 @@ class PackedParts:
         place = self.rows[name].item(row)
         return None if place < 0 else made(HELD[name], self.held[name].fields(place))
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the columns."""
         tables = sum(table.nbytes for table in self.held.values())
         return self.parts.nbytes + tables + sum(rows.nbytes for rows in self.rows.values())
+
+
+def _depths(trees: FieldColumns) -> list[int]:
+    """[S] the number of levels of each tree."""
+    parent, ends = trees.arrays["parent"], trees.ends["parent"]
+    tree = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+    above = np.where(parent == ROOT, ROOT, parent + ends[tree])
+    depth, node = np.ones(len(parent), np.int64), above
+    for _ in range(MAX_NODES):  # each goes up by a level, to the root at last
+        below = node != ROOT
+        if not below.any():
+            break
+        depth += below
+        node = np.where(below, above[node], ROOT)
+    levels = np.zeros(len(ends) - 1, np.int64)
+    np.maximum.at(levels, tree, depth)
+    return levels.tolist()
 
 
 def slices(first: Longs, count: NDArray[np.integer]) -> Longs:
@@ -169,7 +237,7 @@ class Picked:
         for steps, same in groupby(zip(where, parts, strict=True), key=lambda each: each[0][0]):
             rows, mine = zip(*((row, part) for (_, row), part in same), strict=True)
             loose = steps is None
-            columns = PackedParts(mine) if loose else steps
+            columns = PackedParts.of(mine) if loose else steps
             picked.append(Picked(columns, np.arange(len(mine)) if loose else np.array(rows, np.int64)))
         return picked
 

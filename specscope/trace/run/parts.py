@@ -1,8 +1,8 @@
-"""All request steps of a run, in the order in which they came: the newest as records, the others in columns."""
+"""All request steps of a run, in the order in which they came: in columns, but for the newest that came as records."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -10,17 +10,33 @@ from specscope.trace.record.records import RequestStep
 from specscope.trace.run.packed import PackedParts
 
 CHUNK, CHUNK_BYTES = 256, 2**20  # request steps that are packed together, and their bytes as records, at most
+FEW = 16  # steps that came together in columns of their own: so few are packed anew, with others
+LOOSE = -1  # in the place of a chunk's number: not packed yet
+
+
+SIZES = {  # bytes that a value of an array takes, with those that go along with it
+    ("tree", "token"): 60,
+    ("parents", "node"): 120,
+    ("notes", "dropped_token"): 12,
+    ("notes", "fed_token"): 8,
+    ("notes", "fed_norms"): 4,
+    ("logprobs", "logprob"): 12,
+    ("logprobs", "top"): 12,
+}
 
 
 def part_weight(part: RequestStep) -> int:
-    """Bytes of a request's part in a step, roughly."""
-    size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
-    notes = part.notes
-    if part.logprobs is not None:
-        size += 400 + 12 * (len(part.logprobs.logprob) + part.logprobs.top.size)
-    return size + (
-        0 if notes is None else 12 * len(notes.dropped_token) + 8 * len(notes.fed_token) + notes.fed_norms.nbytes
-    )
+    """Bytes that a request's part in a step takes as a record, roughly."""
+    columns, row = part.__dict__.get("packed", (None, 0))
+    size = 3000
+    for (held, name), each in SIZES.items():
+        if columns is not None:
+            count = columns.count(row, held, name)
+        else:
+            holder = getattr(part, held)
+            count = None if holder is None else getattr(holder, name).size
+        size += 0 if count is None else each * count + (2000 if name == "node" else 0)
+    return size
 
 
 class PartStore:
@@ -28,58 +44,83 @@ class PartStore:
 
     def __init__(self) -> None:
         self._chunks: list[PackedParts | None] = []  # None for one that was forgotten
-        self._firsts: list[int] = []  # the row at which each begins
-        self._newest: tuple[int, list[RequestStep]] = (0, [])  # the same of those that are not packed yet
-        self._packed = self._loose = 0  # bytes of the columns, and of the newest
+        self._lasts: list[int] = []  # the last row in each
+        self._chunk_of, self._place_of = array("q"), array("q")  # of each row
+        self._loose: dict[int, RequestStep] = {}  # those that are not packed yet, by row
+        self._packed_bytes = self._loose_bytes = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory, roughly."""
-        return self._packed + self._loose
+        return self._packed_bytes + self._loose_bytes + 16 * len(self._chunk_of)
 
     def append(self, part: RequestStep) -> int:
         """Add a step; gives its row."""
-        first, newest = self._newest
-        row = first + len(newest)
-        newest.append(part)
-        self._loose += part_weight(part)
-        if len(newest) == CHUNK or self._loose > CHUNK_BYTES:
-            self._firsts.append(first)
-            self._chunks.append(packed := PackedParts(newest))
-            self._newest, self._loose = (row + 1, []), 0
-            self._packed += packed.nbytes
+        row = len(self._chunk_of)
+        packed, place = part.__dict__.get("packed", (None, 0))
+        if packed is not None and len(packed) >= FEW:
+            self._put(self._number_of(packed), place, row)
+            return row
+        self._loose[row] = part
+        self._put(LOOSE, 0, row)
+        self._loose_bytes += part_weight(part)
+        if len(self._loose) == CHUNK or self._loose_bytes > CHUNK_BYTES:
+            number = self._number_of(PackedParts.of(list(self._loose.values())))
+            for place, loose in enumerate(self._loose):
+                self._put(number, place, loose)
+            self._loose, self._loose_bytes = {}, 0
         return row
+
+    def _put(self, chunk: int, place: int, row: int) -> None:
+        """A row lies there. The chunk's number is written last: a reader on another thread goes by it."""
+        if row == len(self._place_of):
+            self._place_of.append(place)
+            self._chunk_of.append(chunk)
+        else:
+            self._place_of[row] = place
+            self._chunk_of[row] = chunk
+        if chunk != LOOSE:
+            self._lasts[chunk] = row
+
+    def _number_of(self, packed: PackedParts) -> int:
+        """The number of a chunk, which is new where it is none of the last."""
+        for number in range(len(self._chunks) - 1, max(len(self._chunks) - CHUNK, 0) - 1, -1):
+            if self._chunks[number] is packed:
+                return number
+        self._chunks.append(packed)
+        self._lasts.append(-1)
+        self._packed_bytes += packed.nbytes
+        return len(self._chunks) - 1
 
     def __getitem__(self, row: int) -> RequestStep:
         """The step at a row. Raises LookupError where it was forgotten."""
-        first, newest = self._newest
-        if row >= first:
-            return newest[row - first]
-        chunk, place = self._packed_at(row)
-        return chunk[place]
+        chunk, place = self._at(row)
+        return chunk if isinstance(chunk, RequestStep) else chunk[place]
 
     def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """One field of the step at a row, or of what it holds (`held`: "verdict"); None where it holds none."""
-        first, newest = self._newest
-        if row >= first:
-            holder = getattr(newest[row - first], held) if held else newest[row - first]
+        chunk, place = self._at(row)
+        if isinstance(chunk, RequestStep):
+            holder = getattr(chunk, held) if held else chunk
             return None if holder is None else getattr(holder, name)
-        chunk, place = self._packed_at(row)
         return chunk.field(place, held, name)
 
-    def _packed_at(self, row: int) -> tuple[PackedParts, int]:
-        place = bisect_right(self._firsts, row) - 1
-        chunk = self._chunks[place]
+    def _at(self, row: int) -> tuple[PackedParts | RequestStep, int]:
+        """Where a row lies, or its step where that is not packed yet."""
+        loose = self._loose.get(row) if self._chunk_of[row] == LOOSE else None
+        if loose is not None:
+            return loose, 0
+        chunk = self._chunks[self._chunk_of[row]]  # where it was packed in between, this is written
         if chunk is None:
             raise LookupError(f"row {row} was forgotten")
-        return chunk, row - self._firsts[place]
+        return chunk, self._place_of[row]
 
     def forget(self, before: int) -> None:
         """Let go of the chunks that hold no row from this one on."""
-        for place in range(bisect_right(self._firsts, before) - (before < self._newest[0])):
-            if (chunk := self._chunks[place]) is not None:
-                self._packed -= chunk.nbytes
-                self._chunks[place] = None
+        for number, (chunk, last) in enumerate(zip(self._chunks, self._lasts, strict=True)):
+            if chunk is not None and last < before:
+                self._packed_bytes -= chunk.nbytes
+                self._chunks[number] = None
 
 
 class PartViews(Sequence[RequestStep]):

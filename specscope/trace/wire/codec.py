@@ -220,12 +220,12 @@ def _nameless(field: WireField, lengths: Mapping[str, int]) -> Any:  # noqa: ANN
     return np.full([lengths.get(letter, 0) for letter in field.dimensions], NO_TOKEN, field.dtype)
 
 
-_notes_struct: Callable[[Any], Any] = cache(lambda kind: checks(kind)(Struct))
+notes_struct: Callable[[Any], Any] = cache(lambda kind: checks(kind)(Struct))
 
 
 def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], *, nameless: bool = False) -> T:
     """Notes as JSON, of a step with these lengths. Raises DamagedError."""
-    parsed = read_json(text, _notes_struct(kind), name)
+    parsed = read_json(text, notes_struct(kind), name)
     return read(parsed, kind, dict(lengths), where=name, nameless=nameless)
 
 
@@ -237,10 +237,11 @@ def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(attributes, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        texts = {name: array for name, array in _arrays(kind).items() if _is_text(attributes.get(name), array)}
+        texts = {name: array for name, array in _arrays(kind).items() if is_text(attributes.get(name), array)}
         if not texts:
             raise DamagedError(plain_error(error)) from None
-    return checked_span({**attributes, **{name: _array(name, attributes[name], texts[name]) for name in texts}}, kind)
+    arrays = {name: array_of_text(name, attributes[name], texts[name]) for name in texts}
+    return checked_span({**attributes, **arrays}, kind)
 
 
 def _array_types(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
@@ -271,7 +272,8 @@ def _is_array(declared: msgspec.inspect.Type) -> bool:
 _arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
 
 
-def _is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401
+def is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401
+    """Whether an array came as a text of JSON, or as several."""
     if isinstance(value, list):
         return bool(value) and isinstance(value[0], str) and _holds_numbers(declared)
     return isinstance(value, str) and value[:1] in ("[", "")
@@ -283,12 +285,12 @@ def _holds_numbers(declared: Any) -> bool:  # noqa: ANN401
     return items.get("type") in ("number", "integer")
 
 
-def _array(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
+def array_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
     """An array that came as a text of JSON, or as several. Raises DamagedError."""
     if isinstance(text, str) and text.startswith('["[') and _holds_numbers(declared):
         text = read_json(text, list[str], name)
     if isinstance(text, list):
-        return [value for part in text for value in _array(name, part, declared)]
+        return [value for part in text for value in array_of_text(name, part, declared)]
     if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
         raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays with NaN in them (its API v3 has them)")
     try:

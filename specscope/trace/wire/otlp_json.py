@@ -6,17 +6,30 @@ its spans are decoded one by one, and those that fail are named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Raw, Struct, UnsetType, field
+from numpy.typing import NDArray
 
+from specscope.trace.record.notes import DraftNotes
+from specscope.trace.record.records import RequestStep, Verdict
+from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.codec import DamagedError, plain_error
+from specscope.trace.wire.wire_field import wired
 from specscope.whole_file import MOST_OBJECTS
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again
+DECODE_STEP = "decode_step"
+NUMBERS = frozenset(  # attributes of a decode step that are arrays of numbers
+    field.attribute
+    for kind in (DraftTree, Verdict, DraftNotes, RequestStep)
+    for field in wired(kind)
+    if field.dtype is not None
+)
 _BAD = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
@@ -27,7 +40,9 @@ class ReadSpan:
     name: str
     start_ns: int
     end_ns: int
-    attributes: dict[str, Any]  # plain values and lists of them; None for a kind that no attribute of ours has
+    # Plain values and lists of them; None for a kind that no attribute of ours has. Of a decode step read from JSON,
+    # arrays of numbers as `Raw`: wire/decode_step.py reads those of many spans at once
+    attributes: dict[str, Any]
 
 
 Spans = Sequence[ReadSpan | DamagedError]
@@ -41,7 +56,7 @@ class Value(Struct, gc=False, rename="camel"):
     double_value: float | UnsetType = UNSET
     string_value: str | UnsetType = UNSET
     bool_value: bool | UnsetType = UNSET
-    array_value: _Array | UnsetType = UNSET
+    array_value: Raw | UnsetType = UNSET  # read when it is wanted: an array of evidence has many values
 
 
 class _Array(Struct, gc=False):
@@ -97,6 +112,11 @@ _line = msgspec.json.Decoder(_Line[_Span], strict=False)
 _raw_line = msgspec.json.Decoder(_Line[Raw], strict=False)
 _raw_span = msgspec.json.Decoder(_RawSpan, strict=False)
 _value = msgspec.json.Decoder(Value, strict=False)
+_elements = msgspec.json.Decoder(_Array, strict=False)
+
+_floats = msgspec.json.Decoder(list[float], strict=False)
+_ints = msgspec.json.Decoder(list[int], strict=False)
+_ENDS = b'{"values":[', b"]}"  # of an array
 
 
 def read_line(line: bytes | bytearray) -> Parts:
@@ -107,45 +127,51 @@ def read_line(line: bytes | bytearray) -> Parts:
     if line.count(b"{") > MOST_OBJECTS:
         raise DamagedError(f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit")
     try:
-        return [
-            (
-                _plain(part.resource.attributes),
-                [ReadSpan(x.name, x.start_ns, x.end_ns, _plain(x.attributes)) for y in part.scopes for x in y.spans],
-            )
-            for part in _line.decode(line).parts
-        ]
-    except _BAD:
-        pass
-    try:
-        parts = _raw_line.decode(line).parts
+        parts = _spans_of(line)
+        return [(_plain(part.resource.attributes), [_read(x) for y in part.scopes for x in y.spans]) for part in parts]
     except _BAD as error:
         raise DamagedError(plain_error(error)) from None
-    return [(_plain(part.resource.attributes), [_read(x) for y in part.scopes for x in y.spans]) for part in parts]
 
 
-def _read(raw: Raw) -> ReadSpan | DamagedError:
-    name = "a span"
-    pairs: list[_Pair] = []
+def _spans_of(line: bytes | bytearray) -> Sequence[_Part[_Span] | _Part[Raw]]:
     try:
-        span = _raw_span.decode(raw)
-        for pair in span.attributes:
-            name = f"{span.name}: `{pair.key}`"
-            pairs.append(_Pair(pair.key, _value.decode(pair.value)))
+        return _line.decode(line).parts
+    except _BAD:
+        return _raw_line.decode(line).parts
+
+
+def _read(span: _Span | Raw) -> ReadSpan | DamagedError:
+    name = "a span"
+    try:
+        if isinstance(span, Raw):
+            raw, pairs = _raw_span.decode(span), []
+            for pair in raw.attributes:
+                name = f"{raw.name}: `{pair.key}`"
+                pairs.append(_Pair(pair.key, _value.decode(pair.value)))
+            span = _Span(raw.name, raw.start_ns, raw.end_ns, pairs)
+        name = span.name
+        late = NUMBERS if name == DECODE_STEP else ()
+        return ReadSpan(name, span.start_ns, span.end_ns, _plain(span.attributes, late))
     except _BAD as error:
         return DamagedError(f"{name}: {plain_error(error)}")
-    return ReadSpan(span.name, span.start_ns, span.end_ns, _plain(pairs))
 
 
-def _plain(pairs: Sequence[_Pair]) -> dict[str, Any]:
-    """Attributes as a dict; the drawing is left out."""
-    return {pair.key: _value_of(pair.value) for pair in pairs if pair.key != DRAWING}
+def _plain(pairs: Sequence[_Pair], late: Collection[str] = ()) -> dict[str, Any]:
+    """Attributes as a dict, without the drawing. Arrays of these names are left as they are, for `elements`."""
+    values = {}
+    for pair in pairs:
+        key, value = pair.key, pair.value
+        if value.array_value is UNSET:
+            if key != DRAWING:
+                values[key] = _scalar(value)
+        else:
+            values[key] = value.array_value if key in late else elements(value.array_value)
+    return values
 
 
-def _value_of(value: Value) -> Any:  # noqa: ANN401
-    """The Python value of an AnyValue; None for one of a kind that no attribute of ours has."""
-    if value.array_value is UNSET:
-        return _scalar(value)
-    values = value.array_value.values
+def elements(raw: Raw) -> list[Any]:
+    """The values of an array. Raises a msgspec error."""
+    values = _elements.decode(raw).values
     if values and values[0].int_value is not UNSET:
         return [element.int_value for element in values]
     if values and values[0].double_value is not UNSET:
@@ -153,8 +179,36 @@ def _value_of(value: Value) -> Any:  # noqa: ANN401
     return [_scalar(element) for element in values]
 
 
+def all_elements(arrays: Sequence[Any], *, floats: bool) -> tuple[list[Any], NDArray[np.int64]] | None:
+    """The numbers of many arrays, end to end, and how many each has; None where one is not `Raw`, or of other values.
+
+    None stands for an array that is not there. What is left of such an array without the names is one of plain JSON.
+    """
+    form = b'{"doubleValue":' if floats else b'{"intValue":'
+    begin, (left, right) = _ENDS[0] + form, map(len, _ENDS)
+    texts, counts = [], np.zeros(len(arrays), np.int64)
+    for place, array in enumerate(arrays):
+        if array is None:
+            continue
+        text = bytes(array) if isinstance(array, Raw) else b""
+        if not text.startswith(begin):
+            return None
+        texts.append(text[left:-right])
+        counts[place] = text.count(b"}") - 1
+    try:
+        decoder = _floats if floats else _ints
+        values: list[Any] = decoder.decode(b"[%b]" % b",".join(texts).replace(form, b"").replace(b"}", b""))
+    except msgspec.MsgspecError:
+        return None
+    return (values, counts) if len(values) == counts.sum() else None
+
+
 def _scalar(value: Value) -> Any:  # noqa: ANN401
-    for candidate in (value.int_value, value.double_value, value.string_value, value.bool_value):
-        if candidate is not UNSET:
-            return candidate
-    return None
+    scalar: Any = value.int_value
+    if scalar is UNSET:
+        scalar = value.string_value
+    if scalar is UNSET:
+        scalar = value.double_value
+    if scalar is UNSET:
+        scalar = value.bool_value
+    return None if scalar is UNSET else scalar

@@ -243,7 +243,7 @@ class CaptureReader:
             for name in whole_objects(resource)[1]:
                 self._decoder.faults.add("the run", f"`{name}` was cut short")
         self._learn(resource.get(DRAFT_TOKENS))
-        records = [record for span in spans for record in self._decoder.feed(span)]
+        records = self._decoder.feed(*spans)
         packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
         self._learn(packed)
         return records

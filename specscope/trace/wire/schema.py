@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +34,7 @@ from specscope.trace.record.declared import (
     TokenCount,
     WireForm,
 )
-from specscope.trace.record.notes import DraftNotes, ParentNotes
+from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import (
     EVIDENCE,
@@ -44,13 +44,11 @@ from specscope.trace.record.records import (
     RequestStep,
     RunInfo,
     StepRecord,
-    Verdict,
 )
-from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.wire.codec import DamagedError, checks
+from specscope.trace.wire.codec import checks
 from specscope.trace.wire.wire_field import wired
-from specscope.tree_shape import MAX_NODES, ROOT
+from specscope.tree_shape import MAX_NODES
 
 Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]
@@ -76,7 +74,7 @@ IN_ROOT = (
     *("gen_ai.input.messages", "gen_ai.output.messages", "specscope.sampling.reason", "specscope.sampling.early"),
 )
 ENGINE = "specscope.engine"  # engine_notes.py
-FINALS = dict.fromkeys(("specscope.final.token", "specscope.final.p", "specscope.final.coin"), UNSET)
+EVIDENCE_ARRAYS = ("specscope.tree.parent", "specscope.tree.token", "specscope.verdict.path")  # of a tree
 
 
 OURS = "specscope."  # how the attributes of our own resources begin
@@ -122,13 +120,15 @@ class Prefill(OfRequestStep, frozen=True, kw_only=True):
     """A request's part in a step in which prompt tokens were fed."""
 
 
-@checks(*(DraftTree, Verdict, DraftNotes, RequestStep), absent=FINALS, order=(*IN_PREFILL, *SUMMARY, *FINAL))
 class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
-    """A request's part in a step that ended in a verdict. Without the evidence it is of level `steps`."""
+    """A request's part in a step that ended in a verdict, without its evidence: wire/decode_step.py reads that."""
 
+    request_id: Name = field(name="specscope.request.id")
     drafted: Count = field(name="specscope.drafted")
     accepted: Count = field(name="specscope.accepted")
     dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # where there are notes
+    final_token: Token | UnsetType = field(name="specscope.final.token", default=UNSET)
+    final_p: float | UnsetType = field(name="specscope.final.p", default=UNSET)
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list
@@ -137,36 +137,9 @@ class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
         name="specscope.tree.special", default_factory=list
     )
 
-    @property
-    def is_summary(self) -> bool:
-        """Whether it came without its evidence."""
-        return self.final_p is UNSET and self.final_token is UNSET
-
-    def __post_init__(self) -> None:
-        finals = (self.final_p, self.final_coin)
-        if UNSET in finals and (not self.is_summary or self.tree_parent or self.tree_token or self.verdict_path):
-            raise ValueError("`specscope.final.p` or `specscope.final.coin` is missing")
-
-    def check(self, n: int) -> None:
-        """Check that the fields of a step with n nodes are consistent. Raises DamagedError."""
-        _parents_first("specscope.tree.parent", self.tree_parent, 0)
-        above = ROOT
-        for node in self.verdict_path:
-            if node >= n or self.tree_parent[node] != above:  # whether each was accepted, `verify` judges
-                raise DamagedError("`specscope.verdict.path` is no path of accepted nodes from the root down")
-            above = node
-        if self.dropped is not UNSET:
-            _parents_first("specscope.draft.dropped_parent", self.draft_dropped_parent, n)
-        committed = len(self.verdict_path) + 1
-        for name, says, holds in (("drafted", self.drafted, n), ("accepted", self.accepted, committed - 1)):
-            if says != holds:
-                raise DamagedError(f"`specscope.{name}` is {says}, the arrays hold {holds}")
-        if self.emitted > committed:
-            raise DamagedError(f"`specscope.emitted` is {self.emitted}, only {committed} were committed")
-        if self.text and len(self.text) != n + 1:
-            raise DamagedError(f"`specscope.tree.text` holds {len(self.text)} texts for {n + 1} tokens")
-        check_nodes("specscope.forced", self.forced, n, n)
-        check_nodes("specscope.kv.moved", self.kv_moved, n)
+    def is_summary(self, attributes: Mapping[str, Any]) -> bool:
+        """Whether it came without its evidence, at level `steps`."""
+        return self.final_p is UNSET and self.final_token is UNSET and attributes.keys().isdisjoint(EVIDENCE_ARRAYS)
 
 
 @checks(StepRecord, LeftOut, absent={"specscope.left_out.steps": None})
@@ -261,19 +234,6 @@ KINDS: Mapping[str, type[AnySpan]] = {
 def kind_of(name: str) -> type[AnySpan] | None:
     """What a span of this name must look like; None where it is none that is read."""
     return KINDS.get(name) or (Root if name.partition(" ")[0] in OPERATIONS else None)
-
-
-def check_nodes(name: str, nodes: Sequence[int], n: int, last: int | None = None) -> None:
-    """Check that nodes belong to a tree of n. `last`: n where the final token counts too. Raises DamagedError."""
-    if len(nodes) and max(nodes) > (n - 1 if last is None else last):
-        raise DamagedError(f"`{name}` names node {max(nodes)} of {n}")
-
-
-def _parents_first(name: str, parents: Sequence[int], first: int) -> None:
-    """Nodes `first` and on: every parent comes before its child."""
-    for node, above in enumerate(parents, first):
-        if above >= node:
-            raise DamagedError(f"`{name}`: node {above} is no parent of node {node}: parents come first")
 
 
 @checks(RunInfo)

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from specscope.errors import UserError
 from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
 from specscope.trace.history.wording import Faults, plural
 from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed, digest, draft_tokens
-from specscope.trace.record.notes import DraftNotes, ParentNotes
 from specscope.trace.record.params import SamplingParams, withheld_at
 from specscope.trace.record.privacy import Privacy, no_tokens
 from specscope.trace.record.records import (
@@ -27,10 +26,10 @@ from specscope.trace.record.records import (
     RequestStep,
     RunInfo,
     StepRecord,
-    Verdict,
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
+from specscope.trace.run.parts import part_weight
 from specscope.trace.wire import aggregate_span, schema
 from specscope.trace.wire.codec import (
     DamagedError,
@@ -42,6 +41,7 @@ from specscope.trace.wire.codec import (
     read_json,
     unescaped_bytes,
 )
+from specscope.trace.wire.decode_step import ReadPart, read_parts
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.schema import Resource, newer
@@ -157,6 +157,23 @@ class _Pending:
         return len({*self.engine.admitted}.difference(self.admitted)) + len({*self.engine.finished} - ended)
 
 
+@dataclass
+class _Opened:
+    """A span that was read as far as its kind alone says."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Attributes
+    span: Any = None  # of schema.AnySpan, where nothing is wrong
+    part: ReadPart | DamagedError | None = None  # the evidence of a decode step, or what is wrong
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether it is a decode step with its evidence."""
+        return isinstance(self.span, schema.DecodeStep) and not self.span.is_summary(self.attributes)
+
+
 class Decoder:
     """Takes one run's spans in any order and gives its records in order.
 
@@ -253,51 +270,73 @@ class Decoder:
         self._expected = spans
         self._due = deque(sorted(spans))
 
-    def feed(self, given: ReadSpan | DamagedError) -> list[StepRecord]:
-        """Take one span; gives the records that it completes."""
+    def feed(self, *spans: ReadSpan | DamagedError) -> list[StepRecord]:
+        """Take these spans; gives the records that they complete."""
+        records: list[StepRecord] = []
+        opened = list(map(self._opened, spans))
+        evidence = [each for each in opened if each is not None and each.has_evidence]
+        parts = read_parts([(each.span, each.attributes) for each in evidence], nameless=self._nameless)
+        for each, part in zip(evidence, parts, strict=True):
+            each.part = part
+        for each in opened:
+            if each is None:
+                continue
+            try:
+                if isinstance(each.part, DamagedError):
+                    raise each.part
+                if self._kind(each.name, each.attributes) is not None:
+                    self._take_in(each)
+            except DamagedError as error:
+                self.faults.add(each.name, str(error))
+            step = each.attributes.get("specscope.step")
+            if isinstance(step, int):
+                if self._expected is not None:
+                    self._expected[step] -= 1
+                records += self._ready(step)
+        return records
+
+    def _opened(self, given: ReadSpan | DamagedError) -> _Opened | None:
+        """A span, checked but for the evidence of decode steps; None for one that is not taken in."""
         if isinstance(given, DamagedError):
             self.faults.add("a span", str(given))
-            return []
-        name, start_ns, end_ns, attributes = given.name, given.start_ns, given.end_ns, given.attributes
-        if isinstance(packed := attributes.get(DRAFT_TOKENS), str):
+            return None
+        if isinstance(packed := given.attributes.get(DRAFT_TOKENS), str):
             self.draft_tokens = packed
-        kind = self._kind(name, attributes)
+        kind = self._kind(given.name, given.attributes)
         if kind is None:
-            return []
-        step = attributes.get("specscope.step")
+            return None
+        name = schema.ROOT_NAME if issubclass(kind, schema.Root) else given.name
+        opened = _Opened(name, given.start_ns, given.end_ns, given.attributes)
         try:
-            check_times(start_ns, end_ns)
-            whole, cut = schema.whole_objects(attributes)
+            check_times(given.start_ns, given.end_ns)
+            opened.attributes, cut = schema.whole_objects(given.attributes)
             for each in cut:
                 self.faults.add(name, f"`{each}` was cut short")
-            span = checked_span(whole, kind)
-            self._take_in(span, start_ns, end_ns)
+            opened.span = checked_span(opened.attributes, kind)
         except DamagedError as error:
-            self.faults.add(schema.ROOT_NAME if issubclass(kind, schema.Root) else name, str(error))
-        if not isinstance(step, int):
-            return []
-        if self._expected is not None:
-            self._expected[step] -= 1
-        return self._ready(step)
+            opened.part = error
+        return opened
 
-    def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> None:
+    def _take_in(self, given: _Opened) -> None:
         """Take a valid span."""
+        span, start_ns, end_ns = given.span, given.start_ns, given.end_ns
+        weight = _weight(span)
         if isinstance(span, schema.DecodeStep):
             self.has_steps = True
-            if span.is_summary:
+            if not isinstance(given.part, ReadPart):
                 self.summaries += 1
                 self._pending.setdefault(span.step, _Pending()).bare.add(span.request_id)
                 return
-            part, texts = _decode_step(span, nameless=self._nameless)
-            self._learn(span, part, texts)
+            part = given.part.step
+            self._learn(span, given.part)
             self.judged += 1
+            weight += part_weight(part)
         elif isinstance(span, schema.Prefill):
             part = read(span, RequestStep, {}, given=UNDRAFTED)
         elif isinstance(span, schema.Queue):
             info = _info(start_ns, end_ns, span, nameless=self._nameless)
         self.has_steps |= not isinstance(span, schema.Root)
         pending = self._pending.setdefault(span.step, _Pending())
-        weight = _weight(span)
         pending.weight += weight
         self._held += weight
         if isinstance(span, schema.Prefill | schema.DecodeStep):
@@ -404,13 +443,12 @@ class Decoder:
             self.faults.add("decode_step", str(error))
             return None, None
 
-    def _learn(self, span: schema.DecodeStep, part: RequestStep, likeliest: Sequence[str]) -> None:
+    def _learn(self, span: schema.DecodeStep, part: ReadPart) -> None:
         """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
-        pieces = self.vocabulary.pieces
-        named = [] if part.parents is None or not likeliest else part.parents.named(part.tokens_shown)
+        pieces, named, likeliest = self.vocabulary.pieces, part.named, part.likeliest
         if len(named) != len(likeliest):
             raise DamagedError(f"`specscope.parents`: {len(likeliest)} texts for {plural(len(named), 'token')}")
-        pairs = [*zip(part.tokens_shown if span.text else (), span.text, strict=True)]
+        pairs = zip(part.shown if span.text else (), span.text, strict=True)
         for token, text in (*pairs, *zip(named, likeliest, strict=True)):
             if token not in pieces and len(pieces) < PIECES and self._text < TEXT:
                 pieces[token] = piece = unescaped_bytes(text, "specscope.tree.text")
@@ -456,36 +494,6 @@ def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
 def _weight(span: Struct) -> int:
     """Bytes that a span's record takes in memory, roughly."""
     return 2000 + 12 * sum(map(len, filter(None, extents(type(span))(span)))) + 4 * getattr(span, "length", 0)
-
-
-def _decode_step(span: schema.DecodeStep, *, nameless: bool) -> tuple[RequestStep, Sequence[str]]:
-    """The step, and the texts of its parents' likeliest tokens. Raises DamagedError."""
-    lengths: dict[str, int] = {}
-    tree = read(span, DraftTree, lengths, nameless=nameless)
-    verdict = read(span, Verdict, lengths, nameless=nameless)
-    notes = None
-    if span.dropped is not UNSET:
-        notes = read(span, DraftNotes, lengths | {"d": span.dropped}, nameless=nameless)
-    span.check(len(tree))
-    lengths["e"] = span.emitted
-    parents, texts = _parents(span, lengths, nameless=nameless)
-    given = {"tree": tree, "verdict": verdict, "notes": notes, "parents": parents}
-    step = read(span, RequestStep, lengths, nameless=nameless, given=given)
-    if step.form is not None:
-        schema.check_nodes("specscope.form", step.form.node.tolist(), len(tree))
-    return step, texts
-
-
-def _parents(
-    span: schema.DecodeStep, lengths: Mapping[str, int], *, nameless: bool
-) -> tuple[ParentNotes | None, Sequence[str]]:
-    name = "specscope.parents"
-    if not span.parents:
-        return None, ()
-    parsed: Any = read_json(span.parents, schema.Parents, name)
-    notes = read(parsed, ParentNotes, dict(lengths), where=name, nameless=nameless)
-    schema.check_nodes(name, parsed.node, lengths["n"])
-    return notes, parsed.text
 
 
 def _info(start_ns: int, end_ns: int, span: schema.Queue, *, nameless: bool) -> RequestInfo:

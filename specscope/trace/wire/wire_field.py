@@ -79,6 +79,11 @@ class WireField:
         """Whether JSON may have it as a text: NaN."""
         return getattr(self.kind, "__origin__", self.kind) is float
 
+    @cached_property
+    def is_any_float(self) -> bool:
+        """Whether any float will do."""
+        return self.is_float and not any(isinstance(mark.ge or mark.le, float) for mark in get_args(self.kind)[1:])
+
     def goes(self, privacy: Privacy) -> bool:
         """Whether it is absent at a level: it could hold only the marks of what was left out."""
         return self.mark is not None and self.mark.level <= privacy and self.mark.instead is blank

@@ -67,4 +67,4 @@ def test_what_is_forgotten_goes_chunk_by_chunk_and_rows_stay(monkeypatch):
     assert store[rows[5]] == steps[5]
     with pytest.raises(LookupError, match="was forgotten"):
         store[rows[0]]
-    assert PackedParts(steps).nbytes > 0
+    assert PackedParts.of(steps).nbytes > 0

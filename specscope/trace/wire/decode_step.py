@@ -1,0 +1,319 @@
+"""Decode steps to columns: the evidence of many spans, checked and laid out at once, with no record for each.
+
+What a record's fields declare is read over all spans field by field, and what hangs together is compared as whole
+columns. Where any of it is damaged, the halves are tried, and so on down to the one span that the message is about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, Raw
+from numpy.typing import NDArray
+
+from specscope.trace.record.declared import DIMENSIONS, MAX_NOTES
+from specscope.trace.record.notes import ParentNotes
+from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import RequestStep
+from specscope.trace.run.packed import HELD, NUMBERS, FieldColumns, Longs, PackedParts
+from specscope.trace.wire import schema
+from specscope.trace.wire.codec import DamagedError, array_of_text, is_text, notes_struct, plain_error, read_json
+from specscope.trace.wire.otlp_json import all_elements, elements
+from specscope.trace.wire.wire_field import WireField, wired
+from specscope.tree_shape import ROOT
+
+Attributes = Mapping[str, Any]
+Lengths = dict[str, Longs]  # of each letter of DIMENSIONS: [S] the length of such arrays in each span
+_note_text = Annotated[str, Meta(max_length=MAX_NOTES)]
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """A decode step that was read."""
+
+    step: RequestStep  # in columns with others
+    shown: list[int]  # RequestStep.tokens_shown
+    named: list[int]  # ParentNotes.named
+    likeliest: Sequence[str]  # texts of these, if there are any
+
+
+def read_parts(
+    spans: Sequence[tuple[schema.DecodeStep, Attributes]], *, nameless: bool
+) -> list[ReadPart | DamagedError]:
+    """The steps of these spans in columns, or what is wrong with one. `nameless`: token ids were left out."""
+    try:
+        return _Spans(spans, nameless).parts() if spans else []
+    except DamagedError as error:
+        if len(spans) == 1:
+            return [error]
+    half = len(spans) // 2
+    return [*read_parts(spans[:half], nameless=nameless), *read_parts(spans[half:], nameless=nameless)]
+
+
+class _Spans:
+    """Some decode steps. Raises DamagedError where anything in one is damaged; the message is of the only one."""
+
+    def __init__(self, spans: Sequence[tuple[schema.DecodeStep, Attributes]], nameless: bool) -> None:
+        self._spans = [span for span, _ in spans]
+        self._attributes = [attributes for _, attributes in spans]
+        self._nameless = nameless
+        self._lengths: Lengths = {}
+
+    def parts(self) -> list[ReadPart]:
+        """The steps, checked."""
+        own, everywhere = self._table(RequestStep), np.ones(len(self._spans), np.bool_)
+        held = {name: (everywhere, self._table(HELD[name])) for name in ("tree", "verdict")}
+        has_notes = np.array([span.dropped is not UNSET for span in self._spans])
+        dropped = np.array([span.dropped for span in self._spans if span.dropped is not UNSET], np.int64)
+        notes = _Spans([pair for pair, there in zip(self._pairs, has_notes, strict=True) if there], self._nameless)
+        notes._lengths = {letter: lengths[has_notes] for letter, lengths in self._lengths.items()} | {"d": dropped}
+        held["notes"] = has_notes, notes._table(HELD["notes"])
+        self._lengths["e"] = own.numbers["emitted"]
+        read = {field.name: self._notes(field) for field in wired(RequestStep) if field.notes is not None}
+        held |= {name: (there, table) for name, (there, table, _) in read.items()}
+        packed = PackedParts(own, held)
+        self._check(packed)
+        final = packed.held["verdict"].numbers["token"].tolist()
+        shown = [[*drafted, last] for drafted, last in zip(packed.held["tree"].lists("token"), final, strict=True)]
+        parts = [ReadPart(packed[row], tokens, [], ()) for row, tokens in enumerate(shown)]
+        there, tops, parsed = read["parents"]
+        each = zip(np.flatnonzero(there).tolist(), tops.lists("top"), tops.lists("draft_top"), parsed, strict=True)
+        for row, top, draft_top, notes in each:
+            if notes.text:
+                named = sorted({*top, *draft_top}.difference(shown[row]))
+                parts[row] = ReadPart(parts[row].step, shown[row], named, notes.text)
+        return parts
+
+    @property
+    def _pairs(self) -> list[tuple[schema.DecodeStep, Attributes]]:
+        return list(zip(self._spans, self._attributes, strict=True))
+
+    def _table(self, kind: type) -> FieldColumns:
+        """The columns of a record whose fields are attributes."""
+        table = _Table(len(self._spans), self._lengths, self._nameless)
+        for field in wired(kind):
+            if field.notes is None and not table.leaves_out(field):
+                values = [attributes.get(field.attribute) for attributes in self._attributes]
+                if field.dtype is None:
+                    table.add_plain(field, _plain(field, values, self._attributes))
+                else:
+                    flat, counts = _flat(field, values)
+                    table.add_array(field, flat, counts)
+        return table.columns()
+
+    def _notes(self, field: WireField) -> tuple[NDArray[np.bool_], FieldColumns, list[Any]]:
+        """Where a field's notes are there, their columns, and as they were parsed."""
+        struct = schema.Parents if field.notes is ParentNotes else notes_struct(field.notes)
+        given = [attributes.get(field.attribute, "") for attributes in self._attributes]
+        texts: list[str] = _converted(given, _note_text, field.attribute)
+        there = np.array(list(map(bool, texts)), np.bool_)
+        parsed: list[Any] = [read_json(text, struct, field.attribute) for text in texts if text]
+        lengths = {letter: lengths[there] for letter, lengths in self._lengths.items()}
+        table = _Table(len(parsed), lengths, self._nameless, field.attribute)
+        for inner in wired(field.notes):
+            if table.leaves_out(inner):
+                continue
+            values = [getattr(notes, inner.slot) for notes in parsed]
+            if inner.dtype is None:
+                table.add_plain(inner, values)
+            elif len(inner.dimensions) == 1:
+                table.add_array(inner, list(chain.from_iterable(values)), _counts(values))
+            else:
+                table.add_rows(inner, values)
+        return there, table.columns(), parsed
+
+    def _check(self, packed: PackedParts) -> None:
+        """What holds between fields of a step."""
+        n, count = self._lengths["n"], len(self._spans)
+        tree, verdict, notes = (packed.held[name] for name in ("tree", "verdict", "notes"))
+        _parents_first("specscope.tree.parent", tree, "parent", np.zeros(count, np.int64))
+        _parents_first("specscope.draft.dropped_parent", notes, "dropped_parent", n[packed.rows["notes"] >= 0])
+        _check_path(verdict, tree, n)
+        accepted, emitted = self._lengths["a"], packed.parts.numbers["emitted"]
+        for name, says, holds in (
+            ("drafted", [span.drafted for span in self._spans], n),
+            ("accepted", [span.accepted for span in self._spans], accepted),
+        ):
+            if (wrong := np.array(says) != holds).any():
+                raise DamagedError(f"`specscope.{name}` is {says[wrong.argmax()]}, the arrays hold {holds[wrong][0]}")
+        if (wrong := emitted > accepted + 1).any():
+            many, few = emitted[wrong][0], accepted[wrong][0] + 1
+            raise DamagedError(f"`specscope.emitted` is {many}, only {few} were committed")
+        for span, nodes in zip(self._spans, n, strict=True):
+            if span.text and len(span.text) != nodes + 1:
+                raise DamagedError(f"`specscope.tree.text` holds {len(span.text)} texts for {nodes + 1} tokens")
+        _check_nodes("specscope.forced", verdict, "forced", n, n)
+        _check_nodes("specscope.kv.moved", packed.parts, "moved", n, n - 1)
+        for name in ("parents", "form"):
+            nodes = n[packed.rows[name] >= 0]
+            _check_nodes(f"specscope.{name}", packed.held[name], "node", nodes, nodes - 1)
+
+
+class _Table:
+    """The columns of one record, while they are filled."""
+
+    def __init__(self, count: int, lengths: Lengths, nameless: bool, where: str = "") -> None:
+        self._count, self._lengths, self._nameless, self._where = count, lengths, nameless, where
+        self._numbers: dict[str, NDArray[Any]] = {}
+        self._words: dict[str, list[Any]] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._counts: dict[str, Longs] = {}
+        self._shapes: dict[str, Longs] = {}
+        self._gone: list[WireField] = []
+
+    def leaves_out(self, field: WireField) -> bool:
+        """Whether these are ids that were left out; then something stands for them."""
+        is_gone = self._nameless and field.is_id
+        if is_gone:
+            self._gone.append(field)
+        return is_gone
+
+    def add_plain(self, field: WireField, values: list[Any]) -> None:
+        """A value of each record."""
+        dtype = NUMBERS.get(field.base)
+        if dtype is None:
+            self._words[field.name] = values
+        else:
+            self._numbers[field.name] = np.fromiter(values, dtype, self._count)
+
+    def add_array(self, field: WireField, flat: Sequence[Any], counts: Longs) -> None:
+        """An array of each record, end to end; of two dimensions row after row."""
+        if len(field.dimensions) > 1:
+            rows = self._lengths.setdefault(field.dimensions[0], np.zeros(self._count, np.int64))
+            if (wrong := (counts % np.maximum(rows, 1) != 0) | ((counts > 0) & (rows == 0))).any():
+                raise DamagedError(f"{self._called(field)} holds {counts[wrong][0]} values for {rows[wrong][0]} rows")
+            self._shapes[field.name] = np.stack([rows, counts // np.maximum(rows, 1)], axis=1)
+        else:
+            self._as_long(field, counts)
+        self._counts[field.name] = counts
+        self._arrays[field.name] = np.fromiter(flat, field.dtype, len(flat))
+
+    def add_rows(self, field: WireField, values: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """An array of two dimensions of each record, as lists of rows."""
+        inner = field.dimensions[1]
+        rows, widths = _counts(values), np.array([len(each[0]) if each else 0 for each in values], np.int64)
+        self._as_long(field, rows)
+        known = self._lengths.setdefault(inner, widths)
+        uneven = [any(len(row) != width for row in each) for each, width in zip(values, widths.tolist(), strict=True)]
+        if (wrong := np.array(uneven, np.bool_) | ((rows > 0) & (widths != known))).any():
+            raise DamagedError(f"{self._called(field)} has rows that do not hold {known[wrong][0]} values")
+        self._shapes[field.name] = np.stack([rows, widths], axis=1)
+        self._counts[field.name] = rows * widths
+        flat = list(chain.from_iterable(chain.from_iterable(values)))
+        self._arrays[field.name] = np.fromiter(flat, field.dtype, len(flat))
+
+    def _as_long(self, field: WireField, counts: Longs) -> None:
+        """Check that arrays over the same are of one length in each record."""
+        has_any = (counts > 0) | (not field.may_be_empty)
+        known = self._lengths.setdefault(field.dimensions[0], counts)
+        if known is not counts and (wrong := has_any & (counts != known)).any():
+            raise DamagedError(f"{self._called(field)} holds {counts[wrong][0]} values, not {known[wrong][0]}")
+
+    def _called(self, field: WireField) -> str:
+        return field.called(self._where)
+
+    def columns(self) -> FieldColumns:
+        """All of them."""
+        nothing = np.zeros(self._count, np.int64)
+        for field in self._gone:
+            if field.dtype is None:
+                self._numbers[field.name] = np.full(self._count, NO_TOKEN)
+                continue
+            shape = [self._lengths.get(letter, nothing) for letter in field.dimensions]
+            self._counts[field.name] = counts = math.prod(shape)  # type: ignore[assignment]
+            self._arrays[field.name] = np.full(int(counts.sum()), NO_TOKEN, field.dtype)
+            if len(shape) > 1:
+                self._shapes[field.name] = np.stack(shape, axis=1)
+        return FieldColumns(self._numbers, self._words, self._arrays, self._counts, self._shapes)
+
+
+def _counts(values: Sequence[Sequence[Any]]) -> Longs:
+    return np.fromiter(map(len, values), np.int64, len(values))
+
+
+def _converted(values: list[Any], kind: Any, name: str) -> list[Any]:  # noqa: ANN401
+    """A value of each span, checked."""
+    try:
+        return msgspec.convert(values, list[kind])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DamagedError(str(error).replace(" - at `$[0]", f" in `{name}")) from None
+
+
+def _plain(field: WireField, values: list[Any], attributes: Sequence[Attributes]) -> list[Any]:
+    """The value of a field in each span, checked."""
+    kind, default = field.checked_as()
+    if None in values:
+        absent = UNSET if field.is_id else default.get("default", UNSET)
+        values = [each.get(field.attribute, absent) for each in attributes]
+        if UNSET in values:
+            raise DamagedError(f"Object missing required field `{field.attribute}`")
+    return _converted(values, kind, field.attribute)
+
+
+def _flat(field: WireField, values: list[Any]) -> tuple[list[Any], Longs]:
+    """The values of an array in all spans, end to end, checked; and how many each has."""
+    read = all_elements(values, floats=field.is_float)
+    lists = [] if read else [_listed(field, each) for each in values]
+    flat, counts = read or (list(chain.from_iterable(lists)), _counts(lists))
+    most = math.prod(DIMENSIONS[letter].most for letter in field.dimensions)
+    if (counts > most).any():
+        raise DamagedError(f"Expected `array` of length <= {most} in `{field.attribute}`")
+    if field.is_any_float:
+        return flat, counts
+    try:
+        return msgspec.convert(flat, list[field.kind]), counts  # type: ignore[name-defined]
+    except msgspec.MsgspecError as error:
+        raise DamagedError(str(error).replace(" - at `$", f" in `{field.attribute}")) from None
+
+
+def _listed(field: WireField, value: Any) -> list[Any]:  # noqa: ANN401
+    """The values of an array in one span."""
+    kind = list[float if field.is_float else field.kind]  # type: ignore[misc]
+    try:
+        value = elements(value) if isinstance(value, Raw) else [] if value is None else value
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"`{field.attribute}`: {plain_error(error)}") from None
+    if is_text(value, kind):
+        value = array_of_text(field.attribute, value, kind)
+    return _converted([value], kind, field.attribute)[0]  # type: ignore[no-any-return]
+
+
+def _inner(table: FieldColumns, name: str) -> tuple[NDArray[Any], Longs, Longs]:
+    """An array of all records end to end, the record of each value, and its place in that record's array."""
+    ends = table.ends[name]
+    counts = np.diff(ends)
+    record = np.repeat(np.arange(len(counts)), counts)
+    return table.arrays[name], record, np.arange(len(record)) - ends[record]
+
+
+def _parents_first(name: str, table: FieldColumns, column: str, first: Longs) -> None:
+    """Nodes `first` and on of each record: every parent comes before its child."""
+    above, record, place = _inner(table, column)
+    node = place + first[record]
+    if (wrong := above >= node).any():
+        at, parent = node[wrong][0], above[wrong][0]
+        raise DamagedError(f"`{name}`: node {parent} is no parent of node {at}: parents come first")
+
+
+def _check_path(verdict: FieldColumns, tree: FieldColumns, n: Longs) -> None:
+    """A path goes from the root down; whether each of its nodes was accepted, `verify` judges."""
+    path, record, place = _inner(verdict, "path")
+    wrong = path >= n[record]
+    if not wrong.any():
+        above = np.where(place == 0, ROOT, np.concatenate([[ROOT], path[:-1]])[: len(path)])
+        wrong = tree.arrays["parent"][tree.ends["parent"][record] + path] != above
+    if wrong.any():
+        raise DamagedError("`specscope.verdict.path` is no path of accepted nodes from the root down")
+
+
+def _check_nodes(name: str, table: FieldColumns, column: str, n: Longs, last: Longs) -> None:
+    """Nodes are of the tree of n, the `last` included."""
+    nodes, record, _ = _inner(table, column)
+    if (wrong := nodes > last[record]).any():
+        raise DamagedError(f"`{name}` names node {nodes[wrong].max()} of {n[record][wrong][0]}")
