@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import resource
 from dataclasses import replace
 
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.record.notes import Logprobs, MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.records import FinishReason, RequestEnd
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.codec import DamagedError, read_notes
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.spans import Encoder
@@ -355,18 +353,31 @@ ROWS = (
         ('{"source":[0,3]}', "`int` <= 2"),
         ('{"unverified":-1}', "`int` >= 0"),
         ('{"match_source":""}', "length >= 1"),
-        ("{", "specscope.method"),
+        ("{x}", "specscope.method"),
         ("[]", "Expected `object`"),
     ],
 )
 def test_notes_in_json_are_checked(told, says):
-    kind, sizes = (Logprobs, {"e": 2}) if "logprob" in told else (MethodNotes, {"n": 2})
-    with pytest.raises(DamagedError, match=re.escape(says)):
-        read_notes(told, kind, "specscope.method", sizes)
+    key = "specscope.logprobs" if "logprob" in told else "specscope.method"
+    decoder, back = decode(with_notes({key: told}))
+    [line] = decoder.faults.lines()
+    assert says in line
+    assert [len(record.requests) for record in back] == [1, 1, 0, 1]
+
+
+def with_notes(change):
+    """Changes the decode step of step 2, whose tree has two nodes; it emitted two tokens."""
+    return lambda span: [
+        (
+            span.start_ns,
+            span.end_ns,
+            span.attributes | (change if (span.name, span.attributes["specscope.step"]) == ("decode_step", 2) else {}),
+        )
+    ]
 
 
 def test_captures_of_before_tell_no_method():
     _, back = decode(lambda span: [(span.start_ns, span.end_ns, span.attributes)])
     assert [part.method for record in back for part in record.requests] == [None] * 4
-    later = '{"one_pass":true,"later":1}'
-    assert read_notes(later, MethodNotes, "specscope.method", {"n": 2}) == MethodNotes(one_pass=True)
+    _, back = decode(with_notes({"specscope.method": '{"one_pass":true,"later":1}'}))
+    assert back[2].requests[0].method == MethodNotes(one_pass=True)

@@ -207,7 +207,7 @@ def followed_by(verdict: Verdict) -> Preceded:
 class RequestStep(ArrayEq):
     """One request's part in one engine step. Filled by the engine at commit.
 
-    What it may hold has no default of the class: so __getattr__ is asked for it where it lies in a run's columns.
+    No field has a default of the class: so __getattr__ is asked for it where it lies in a run's columns.
     """
 
     request: Annotated[str, Wire("specscope.request.id", Name)]  # the request's id
@@ -227,9 +227,9 @@ class RequestStep(ArrayEq):
         default_factory=lambda: None
     )  # None where the drafter is no model, or nothing was drafted
     # why the tree has this size: costs decided it, in older captures, or another engine left drafts out
-    sizing: Annotated[str, Wire("specscope.draft.sizing", Short)] = ""
+    sizing: Annotated[str, Wire("specscope.draft.sizing", Short)] = field(default_factory=str)
     # what came before it; None for a prefill chunk, and in captures of before
-    preceded: Annotated[Preceded | None, Wire("specscope.preceded")] = None
+    preceded: Annotated[Preceded | None, Wire("specscope.preceded")] = field(default_factory=lambda: None)
     # of the target's KV, from `context_len` on
     blocks: Annotated[Ints, Wire("specscope.kv.blocks", Count, "b")] = empty(np.int32)
     # accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
@@ -243,7 +243,7 @@ class RequestStep(ArrayEq):
     # of the emitted tokens, where they were asked for
     logprobs: Annotated[Logprobs | None, Wire("specscope.logprobs")] = field(default_factory=lambda: None)
     # tokens whose KV it found in the prefix cache, in the step in which it was admitted
-    found: Annotated[int, Wire("specscope.kv.found", Count)] = 0
+    found: Annotated[int, Wire("specscope.kv.found", Count)] = field(default_factory=int)
 
     if not TYPE_CHECKING:
 

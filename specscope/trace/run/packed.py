@@ -128,7 +128,6 @@ class FieldColumns:
 
 
 OWN = frozenset(name for name, *_ in _columns(RequestStep))  # fields of a step that are no records
-WITH_DEFAULT = sorted(OWN.intersection(vars(RequestStep)))  # which the class has: __getattr__ is not asked for these
 
 
 class PackedParts:
@@ -168,8 +167,7 @@ class PackedParts:
 
     def __getitem__(self, row: int) -> RequestStep:
         """A step, as it went in."""
-        fields = {name: self.parts.field(row, name) for name in WITH_DEFAULT}
-        return made(RequestStep, {**fields, "packed": (self, row)})  # type: ignore[no-any-return]
+        return made(RequestStep, {"packed": (self, row)})  # type: ignore[no-any-return]
 
     def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """One field of a step, or of what it holds; None where it holds none."""

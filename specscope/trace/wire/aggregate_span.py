@@ -50,7 +50,7 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
     def told(self) -> Aggregate:
         """The Aggregate that these attributes describe."""
         averages = dict(zip(self.averages, self.average_values, strict=True))
-        return read(self, Aggregate, {}, given={"averages": averages})
+        return read(self, Aggregate, {"averages": averages})
 
 
 def _check_positions(aggregate: Aggregate) -> None:

@@ -1,15 +1,14 @@
 """Records to attributes and back, by what their fields declare (trace/record/declared.py).
 
-`written` gives a record's attributes. `checking` makes a Struct that attributes are converted into once, which checks
-the type, range and length of each; `read` makes records of such a Struct, and checks that arrays over the same are of
-one length. Notes that are JSON in one attribute go the same way. What fails is a DamagedError.
+`written` gives a record's attributes. `checks` makes a Struct that attributes are converted into once, which checks the
+type, range and length of each; `read` makes records of such a Struct. What fails is a DamagedError. The evidence of
+decode steps is not read into records: decode_step.py lays it out in columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -17,13 +16,12 @@ import msgspec
 import msgspec.inspect
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.record.declared import WireForm
 from specscope.trace.record.equal import made
-from specscope.trace.record.privacy import NO_TOKEN, Privacy
+from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import unescape
 from specscope.trace.wire.unfinite import dump_notes
 from specscope.trace.wire.wire_field import WireField, wired
@@ -92,16 +90,14 @@ def checks(
     *kinds: type,
     absent: Mapping[str, Any] = NOTHING,
     only: tuple[str, ...] = (),
-    order: Iterable[str] = (),
 ) -> Callable[[type[S]], type[S]]:
     """Decorator that gives a Struct the wire fields of records, so that it checks them.
 
-    `absent`: attributes that may be absent, and their defaults. `order`: of attributes that are written first, so that
-    they are found at once. Arrays of token ids may be absent: `read` knows whether they were left out.
+    `absent`: attributes that may be absent, and their defaults. Arrays of token ids may be absent too.
     """
     declared = {field.attribute or field.name: field for kind in kinds for field in wired(kind)}
     fields: list[tuple[str, Any, Any]] = []
-    for name, field in first(order, declared).items():
+    for name, field in declared.items():
         if field.wire.form is WireForm.BY_HAND or (only and name not in only):
             continue
         kind, default = field.checked_as()
@@ -121,75 +117,29 @@ def checks(
     return extended
 
 
-class _Plan:
-    """How a record is read from a checking struct: fields taken as they are, arrays, and the rest."""
-
-    def __init__(self, struct: type[Struct], kind: type, nameless: bool) -> None:
-        fields = [field for field in wired(kind) if field.slot in struct.__struct_fields__]
-        self.gone = [field for field in fields if nameless and field.is_id]
-        there = [field for field in fields if field not in self.gone]
-        plain = [field for field in there if field.is_plain]
-        arrays = [field for field in there if field.dtype is not None and len(field.dimensions) == 1]
-        self.rest = [field for field in there if field not in plain and field not in arrays]
-        self.names = [field.name for field in plain]
-        self.floats = [field.name for field in plain if field.is_float and not field.attribute]
-        self.arrays = [(f.name, f.dimensions[0], np.dtype(f.dtype), f.may_be_empty, f) for f in arrays]
-        # A tuple of values each, however few
-        self.plain_values = attrgetter(*(field.slot for field in plain), "__class__", "__class__")
-        self.array_values = attrgetter(*(field.slot for field in arrays), "__class__", "__class__")
+@cache
+def _plan(struct: type[Struct], kind: type) -> tuple[list[str], Callable[[Struct], tuple[Any, ...]], list[WireField]]:
+    """Of a record and the struct that checks it: the fields that are taken as they are, these values, and the rest."""
+    there = [field for field in wired(kind) if field.slot in struct.__struct_fields__]
+    plain = [field for field in there if field.is_plain]
+    values = attrgetter(*(field.slot for field in plain), "__class__", "__class__")  # a tuple, however few
+    return [field.name for field in plain], values, [field for field in there if not field.is_plain]
 
 
-_plan: Callable[[Any, Any, bool], _Plan] = cache(_Plan)
+def read(span: Struct, kind: type[T], given: Mapping[str, Any] = NOTHING) -> T:
+    """A record of what was checked. `given`: fields that are read elsewhere. Raises DamagedError."""
+    names, plain_values, rest = _plan(type(span), kind)
+    values: dict[str, Any] = dict(zip(names, plain_values(span), strict=False))
+    values |= {field.name: _value(field, getattr(span, field.slot)) for field in rest if field.name not in given}
+    values |= given
+    is_whole = len(values) == len(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    return made(kind, values) if is_whole and not hasattr(kind, "__post_init__") else kind(**values)
 
 
-def read(
-    span: Struct,
-    kind: type[T],
-    lengths: dict[str, int],
-    *,
-    where: str = "",
-    nameless: bool = False,
-    given: Mapping[str, Any] = NOTHING,
-) -> T:
-    """A record of what was checked. Raises DamagedError where its arrays are not of `lengths`, which gains theirs.
-
-    `where`: of notes, their attribute. `nameless`: ids were left out. `given`: fields that are read elsewhere.
-    """
-    plan = _plan(type(span), kind, nameless)
-    field_values: dict[str, Any] = dict(zip(plan.names, plan.plain_values(span), strict=False))
-    for name in plan.floats:
-        field_values[name] = float(field_values[name])
-    for array, values in zip(plan.arrays, plan.array_values(span), strict=False):
-        name, letter, dtype, may_be_empty, field = array
-        length = len(values)
-        if (length or not may_be_empty) and length != lengths.setdefault(letter, length):
-            raise DamagedError(f"{field.called(where)} holds {length} values, not {lengths[letter]}")
-        field_values[name] = (
-            np.fromiter(values, dtype, length) if length else np.empty(0, dtype)
-        )  # quicker than asarray
-    for field in plan.rest:
-        if field.name not in given:
-            field_values[field.name] = _value(field, getattr(span, field.slot), lengths, where, nameless=nameless)
-    for field in plan.gone:
-        field_values[field.name] = _nameless(field, lengths)
-    field_values |= given
-    is_whole = len(field_values) == len(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    return made(kind, field_values) if is_whole and not hasattr(kind, "__post_init__") else kind(**field_values)
-
-
-def _value(
-    field: WireField,
-    value: Any,  # noqa: ANN401
-    lengths: dict[str, int],
-    where: str,
-    *,
-    nameless: bool,
-) -> Any:  # noqa: ANN401
-    """A record's value of what was checked, where it is neither a plain one nor an array of one dimension."""
+def _value(field: WireField, value: Any) -> Any:  # noqa: ANN401
+    """A record's value of what was checked, where it is another one."""
     if field.dtype is not None:
-        return _rows(field, value, lengths, where)
-    if field.notes is not None:
-        return read_notes(value, field.notes, field.attribute, lengths, nameless=nameless) if value else None
+        return np.fromiter(value, field.dtype, len(value))  # quicker than asarray
     if field.wire.form is WireForm.ESCAPED:
         return unescaped(value, field.attribute)
     if field.wire.form is WireForm.JSON:
@@ -197,36 +147,7 @@ def _value(
     return field.default if value is None else value
 
 
-def _rows(field: WireField, values: list[Any], lengths: dict[str, int], where: str) -> NDArray[Any]:
-    """An array of two dimensions: a list of rows in JSON, row after row in an attribute."""
-    outer, inner = field.dimensions
-    called, rows = field.called(where), lengths.setdefault(outer, len(values) if where else 0)
-    if where:
-        widths = {*map(len, values)}
-        if len(values) != rows:
-            raise DamagedError(f"{called} holds {len(values)} values, not {rows}")
-        if len(widths) > 1 or (widths and widths != {lengths.setdefault(inner, *widths)}):
-            raise DamagedError(f"{called} has rows that do not hold {lengths.get(inner, min(widths))} values")
-    elif len(values) % max(rows, 1) or (values and not rows):
-        raise DamagedError(f"{called} holds {len(values)} values for {rows} rows")
-    flat = list(chain.from_iterable(values)) if where else values
-    return np.fromiter(flat, field.dtype, len(flat)).reshape((rows, -1) if rows else (0, 0))
-
-
-def _nameless(field: WireField, lengths: Mapping[str, int]) -> Any:  # noqa: ANN401
-    """The value that stands for ids that were left out."""
-    if field.dtype is None:
-        return NO_TOKEN
-    return np.full([lengths.get(letter, 0) for letter in field.dimensions], NO_TOKEN, field.dtype)
-
-
 notes_struct: Callable[[Any], Any] = cache(lambda kind: checks(kind)(Struct))
-
-
-def read_notes(text: str, kind: type[T], name: str, lengths: Mapping[str, int], *, nameless: bool = False) -> T:
-    """Notes as JSON, of a step with these lengths. Raises DamagedError."""
-    parsed = read_json(text, notes_struct(kind), name)
-    return read(parsed, kind, dict(lengths), where=name, nameless=nameless)
 
 
 def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
@@ -244,32 +165,13 @@ def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
     return checked_span({**attributes, **arrays}, kind)
 
 
-def _array_types(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
+@cache
+def _arrays(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
     """The attributes that are declared to be arrays, with their types."""
     types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    return {name: declared for name, declared in types.items() if _is_array(msgspec.inspect.type_info(declared))}
-
-
-@cache
-def extents(kind: type[Struct]) -> Callable[[Struct], tuple[Any, ...]]:
-    """Gives the arrays and the texts of a span of this kind."""
-    types = {field.name: msgspec.inspect.type_info(field.type) for field in msgspec.structs.fields(kind)}
-    return attrgetter(*(name for name, declared in types.items() if _is_array(declared) or _is_string(declared)))
-
-
-def _is_string(declared: msgspec.inspect.Type) -> bool:
-    return isinstance(getattr(declared, "type", declared), msgspec.inspect.StrType)
-
-
-def _is_array(declared: msgspec.inspect.Type) -> bool:
-    while isinstance(declared, msgspec.inspect.Metadata):
-        declared = declared.type
-    if isinstance(declared, msgspec.inspect.UnionType):
-        return any(map(_is_array, declared.types))
-    return isinstance(declared, msgspec.inspect.ListType | msgspec.inspect.VarTupleType)
-
-
-_arrays: Callable[[Any], Mapping[str, Any]] = cache(_array_types)
+    schemas = {name: msgspec.json.schema(declared) for name, declared in types.items()}
+    options = {name: schema.get("anyOf", [schema]) for name, schema in schemas.items()}
+    return {name: types[name] for name, each in options.items() if any(one.get("type") == "array" for one in each)}
 
 
 def is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401

@@ -41,6 +41,7 @@ class ReadPart:
     shown: list[int]  # RequestStep.tokens_shown
     named: list[int]  # ParentNotes.named
     likeliest: Sequence[str]  # texts of these, if there are any
+    weight: int  # bytes that it takes, roughly
 
 
 def read_parts(
@@ -81,13 +82,14 @@ class _Spans:
         self._check(packed)
         final = packed.held["verdict"].numbers["token"].tolist()
         shown = [[*drafted, last] for drafted, last in zip(packed.held["tree"].lists("token"), final, strict=True)]
-        parts = [ReadPart(packed[row], tokens, [], ()) for row, tokens in enumerate(shown)]
+        weight = 2000 + packed.nbytes // len(packed)
+        parts = [ReadPart(packed[row], tokens, [], (), weight) for row, tokens in enumerate(shown)]
         there, tops, parsed = read["parents"]
         each = zip(np.flatnonzero(there).tolist(), tops.lists("top"), tops.lists("draft_top"), parsed, strict=True)
         for row, top, draft_top, notes in each:
             if notes.text:
                 named = sorted({*top, *draft_top}.difference(shown[row]))
-                parts[row] = ReadPart(parts[row].step, shown[row], named, notes.text)
+                parts[row] = ReadPart(parts[row].step, shown[row], named, notes.text, weight)
         return parts
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec import Struct
 
 from specscope.errors import UserError
 from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
@@ -29,13 +28,11 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
-from specscope.trace.run.parts import part_weight
 from specscope.trace.wire import aggregate_span, schema
 from specscope.trace.wire.codec import (
     DamagedError,
     check_times,
     checked_span,
-    extents,
     first,
     read,
     read_json,
@@ -69,7 +66,7 @@ def run_info(resource: Attributes) -> RunInfo:
     try:
         checked = checked_span(schema.whole_objects(resource)[0], Resource)
         privacy = Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)
-        run = read(checked, RunInfo, {}, given={"privacy": privacy})
+        run = read(checked, RunInfo, {"privacy": privacy})
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read, or is of another version"
         raise UserError(f"{why}: {error}") from None
@@ -126,7 +123,7 @@ class _Pending:
                 "passes": _phases(span.pass_names, span.pass_times),
                 "aggregate": span.told() if isinstance(span, aggregate_span.AggregateStep) else None,
                 "flight": flight,
-                "left_out": None if span.left_out_steps is None else read(span, LeftOut, {}),
+                "left_out": None if span.left_out_steps is None else read(span, LeftOut),
             }
         nothing = {"branch": self.branch, "preempted": ()}
         if of_engine is not None:
@@ -320,7 +317,6 @@ class Decoder:
     def _take_in(self, given: _Opened) -> None:
         """Take a valid span."""
         span, start_ns, end_ns = given.span, given.start_ns, given.end_ns
-        weight = _weight(span)
         if isinstance(span, schema.DecodeStep):
             self.has_steps = True
             if not isinstance(given.part, ReadPart):
@@ -330,11 +326,13 @@ class Decoder:
             part = given.part.step
             self._learn(span, given.part)
             self.judged += 1
-            weight += part_weight(part)
+            weight = given.part.weight
         elif isinstance(span, schema.Prefill):
-            part = read(span, RequestStep, {}, given=UNDRAFTED)
+            part = read(span, RequestStep, UNDRAFTED)
         elif isinstance(span, schema.Queue):
             info = _info(start_ns, end_ns, span, nameless=self._nameless)
+        if not isinstance(span, schema.DecodeStep):
+            weight = _weight(given.attributes, getattr(span, "length", 0))
         self.has_steps |= not isinstance(span, schema.Root)
         pending = self._pending.setdefault(span.step, _Pending())
         pending.weight += weight
@@ -428,7 +426,7 @@ class Decoder:
             self.lost_parts += (absent.requests or 0) - len(pending.bare.intersection(absent.names))
             self.lost_ends += absent.others
             self.without_engine += absent.engine
-        record = StepRecord(step=step, **fields) if span is None else read(span, StepRecord, {}, given=fields)
+        record = StepRecord(step=step, **fields) if span is None else read(span, StepRecord, fields)
         if record.after is None or record.after in self._sent:
             return record
         before = max((sent for sent in self._sent if sent <= record.after), default=-1)
@@ -469,17 +467,17 @@ class Decoder:
         if name in self._infos:
             self._ended[name] = self._infos.pop(name)
         info, _ = self._ended.get(name, (None, 0))
-        figures = read(span, RequestFigures, {}) if span.has_figures else None
+        figures = read(span, RequestFigures) if span.has_figures else None
         self.has_figures |= figures is not None
         given = {
             "info": info or _info_of_root(start_ns, span, figures, self.privacy),
             "finished_ns": end_ns,
             "reason": span.reasons[0],
-            "sampled": None if span.sampling_reason is None else read(span, Sampled, {}),
+            "sampled": None if span.sampling_reason is None else read(span, Sampled),
             "figures": figures,
         }
         gone = {} if span.output_tokens else {"output": no_tokens(span.length)}  # or of level `requests`
-        return read(span, RequestEnd, {}, given=given | gone)
+        return read(span, RequestEnd, given | gone)
 
 
 def _known(spans: Mapping[str, T], names: Sequence[str]) -> tuple[T, ...]:
@@ -491,15 +489,15 @@ def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
     return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
 
 
-def _weight(span: Struct) -> int:
-    """Bytes that a span's record takes in memory, roughly."""
-    return 2000 + 12 * sum(map(len, filter(None, extents(type(span))(span)))) + 4 * getattr(span, "length", 0)
+def _weight(attributes: Attributes, length: int) -> int:
+    """Bytes that a span's record takes in memory, roughly. `length`: of arrays of ids that were left out."""
+    return 2000 + 12 * sum(len(value) for value in attributes.values() if isinstance(value, str | list)) + 4 * length
 
 
 def _info(start_ns: int, end_ns: int, span: schema.Queue, *, nameless: bool) -> RequestInfo:
     given = {"arrival_ns": start_ns, "admitted_ns": end_ns if span.admitted else 0}
     gone = {"prompt_tokens": no_tokens(span.length)} if nameless else {}
-    return read(span, RequestInfo, {}, given=given | gone)
+    return read(span, RequestInfo, given | gone)
 
 
 def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:
