@@ -133,14 +133,13 @@ OWN = frozenset(name for name, *_ in _columns(RequestStep))  # fields of a step 
 class PackedParts:
     """Some request steps in columns. Immutable."""
 
-    def __init__(self, parts: FieldColumns, held: Mapping[str, tuple[Sequence[bool], FieldColumns]]) -> None:
+    def __init__(self, parts: FieldColumns, held: Mapping[str, tuple[NDArray[np.bool_], FieldColumns]]) -> None:
         """`held`: of each of HELD, whether each step holds one, and those."""
         self.parts = parts
         self.held = {name: table for name, (_, table) in held.items()}
         self.rows: dict[str, Longs] = {}  # [S] the row of each step in a table of `held`; -1 where it holds none
         for name, (there, _) in held.items():
-            is_there = np.asarray(there, np.bool_)
-            self.rows[name] = np.where(is_there, np.cumsum(is_there) - 1, -1)
+            self.rows[name] = np.where(there, np.cumsum(there) - 1, -1)
 
     @staticmethod
     def of(parts: Sequence[RequestStep]) -> PackedParts:
@@ -148,7 +147,7 @@ class PackedParts:
         held = {}
         for name, kind in HELD.items():
             records = list(map(attrgetter(name), parts))
-            there = [record is not None for record in records]
+            there = np.array([record is not None for record in records], np.bool_)
             held[name] = there, FieldColumns.of(kind, [record for record in records if record is not None])
         return PackedParts(FieldColumns.of(RequestStep, parts), held)
 

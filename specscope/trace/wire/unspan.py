@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,6 +50,7 @@ Attributes = Mapping[str, Any]
 
 STEPS_BEHIND = 64  # with so many later steps known, one that is still incomplete has lost a span
 HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first counts as lost
+HELD_OF_FILE = 2**30  # likewise, of a file that is read to its end
 SENT = 20_000  # numbers of steps that are remembered, so that a branch can be told where it begins
 INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
 PIECES = 2**19  # tokens in the vocabulary, at most; more than any model has
@@ -179,8 +182,7 @@ class Decoder:
     too many others wait, and at the end. What it then lacks its record says (`absent`), and `lost` counts. `summaries`
     counts decode steps that came without their evidence (level `steps`). What is held is bounded, whatever comes.
 
-    A reader of a file need not give up, since it can read the file again: it sets `patient`. Where a step would then be
-    given without all its spans, the decoder is `stuck`, and goes on when it was told by `expect` what there is.
+    A reader of a file is `patient`: all that comes later may still complete a step, so only memory bounds what waits.
     """
 
     def __init__(self, privacy: Privacy = Privacy.EVERYTHING, *, patient: bool = False) -> None:
@@ -197,11 +199,10 @@ class Decoder:
         self.without_engine = 0  # steps whose engine step's own span did not come
         self.summaries = 0
         self.draft_tokens = ""  # the draft vocabulary, where a span told it; who reads it empties it
-        self.stuck = False
-        self._patient = patient
-        self._expected: Counter[int] | None = None  # spans to come, by step
-        self._due: deque[int] = deque()  # the steps of those, rising
+        self._most_steps: float = math.inf if patient else STEPS_BEHIND
+        self._most_bytes = HELD_OF_FILE if patient else HELD
         self._pending: dict[int, _Pending] = {}
+        self._order: list[int] = []  # the steps of those, and some that were given: a heap
         self._held = 0  # bytes of them, roughly
         self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes
         self._ended: dict[str, tuple[RequestInfo, int]] = {}  # of requests that may end again, on another branch
@@ -242,11 +243,6 @@ class Decoder:
         lost = ", ".join(plural(count, *names) for count, *names in counts if count)
         return f"a part of its run, without {lost}" if self.in_part else ""
 
-    def step_of(self, name: str, attributes: Attributes) -> int | None:
-        """The step that a span says it belongs to; None where it is not taken in."""
-        step = attributes.get("specscope.step")
-        return step if self._kind(name, attributes) is not None and isinstance(step, int) else None
-
     def _kind(self, name: str, attributes: Attributes) -> type[schema.AnySpan] | None:
         """What a span is; None for what is not taken in: not ours, told by another span too, or too late."""
         kind = schema.kind_of(name)
@@ -259,25 +255,15 @@ class Decoder:
             return None
         return kind
 
-    def expect(self, spans: Counter[int]) -> None:
-        """Begin anew after the records that were given. `spans`: how many there are, by `step_of`."""
-        self.stuck = False
-        self._pending.clear()
-        self._held = 0
-        self._expected = spans
-        self._due = deque(sorted(spans))
-
     def feed(self, *spans: ReadSpan | DamagedError) -> list[StepRecord]:
         """Take these spans; gives the records that they complete."""
         records: list[StepRecord] = []
-        opened = list(map(self._opened, spans))
-        evidence = [each for each in opened if each is not None and each.has_evidence]
+        opened = [each for each in map(self._opened, spans) if each is not None]
+        evidence = [each for each in opened if each.has_evidence]
         parts = read_parts([(each.span, each.attributes) for each in evidence], nameless=self._nameless)
         for each, part in zip(evidence, parts, strict=True):
             each.part = part
         for each in opened:
-            if each is None:
-                continue
             try:
                 if isinstance(each.part, DamagedError):
                     raise each.part
@@ -286,10 +272,7 @@ class Decoder:
             except DamagedError as error:
                 self.faults.add(each.name, str(error))
             step = each.attributes.get("specscope.step")
-            if isinstance(step, int):
-                if self._expected is not None:
-                    self._expected[step] -= 1
-                records += self._ready(step)
+            records += self._ready(step) if isinstance(step, int) else []
         return records
 
     def _opened(self, given: ReadSpan | DamagedError) -> _Opened | None:
@@ -321,7 +304,7 @@ class Decoder:
             self.has_steps = True
             if not isinstance(given.part, ReadPart):
                 self.summaries += 1
-                self._pending.setdefault(span.step, _Pending()).bare.add(span.request_id)
+                self._waiting(span.step).bare.add(span.request_id)
                 return
             part = given.part.step
             self._learn(span, given.part)
@@ -334,7 +317,7 @@ class Decoder:
         if not isinstance(span, schema.DecodeStep):
             weight = _weight(given.attributes, getattr(span, "length", 0))
         self.has_steps |= not isinstance(span, schema.Root)
-        pending = self._pending.setdefault(span.step, _Pending())
+        pending = self._waiting(span.step)
         pending.weight += weight
         self._held += weight
         if isinstance(span, schema.Prefill | schema.DecodeStep):
@@ -356,25 +339,28 @@ class Decoder:
     @property
     def _crowded(self) -> bool:
         """Whether too much is held back by missing spans."""
-        return len(self._pending) > STEPS_BEHIND or self._held > HELD
+        return len(self._pending) > self._most_steps or self._held > self._most_bytes
 
     def _ready(self, step: int) -> list[StepRecord]:
         """The records at the front that need not wait, once a span of that step has come."""
         records: list[StepRecord] = []
-        if self._expected is not None:
-            while self._due and self._expected[self._due[0]] <= 0:
-                self._take(self._due.popleft(), records)
-            return records
         if not self._crowded and (step not in self._pending or not self._pending[step].complete()):
             return records
-        while self._pending and not self.stuck:
-            first = min(self._pending)
-            if not self._follows(first) or not self._pending[first].complete():
-                self.stuck = self._patient and self._crowded
-                if self.stuck or not self._crowded:
+        while self._order:
+            first = self._order[0]
+            if first in self._pending:
+                if not self._crowded and not (self._follows(first) and self._pending[first].complete()):
                     break
-            self._take(first, records)
+                self._take(first, records)
+            heappop(self._order)
         return records
+
+    def _waiting(self, step: int) -> _Pending:
+        """What has come of a step."""
+        if step not in self._pending:
+            self._pending[step] = _Pending()
+            heappush(self._order, step)
+        return self._pending[step]
 
     def _follows(self, step: int) -> bool:
         """Whether nothing is missing before a step: what sampling left out there is not."""
