@@ -20,7 +20,7 @@ from specscope.trace.checked import decoded
 from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.history.history import History
 from specscope.trace.history.place_name import read_place
-from specscope.trace.history.wording import Faults, plural
+from specscope.trace.history.wording import plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
 from specscope.trace.record.records import StepRecord
