@@ -55,7 +55,7 @@ def run_attach(sample: str, seconds: int) -> None:
         raise UserError("nothing was measured: send for longer")
     latencies.sort()
     worst = latencies[int(len(latencies) * 0.95)]
-    console.print(f"{said['steps']:,} steps sent, {said['rate']:.0f} a second; {said['failed']} spans failed")
+    console.print(f"{said['steps']:,} steps sent, {said['rate']:.0f} a second; {said['failed']} failed")
     console.print(
         f"key to screen: median {median(latencies) * 1e3:.0f} ms, 95 % below {worst * 1e3:.0f} ms "
         f"(goal: below {SLOWEST}), {len(latencies)} presses"
@@ -116,12 +116,13 @@ def busy_steps(history: History) -> Iterator[StepRecord]:
 
 def send(sample: str, seconds: float) -> None:
     """The sender's process: RATE steps a second, as an engine would send them."""
-    from specscope.trace.wire.sending.export import SpanSink, make_sender
+    from specscope.trace.wire.sending.export import SpanSink
+    from specscope.trace.wire.sending.sender import Sender
     from specscope.trace.wire.spans import SpanLevel
 
     history = read_capture(sample).history
     assert history.run is not None
-    sink = SpanSink(make_sender("http://127.0.0.1:43170", "grpc"), history.run, history.vocabulary, SpanLevel.TREES)
+    sink = SpanSink(Sender("http://127.0.0.1:43170", "grpc"), history.run, history.vocabulary, SpanLevel.TREES)
     began, count = time.perf_counter(), 0
     for record in busy_steps(history):
         due = began + count / RATE
@@ -132,7 +133,7 @@ def send(sample: str, seconds: float) -> None:
         count += 1
     took = time.perf_counter() - began
     sink.close()
-    print(json.dumps({"steps": count, "rate": count / took, "failed": sink.failed}))
+    print(json.dumps({"steps": count, "rate": count / took, "failed": "; ".join(sink.losses()) or "no spans"}))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 MAX_CALLS = 8  # exports that are received over gRPC at once
 # The SDK sends 512 spans at a time, and again every five seconds on the same connection
 LIMITS = Limits(
-    body_bytes=16 * 2**20,  # after decompression as well
-    bodies=4,
+    body_bytes=4 * 2**20,  # after decompression as well; gRPC's own limit, which every sender keeps to
+    bodies=16,
     connections=64,
     header_seconds=8,
     body_seconds=20,

@@ -9,7 +9,8 @@ from benchmarks import traces
 from benchmarks.__main__ import bench
 from specscope.engine.config import EngineConfig
 from specscope.remote.receiver import Receiver
-from specscope.trace.wire.sending.export import SpanSink, make_sender
+from specscope.trace.wire.sending.export import SpanSink
+from specscope.trace.wire.sending.sender import Sender
 from specscope.trace.wire.spans import SpanLevel
 
 
@@ -47,7 +48,7 @@ def test_the_bytes_are_those_that_a_receiver_gets(recorded, level):
     wire = traces.WireSize()
     with Weighed(lambda spans: None) as receiver:
         url = f"http://127.0.0.1:{receiver.http_port}/v1/traces"
-        for sender in (wire, make_sender(url, "http/protobuf")):
+        for sender in (wire, Sender(url, "http/protobuf")):
             sink = SpanSink(sender, run, vocabulary, level)
             for record in records:
                 sink(record)

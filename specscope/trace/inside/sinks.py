@@ -62,9 +62,10 @@ def _capture(
 def _spans(
     opened: Sinks, settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
 ) -> None:
-    from specscope.trace.wire.sending.export import SpanSink, make_sender
+    from specscope.trace.wire.sending.export import SpanSink
+    from specscope.trace.wire.sending.sender import Sender
 
-    ratio, sender = settings.ratio(), make_sender(settings.endpoint, settings.protocol)
+    ratio, sender = settings.ratio(), Sender(settings.endpoint, settings.protocol)
     spans = SpanSink(sender, run, vocabulary, settings.level(), ratio=ratio)
     whose = "spans" if ratio is None else f"spans of some requests ({sampling_text(ratio)})"
     opened.places.append(f"sending {whose} to {settings.endpoint}")

@@ -104,13 +104,15 @@ class Outputs:
         self._closers.append(writer.close)
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
-        from specscope.trace.wire.sending.export import SpanSink, endpoint_from_environment, make_sender
+        from specscope.trace.wire.sending.endpoint import endpoint_from_environment
+        from specscope.trace.wire.sending.export import SpanSink
+        from specscope.trace.wire.sending.sender import Sender
 
         wanted = options.otlp_endpoint is not None or endpoint_from_environment()
         if not wanted or options.level is SpanLevel.OFF:
             return
         try:
-            sender = make_sender(options.otlp_endpoint, options.otlp_protocol)
+            sender = Sender(options.otlp_endpoint, options.otlp_protocol)
         except ValueError as error:  # of the OTEL_* variables
             raise UserError(f"cannot make the OTLP exporter: {error}") from error
         spans = self._spans = SpanSink(sender, run, vocabulary, options.level, options.service, options.ratio)

@@ -1,42 +1,35 @@
-"""Spans over the network: OTLP by gRPC or HTTP, through the official exporters."""
+"""A run's spans as exporters take them, in batches that every receiver takes: gRPC's own limit is 4 MiB."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import specscope
-from specscope.errors import UserError
 from specscope.trace.history.wording import plural
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sampling import Sampler, sampling_text
-from specscope.trace.wire.sending.endpoint import TIMEOUT, OtlpEndpoint, one_try, place_of
 from specscope.trace.wire.sending.sender import Sender
 from specscope.trace.wire.spans import SCOPE, Encoder, Span, SpanLevel, brief, engine_resource, resource_attributes
 
-BATCH = 128  # spans an export
-WITH_STEPS = (SpanLevel.STEPS, SpanLevel.TREES)
-PROTOCOLS = ("grpc", "http/protobuf")
+BATCH, BATCH_BYTES = 128, 4 * 2**20 - 2**16  # of an export: spans, and bytes without its resources
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope(SCOPE, specscope.__version__)
 
 
 def readable(span: Span, resource: Resource) -> ReadableSpan:
     """A Span as the SDK's ReadableSpan, for any OpenTelemetry exporter. Built by hand: 10 times cheaper."""
-    context = SpanContext(span.trace, span.id, False, _FLAGS)
     return ReadableSpan(
         name=span.name,
-        context=context,
+        context=SpanContext(span.trace, span.id, False, _FLAGS),
         parent=SpanContext(span.trace, span.parent, False, _FLAGS) if span.parent else None,
         resource=resource,
         attributes=span.attributes,
@@ -49,6 +42,18 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
     )
 
 
+def most_bytes(span: Span) -> int:
+    """No fewer than a span takes as protobuf."""
+    texts = (*span.attributes, *span.attributes.values(), span.name, span.error)
+    return 200 + 40 * len(span.links) + sum(map(_most_bytes, texts))
+
+
+def _most_bytes(value: object) -> int:
+    if isinstance(value, list | tuple):
+        return 24 + (sum(map(_most_bytes, value)) if value and isinstance(value[0], str) else 13 * len(value))
+    return 24 + 4 * len(value) if isinstance(value, str) else 24
+
+
 def _detected(attributes: Mapping[str, Any]) -> Resource:
     """A resource, with what OTEL_EXPERIMENTAL_RESOURCE_DETECTORS asks for, and without the SDK, which made no span."""
     whole = Resource.create(attributes).attributes
@@ -56,7 +61,7 @@ def _detected(attributes: Mapping[str, Any]) -> Resource:
 
 
 class SpanSink:
-    """A sink that hands a run's spans to what sends them. Those that are not sent are counted in `failed`."""
+    """A sink that hands a run's spans to what sends them."""
 
     def __init__(
         self,
@@ -76,20 +81,23 @@ class SpanSink:
         self._resource = _detected(brief(resource))
         self._engine_resource = _detected(engine_resource(brief(resource)))
         # What the resource has a digest of; it goes with the first span
-        self._once = {name: resource[name] for name in (DRAFT_TOKENS,) if name in resource and level in WITH_STEPS}
+        once = (DRAFT_TOKENS,) if level in (SpanLevel.STEPS, SpanLevel.TREES) else ()
+        self._once = {name: resource[name] for name in once if name in resource}
         self._batch: list[ReadableSpan] = []
+        self._bytes = 0  # of it, at most
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
         sampled = record if self.sampler is None else self.sampler(record)
-        if sampled is None:
-            return
-        spans = self._encoder.encode(sampled)
-        if self._once and spans:
-            spans[0] = spans[0]._replace(attributes=spans[0].attributes | self._once)
-            self._once = {}
-        self._batch += [readable(span, self._engine_resource if span.of_engine else self._resource) for span in spans]
-        if len(self._batch) >= BATCH or sampled.finished:
+        for span in () if sampled is None else self._encoder.encode(sampled):
+            if self._once:
+                span, self._once = span._replace(attributes=span.attributes | self._once), {}
+            size = most_bytes(span)
+            if len(self._batch) >= BATCH or self._bytes + size > BATCH_BYTES:
+                self.flush()
+            self._batch.append(readable(span, self._engine_resource if span.of_engine else self._resource))
+            self._bytes += size
+        if sampled is not None and sampled.finished:
             self.flush()
 
     @property
@@ -97,64 +105,17 @@ class SpanSink:
         """How many requests were kept, and why; "" where all are."""
         return "" if self.sampler is None else self.sampler.text
 
-    @property
-    def failed(self) -> int:
-        """Spans that were not sent."""
-        return sum(self._sender.lost.values())
-
     def losses(self) -> list[str]:
-        """How many were not sent, and why; a line each."""
+        """How many spans were not sent, and why; a line each."""
         return [f"{plural(count, 'span')} not sent: {why}" for why, count in self._sender.lost.most_common()]
 
     def flush(self) -> None:
         """Send what is waiting."""
         if self._batch:
             self._sender.put(self._batch)
-            self._batch = []
+            self._batch, self._bytes = [], 0
 
     def close(self) -> None:
         """Flush, and end what sends."""
         self.flush()
         self._sender.close()
-
-
-def endpoint_from_environment() -> bool:
-    """Whether the OTEL_EXPORTER_OTLP_* variables name an endpoint for traces."""
-    return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_"))
-
-
-def pick_protocol(endpoint: str | None, protocol: str | None) -> str:
-    """The protocol asked for; else the environment's; else http for port 4318 and paths, grpc otherwise."""
-    env = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    chosen = protocol or env
-    if chosen is None:
-        looks_http = endpoint is not None and (":4318" in endpoint or endpoint.rstrip("/").endswith("/v1/traces"))
-        return "http/protobuf" if looks_http else "grpc"
-    if chosen not in PROTOCOLS:
-        raise UserError(f"unknown OTLP protocol {chosen!r}: use {' or '.join(PROTOCOLS)}")
-    return chosen
-
-
-def make_sender(endpoint: str | None, protocol: str | None = None) -> Sender:
-    """What sends to an OTLP endpoint. `endpoint` None leaves it to the OTEL_EXPORTER_OTLP_* variables.
-
-    Raises UserError for a protocol that is none, and for a login that cannot be sent.
-    """
-    if endpoint is not None and "://" not in endpoint:
-        endpoint = f"http://{endpoint}"
-    kind = pick_protocol(endpoint, protocol)
-    where = place_of(endpoint, kind)
-    return Sender(OtlpEndpoint(_exporter(endpoint, kind), where))
-
-
-def _exporter(endpoint: str | None, protocol: str) -> SpanExporter:
-    once = one_try(protocol)
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        return GrpcExporter(endpoint=endpoint, timeout=TIMEOUT, **once)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-    if endpoint is not None and not endpoint.rstrip("/").endswith("/v1/traces"):
-        endpoint = endpoint.rstrip("/") + "/v1/traces"
-    return HttpExporter(endpoint=endpoint, timeout=TIMEOUT, **once)

@@ -5,24 +5,29 @@ import http.server
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sending import sender as sending
 from specscope.trace.wire.sending.endpoint import failure_of
-from specscope.trace.wire.sending.export import make_sender, readable
-from specscope.trace.wire.spans import Span
+from specscope.trace.wire.sending.export import SpanSink, most_bytes, readable
+from specscope.trace.wire.sending.sender import Sender
+from specscope.trace.wire.spans import Span, SpanLevel
 from tests.processes import free_port
+from tests.trace.samples import records
+from tests.trace.strategies import RUN
 from tests.waiting import HANG_SECONDS, ends, until
 
-PROTOCOLS = ("grpc", "http/protobuf")
 RESOURCE = Resource({})
-both = pytest.mark.parametrize("protocol", PROTOCOLS)
+both = pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +64,10 @@ def listening(taken, port, protocol):
 def test_all_arrive_in_their_order_and_who_is_faster_waits(protocol):
     taken = Taken()
     with listening(taken, port := free_port(), protocol):
-        sender = make_sender(f"127.0.0.1:{port}", protocol)
+        sender = Sender(f"127.0.0.1:{port}", protocol)
         taken.gate.clear()
         giving = ThreadPoolExecutor(1).submit(lambda: [sender.put(batch(1 + 64 * i, 64)) for i in range(100)])
-        until(lambda: sender._queued == sending.QUEUED)
+        until(lambda: sender.queued == sending.QUEUED)
         taken.gate.set()
         giving.result(HANG_SECONDS)
         sender.close()
@@ -71,9 +76,28 @@ def test_all_arrive_in_their_order_and_who_is_faster_waits(protocol):
 
 
 @both
+def test_no_export_is_too_large_for_a_receiver(protocol):
+    """A step of 256 nodes has 85 kB; here are 200 of three times as many, and one that is too large by itself."""
+    taken, port = Taken(), free_port()
+    numbers = {"coins": [0.1] * 20_000, "ids": [-(2**63)] * 500, "pieces": ["\U0001f600" * 9] * 500, "text": "é" * 999}
+    large = [Span("decode_step", 1, i, 0, 1, 2, numbers, ((1, 1),) * 500, error="é" * 300) for i in range(1, 201)]
+    large.insert(9, large[8]._replace(id=999, attributes={"coins": [0.1] * 500_000}))
+    assert encode_spans([readable(large[0], RESOURCE)]).ByteSize() <= most_bytes(large[0])
+    sender = Sender(f"127.0.0.1:{port}", protocol)
+    with listening(taken, port, protocol):
+        sink = SpanSink(sender, RUN, Vocabulary(), SpanLevel.TREES)
+        sink._encoder = SimpleNamespace(encode=lambda _: large)
+        sink(records()[0])
+        sink.close()
+    assert taken.ids == list(range(1, 201))
+    (line,) = sink.losses()
+    assert line.startswith(f"1 span not sent: 127.0.0.1:{port} refused them: ")
+
+
+@both
 def test_one_that_comes_back_gets_what_was_queued(protocol):
     taken, port = Taken(), free_port()
-    sender = make_sender(f"127.0.0.1:{port}", protocol)
+    sender = Sender(f"127.0.0.1:{port}", protocol)
     with listening(taken, port, protocol):
         sender.put(batch(1))
         until(lambda: taken.ids)
@@ -91,7 +115,7 @@ def test_one_that_comes_back_gets_what_was_queued(protocol):
 @both
 def test_meanwhile_the_oldest_give_way_and_nobody_waits(protocol):
     taken, port = Taken(), free_port()
-    sender = make_sender(f"127.0.0.1:{port}", protocol)
+    sender = Sender(f"127.0.0.1:{port}", protocol)
     sender.put(batch(1))
     until(lambda: sender._failure is not None)
     more = sending.QUEUED + 100
@@ -99,10 +123,9 @@ def test_meanwhile_the_oldest_give_way_and_nobody_waits(protocol):
         ends(sender.put, batch(i))
     with listening(taken, port, protocol):
         sender.close()
-    assert sum(sender.lost.values()) == 1 + more - len(taken.ids)
     assert taken.ids == list(range(2 + more - len(taken.ids), 2 + more))
     assert len(taken.ids) in (sending.QUEUED, sending.QUEUED + 1)  # with the one that was being tried
-    assert list(sender.lost) == [f"nobody listens at 127.0.0.1:{port} (connection refused)"]
+    assert sender.lost == {f"nobody listens at 127.0.0.1:{port} (connection refused)": 1 + more - len(taken.ids)}
 
 
 @contextlib.contextmanager
@@ -111,21 +134,15 @@ def answering(protocol, *statuses, body=b"", kind=None):
 
     `body`, `kind`: of what it answers by HTTP, the kind being a content type.
     """
-    left, port = list(statuses), 0
+    left = list(statuses)
 
-    def status():
+    def status(*_):
         return left.pop(0) if len(left) > 1 else left[0]
 
     if protocol == "grpc":
-
-        def export(body, context):
-            if code := status():
-                context.abort(code, "as asked")
-            return b""
-
-        handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+        refuse = grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(status(), "as asked"))
         name = "opentelemetry.proto.collector.trace.v1.TraceService"
-        server = grpc.server(ThreadPoolExecutor(1), [grpc.method_handlers_generic_handler(name, handlers)])
+        server = grpc.server(ThreadPoolExecutor(1), [grpc.method_handlers_generic_handler(name, {"Export": refuse})])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield port
@@ -137,15 +154,14 @@ def answering(protocol, *statuses, body=b"", kind=None):
 
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
-            if code := status():
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
-                if kind is not None:
-                    self.send_header("Content-Type", kind)
-                self.end_headers()
-                self.wfile.write(body)
-            else:
+            if not (code := status()):
                 self.close_connection = True
+                return
+            self.send_response(code)
+            for name, value in (("Content-Length", str(len(body))), *([("Content-Type", kind)] if kind else [])):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *_):
             pass
@@ -156,70 +172,51 @@ def answering(protocol, *statuses, body=b"", kind=None):
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("protocol", "status", "text"),
-    [
-        ("grpc", grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED as asked"),
-        ("grpc", grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED as asked"),
-        ("grpc", grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE as asked"),
-        ("http/protobuf", 401, "401 Unauthorized"),
-        ("http/protobuf", 302, "302 Found"),
-        ("http/protobuf", 503, "503 Service Unavailable"),
-    ],
-)
-def test_a_refusal_is_told_with_its_status(protocol, status, text):
-    with answering(protocol, status) as port:
-        sender = make_sender(f"127.0.0.1:{port}", protocol)
+HTTP, PAGE = "http/protobuf", "is no OTLP endpoint: it answered with text/html"
+REFUSED = [
+    ("grpc", grpc.StatusCode.PERMISSION_DENIED, {}, "refused them: PERMISSION_DENIED as asked"),
+    ("grpc", grpc.StatusCode.UNAVAILABLE, {}, "refused them: UNAVAILABLE as asked"),
+    (HTTP, 401, {}, "refused them: 401 Unauthorized"),
+    (HTTP, 302, {}, "refused them: 302 Found"),
+    (HTTP, 503, {}, "refused them: 503 Service Unavailable"),
+    (HTTP, 200, {"kind": "text/html; charset=utf-8", "body": b"<!doctype html>"}, PAGE),
+    (HTTP, 200, {"kind": "text/plain", "body": b"ok"}, PAGE.replace("html", "plain")),
+    (HTTP, 200, {"kind": "text/html"}, ""),
+    (HTTP, 200, {"kind": "application/x-protobuf", "body": b"\n\0"}, ""),
+    (HTTP, 200, {"kind": "Application/JSON; charset=utf-8", "body": b"{}"}, ""),
+    (HTTP, 200, {"body": b"{}"}, ""),
+]
+
+
+@pytest.mark.parametrize(("protocol", "status", "answer", "text"), REFUSED)
+def test_a_refusal_is_told_with_its_status_and_a_page_is_no_answer(protocol, status, answer, text):
+    with answering(protocol, status, **answer) as port:
+        sender = Sender(f"127.0.0.1:{port}", protocol)
         sender.put(batch(1, 2))
         sender.put(batch(3))
         ends(sender.close)
-    assert sender.lost == {f"127.0.0.1:{port} refused them: {text}": 3}
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "lost"),
-    [
-        ("text/html; charset=utf-8", b"<!doctype html>", 3),
-        ("text/plain", b"ok", 3),
-        ("text/html", b"", 0),
-        ("application/x-protobuf", b"\n\0", 0),
-        ("Application/JSON; charset=utf-8", b"{}", 0),
-        (None, b"{}", 0),
-    ],
-)
-def test_a_page_is_no_answer_of_an_endpoint(kind, body, lost):
-    with answering("http/protobuf", 200, body=body, kind=kind) as port:
-        sender = make_sender(f"127.0.0.1:{port}", "http/protobuf")
-        sender.put(batch(1, 3))
-        ends(sender.close)
-    text = f"127.0.0.1:{port} is no OTLP endpoint: it answered with {str(kind).partition(';')[0]}"
-    assert sender.lost == ({text: lost} if lost else {})
+    assert sender.lost == ({f"127.0.0.1:{port} {text}": 3} if text else {})
 
 
 @pytest.mark.parametrize("address", ["http://user:secret@127.0.0.1:1", "user:secret@127.0.0.1:1"])
 def test_a_login_that_cannot_be_sent_is_refused(address, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", address)
-    for make in (lambda: make_sender(address, "grpc"), lambda: make_sender(None)):
+    for words in ((address, "grpc"), (None,)):
         with pytest.raises(UserError, match=r"127\.0\.0\.1:1.*OTEL_EXPORTER_OTLP_HEADERS") as error:
-            make()
+            Sender(*words)
         assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("statuses", "count", "lost"),
-    [
-        ((200, 503, 200), 3, 0),
-        ((200, "", 200), 3, 0),
-        ((200, 400, 200), 3, 1),
-        ((200, "", 200), 2, 0),  # dropped at the end
-    ],
-)
+TRIED = [((200, 503, 200), 3, 0), ((200, "", 200), 3, 0), ((200, 400, 200), 3, 1), ((200, "", 200), 2, 0)]
+
+
+@pytest.mark.parametrize(("statuses", "count", "lost"), TRIED)  # the last is dropped at the end
 def test_what_may_pass_is_tried_again(statuses, count, lost):
-    with answering("http/protobuf", *statuses) as port:
-        sender = make_sender(f"127.0.0.1:{port}", "http/protobuf")
+    with answering(HTTP, *statuses) as port:
+        sender = Sender(f"127.0.0.1:{port}", HTTP)
         for i in range(1, count):
             sender.put(batch(i))
-            until(lambda: not sender._batches and sender._sending is None)
+            until(lambda: not sender.queued and not sender._sending)
         sender.put(batch(count))
         ends(sender.close)
     assert sum(sender.lost.values()) == lost
@@ -228,10 +225,10 @@ def test_what_may_pass_is_tried_again(statuses, count, lost):
 @both
 def test_one_that_says_nothing_holds_nobody(protocol, monkeypatch):
     monkeypatch.setattr(sending, "UNKNOWN", 0.1)
-    monkeypatch.setattr("specscope.trace.wire.sending.export.TIMEOUT", 4 * HANG_SECONDS)
+    monkeypatch.setattr("specscope.trace.wire.sending.endpoint.TIMEOUT", 4 * HANG_SECONDS)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        sender = make_sender(f"127.0.0.1:{port}", protocol)
+        sender = Sender(f"127.0.0.1:{port}", protocol)
         for i in range(3):
             ends(sender.put, batch(1 + 1000 * i, 1000))
         ends(sender.close)
@@ -240,8 +237,8 @@ def test_one_that_says_nothing_holds_nobody(protocol, monkeypatch):
 
 
 def test_what_cannot_be_encoded_is_counted_and_ends_nothing():
-    with answering("http/protobuf", 200) as port:
-        sender = make_sender(f"127.0.0.1:{port}", "http/protobuf")
+    with answering(HTTP, 200) as port:
+        sender = Sender(f"127.0.0.1:{port}", HTTP)
         sender.put([object()])
         sender.put(batch(1))
         ends(sender.close)
@@ -263,4 +260,4 @@ def test_what_cannot_be_encoded_is_counted_and_ends_nothing():
     ],
 )
 def test_words(status, details, text):
-    assert failure_of(status, details, "x:1").text.startswith(text)
+    assert str(failure_of(status, details, "x:1")).startswith(text)
