@@ -100,7 +100,7 @@ def checks(
     for name, field in declared.items():
         if field.wire.form is WireForm.BY_HAND or (only and name not in only):
             continue
-        kind, default = field.checked_as()
+        kind, default = field.checked_as
         if field.is_id and field.dtype is not None:
             default = {"default_factory": list}
         if name in absent:

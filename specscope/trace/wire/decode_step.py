@@ -1,7 +1,7 @@
 """Decode steps to columns: the evidence of many spans, checked and laid out at once, with no record for each.
 
 What a record's fields declare is read over all spans field by field, and what hangs together is compared as whole
-columns. Where any of it is damaged, the halves are tried, and so on down to the one span that the message is about.
+columns. Where any of it is damaged, pieces are tried, and so on down to the one span that the message is about.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta, Raw
+from msgspec import UNSET, Raw
 from numpy.typing import NDArray
 
-from specscope.trace.record.declared import DIMENSIONS, MAX_NOTES
+from specscope.trace.record.declared import DIMENSIONS
 from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import RequestStep
@@ -30,7 +30,7 @@ from specscope.tree_shape import ROOT
 
 Attributes = Mapping[str, Any]
 Lengths = dict[str, Longs]  # of each letter of DIMENSIONS: [S] the length of such arrays in each span
-_note_text = Annotated[str, Meta(max_length=MAX_NOTES)]
+PIECES = 16  # that spans are tried in of which one is damaged
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def read_parts(
     except DamagedError as error:
         if len(spans) == 1:
             return [error]
-    half = len(spans) // 2
-    return [*read_parts(spans[:half], nameless=nameless), *read_parts(spans[half:], nameless=nameless)]
+    size = -(-len(spans) // PIECES)
+    pieces = [spans[begin : begin + size] for begin in range(0, len(spans), size)]
+    return [part for piece in pieces for part in read_parts(piece, nameless=nameless)]
 
 
 class _Spans:
@@ -115,7 +116,7 @@ class _Spans:
         """Where a field's notes are there, their columns, and as they were parsed."""
         struct = schema.Parents if field.notes is ParentNotes else notes_struct(field.notes)
         given = [attributes.get(field.attribute, "") for attributes in self._attributes]
-        texts: list[str] = _converted(given, _note_text, field.attribute)
+        texts: list[str] = _converted(given, field.many, field.attribute)
         there = np.array(list(map(bool, texts)), np.bool_)
         parsed: list[Any] = [read_json(text, struct, field.attribute) for text in texts if text]
         lengths = {letter: lengths[there] for letter, lengths in self._lengths.items()}
@@ -244,20 +245,20 @@ def _counts(values: Sequence[Sequence[Any]]) -> Longs:
 def _converted(values: list[Any], kind: Any, name: str) -> list[Any]:  # noqa: ANN401
     """A value of each span, checked."""
     try:
-        return msgspec.convert(values, list[kind])
+        return msgspec.convert(values, kind)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, RecursionError) as error:
         raise DamagedError(str(error).replace(" - at `$[0]", f" in `{name}")) from None
 
 
 def _plain(field: WireField, values: list[Any], attributes: Sequence[Attributes]) -> list[Any]:
     """The value of a field in each span, checked."""
-    kind, default = field.checked_as()
+    default = field.checked_as[1]
     if None in values:
         absent = UNSET if field.is_id else default.get("default", UNSET)
         values = [each.get(field.attribute, absent) for each in attributes]
         if UNSET in values:
             raise DamagedError(f"Object missing required field `{field.attribute}`")
-    return _converted(values, kind, field.attribute)
+    return _converted(values, field.many, field.attribute)
 
 
 def _flat(field: WireField, values: list[Any]) -> tuple[list[Any], Longs]:
@@ -271,21 +272,21 @@ def _flat(field: WireField, values: list[Any]) -> tuple[list[Any], Longs]:
     if field.is_any_float:
         return flat, counts
     try:
-        return msgspec.convert(flat, list[field.kind]), counts  # type: ignore[name-defined]
+        return msgspec.convert(flat, field.many), counts
     except msgspec.MsgspecError as error:
         raise DamagedError(str(error).replace(" - at `$", f" in `{field.attribute}")) from None
 
 
 def _listed(field: WireField, value: Any) -> list[Any]:  # noqa: ANN401
     """The values of an array in one span."""
-    kind: Any = list[float] if field.is_float else list[field.kind]  # type: ignore[name-defined]
+    kind = list[float] if field.is_float else field.many
     try:
         value = elements(value) if isinstance(value, Raw) else [] if value is None else value
     except msgspec.MsgspecError as error:
         raise DamagedError(f"`{field.attribute}`: {plain_error(error)}") from None
     if is_text(value, kind):
         value = array_of_text(field.attribute, value, kind)
-    return _converted([value], kind, field.attribute)[0]  # type: ignore[no-any-return]
+    return _converted([value], list[kind], field.attribute)[0]  # type: ignore[valid-type, no-any-return]
 
 
 def _inner(table: FieldColumns, name: str) -> tuple[NDArray[Any], Longs, Longs]:

@@ -28,7 +28,7 @@ from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, every_run
 from specscope.trace.wire.bus import PROMPT_SECONDS
 from specscope.trace.wire.codec import DamagedError
-from specscope.trace.wire.otlp_json import Parts, Spans, read_line
+from specscope.trace.wire.otlp_json import Parts, ReadSpan, Spans, read_line
 from specscope.trace.wire.schema import is_ours, newer, whole_objects
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 from specscope.trace.wire.wrapped.unwrap import unwrapped
@@ -36,6 +36,7 @@ from specscope.trace.wire.wrapped.unwrap import unwrapped
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 NAMED = 3  # other services, at most
 MOST_BARREN = 100_000  # lines in a row that hold no span
+TOGETHER = 256  # spans that are decoded at once, at least: a capture's line may have few
 LAST = 32  # steps by which it is told how many a process that was killed had not written
 
 
@@ -62,6 +63,7 @@ class CaptureReader:
         self._plain = True  # it is not compressed
         self._began = time.monotonic()
         self._decoder = Decoder(patient=True)
+        self._spans: list[ReadSpan | DamagedError] = []  # that wait to be decoded together
         self.history.vocabulary = self._decoder.vocabulary
         self._kinds = [self._checked(file) for file in self.source.files]
         self._lines = self._records()
@@ -137,8 +139,17 @@ class CaptureReader:
     def _records(self) -> Iterator[list[StepRecord]]:
         """The records, in order."""
         for number, line in self._documents():
-            yield self._decoded(number, line)
-        yield self._decoder.flush()
+            self._take(number, line)
+            yield self._fed() if len(self._spans) >= TOGETHER or not self.history.steps else []
+        yield [*self._fed(), *self._decoder.flush()]
+
+    def _fed(self) -> list[StepRecord]:
+        """The records that the spans complete which were not decoded yet."""
+        spans, self._spans = self._spans, []
+        records = self._decoder.feed(*spans)
+        packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
+        self._learn(packed)
+        return records
 
     def _documents(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each document with the number of its first line."""
@@ -176,15 +187,15 @@ class CaptureReader:
                     self._services.add(printable(str(resource.get("service.name") or "unnamed service"))[:200])
         return [(resource, spans) for resource, spans in parts if is_ours(resource)]
 
-    def _decoded(self, number: int, line: bytes | Parts) -> list[StepRecord]:
-        """The records that a document completes. The first that is ours must tell of the run; others may be lost."""
+    def _take(self, number: int, line: bytes | Parts) -> None:
+        """Keep the spans of a document. The first that is ours must tell of the run; others may be lost."""
         try:
-            return [record for resource, spans in self._parts(number, line) for record in self._part(resource, spans)]
+            for resource, spans in self._parts(number, line):
+                self._take_part(resource, spans)
         except UserError as error:
             raise UserError(f"{self.name}, line {number}: {error}") from None
         except DamagedError as error:
             self._leave_out(number, str(error))
-            return []
 
     def _leave_out(self, number: int, why: str) -> None:
         """Skip a line that cannot be read. Raises UserError where no line before it could be read either."""
@@ -192,7 +203,7 @@ class CaptureReader:
             raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
         self._decoder.faults.add(f"line {number}", why)
 
-    def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
+    def _take_part(self, resource: Mapping[str, Any], spans: Spans) -> None:
         run, known = resource.get("specscope.run.id"), self.history.run
         if known is not None and not isinstance(run, str):
             raise DamagedError("the resource does not name its run")
@@ -201,7 +212,7 @@ class CaptureReader:
                 runs = ", ".join(each.run[:12] for each in every_run(self.source) if isinstance(each, CaptureSource))
                 raise UserError(f"the file holds more than one run: add --run ID with one of {runs}")
             self._other_runs[str(run)] += len(spans)
-            return []
+            return
         if self.history.run is None:
             self.history.run = run_info(resource)
             self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
@@ -209,10 +220,7 @@ class CaptureReader:
             for name in whole_objects(resource)[1]:
                 self._decoder.faults.add("the run", f"`{name}` was cut short")
         self._learn(resource.get(DRAFT_TOKENS))
-        records = self._decoder.feed(*spans)
-        packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
-        self._learn(packed)
-        return records
+        self._spans += spans
 
     def _learn(self, packed: object) -> None:
         """Complete the run with its draft vocabulary, which is told once in a file, wherever that is."""

@@ -31,7 +31,7 @@ class WireField:
     mark: Withheld | None
     default: Any  # MISSING where it has none
 
-    @property
+    @cached_property
     def attribute(self) -> str:
         """The attribute that holds the field; "" where it is part of notes as JSON."""
         return self.wire.name
@@ -51,7 +51,7 @@ class WireField:
         """What an array is over."""
         return self.wire.per.rstrip("?").split(",")
 
-    @property
+    @cached_property
     def is_id(self) -> bool:
         """Whether it is a token id, or an array of token ids."""
         return self.goes(Privacy.NO_TOKENS) and (self.dtype is not None or self.base is int)
@@ -62,7 +62,7 @@ class WireField:
         plain = self.wire.form is WireForm.PLAIN
         return next((kind for kind in get_args(self.base) if plain and dataclasses.is_dataclass(kind)), None)
 
-    @property
+    @cached_property
     def may_be_empty(self) -> bool:
         """Whether an array may also be empty."""
         return self.wire.per.endswith("?")
@@ -80,6 +80,11 @@ class WireField:
         return getattr(self.kind, "__origin__", self.kind) is float
 
     @cached_property
+    def many(self) -> Any:  # noqa: ANN401
+        """The type of a value in each of several spans, or of all values of an array."""
+        return list[self.kind if self.dtype is not None else self.checked_as[0]]  # type: ignore[misc]
+
+    @cached_property
     def is_any_float(self) -> bool:
         """Whether any float will do."""
         return self.is_float and not any(isinstance(mark.ge or mark.le, float) for mark in get_args(self.kind)[1:])
@@ -88,6 +93,7 @@ class WireField:
         """Whether it is absent at a level: it could hold only the marks of what was left out."""
         return self.mark is not None and self.mark.level <= privacy and self.mark.instead is blank
 
+    @cached_property
     def checked_as(self) -> tuple[Any, dict[str, Any]]:
         """Its type and default in the checking struct."""
         in_json, kind = not self.attribute, Number if self.is_float and not self.attribute else self.kind
@@ -106,7 +112,7 @@ class WireField:
             return kind, {}
         return kind, {"default": json.dumps(self.default) if self.wire.form is WireForm.JSON else self.default}
 
-    @property
+    @cached_property
     def is_needed(self) -> bool:
         """Whether it is written even when it is empty or has its default."""
         always = self.wire.told is not Told.OTHERWISE
@@ -127,7 +133,7 @@ class WireField:
             return list
         return attrgetter("value") if _enums(self.base) else None
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the record has it as the checking struct does, but for floats as texts."""
         has_none = self.default is None or type(None) not in get_args(self.kind)
