@@ -29,6 +29,7 @@ from specscope.trace.wire.wire_field import WireField, wired
 from specscope.tree_shape import ROOT
 
 Attributes = Mapping[str, Any]
+Span = tuple[schema.DecodeStep, Attributes]  # what one says of itself, and all that it says
 Lengths = dict[str, Longs]  # of each letter of DIMENSIONS: [S] the length of such arrays in each span
 PIECES = 16  # that spans are tried in of which one is damaged
 
@@ -44,14 +45,12 @@ class ReadPart:
     weight: int  # bytes that it takes, roughly
 
 
-def read_parts(
-    spans: Sequence[tuple[schema.DecodeStep, Attributes]], *, nameless: bool
-) -> list[ReadPart | DamagedError]:
+def read_parts(spans: Sequence[Span], *, nameless: bool) -> list[ReadPart | DamagedError]:
     """The steps of these spans in columns, or what is wrong with one. `nameless`: token ids were left out."""
     if not spans:
         return []
     try:
-        return [*_Spans(spans, nameless).parts()]
+        return [*_parts([span for span, _ in spans], [attributes for _, attributes in spans], nameless)]
     except DamagedError as error:
         if len(spans) == 1:
             return [error]
@@ -60,104 +59,102 @@ def read_parts(
     return [part for piece in pieces for part in read_parts(piece, nameless=nameless)]
 
 
-class _Spans:
-    """Some decode steps. Raises DamagedError where anything in one is damaged; the message is of the only one."""
+def _parts(spans: Sequence[schema.DecodeStep], attributes: Sequence[Attributes], nameless: bool) -> list[ReadPart]:
+    """The steps, checked. Raises DamagedError where anything in one is damaged; the message is of the only one."""
+    lengths: Lengths = {}
+    own = _of_attributes(RequestStep, attributes, lengths, nameless)
+    everywhere, has_notes = np.ones(len(spans), np.bool_), np.array([span.dropped is not UNSET for span in spans])
+    held = {
+        name: (everywhere, _of_attributes(HELD[name], attributes, lengths, nameless)) for name in ("tree", "verdict")
+    }
+    dropped = np.array([span.dropped for span in spans if span.dropped is not UNSET], np.int64)
+    with_notes = [each for each, there in zip(attributes, has_notes, strict=True) if there]
+    of_notes = {**_some(lengths, has_notes), "d": dropped}
+    held["notes"] = has_notes, _of_attributes(HELD["notes"], with_notes, of_notes, nameless)
+    lengths["e"] = own.numbers["emitted"]
+    parsed: dict[str, list[Any]] = {}
+    for field in wired(RequestStep):
+        if field.notes is not None:
+            there, parsed[field.name] = _parsed(field, attributes)
+            held[field.name] = there, _of_notes(field, parsed[field.name], _some(lengths, there), nameless)
+    packed = PackedParts(own, held)
+    _check(packed, spans, lengths["n"], lengths["a"])
+    final = packed.held["verdict"].numbers["token"].tolist()
+    shown = [[*drafted, last] for drafted, last in zip(packed.held["tree"].lists("token"), final, strict=True)]
+    weight = 2000 + packed.nbytes // len(packed)
+    parts = [ReadPart(packed[row], tokens, [], (), weight) for row, tokens in enumerate(shown)]
+    there, tops = held["parents"]
+    likeliest = zip(tops.lists("top"), tops.lists("draft_top"), parsed["parents"], strict=True)
+    for row, (top, draft_top, notes) in zip(np.flatnonzero(there).tolist(), likeliest, strict=True):
+        if notes.text:
+            named = sorted({*top, *draft_top}.difference(shown[row]))
+            parts[row] = ReadPart(parts[row].step, shown[row], named, notes.text, weight)
+    return parts
 
-    def __init__(self, spans: Sequence[tuple[schema.DecodeStep, Attributes]], nameless: bool) -> None:
-        self._spans = [span for span, _ in spans]
-        self._attributes = [attributes for _, attributes in spans]
-        self._nameless = nameless
-        self._lengths: Lengths = {}
 
-    def parts(self) -> list[ReadPart]:
-        """The steps, checked."""
-        own, everywhere = self._table(RequestStep), np.ones(len(self._spans), np.bool_)
-        held = {name: (everywhere, self._table(HELD[name])) for name in ("tree", "verdict")}
-        has_notes = np.array([span.dropped is not UNSET for span in self._spans])
-        dropped = np.array([span.dropped for span in self._spans if span.dropped is not UNSET], np.int64)
-        notes = _Spans([pair for pair, there in zip(self._pairs, has_notes, strict=True) if there], self._nameless)
-        notes._lengths = {letter: lengths[has_notes] for letter, lengths in self._lengths.items()} | {"d": dropped}
-        held["notes"] = has_notes, notes._table(HELD["notes"])
-        self._lengths["e"] = own.numbers["emitted"]
-        read = {field.name: self._notes(field) for field in wired(RequestStep) if field.notes is not None}
-        held |= {name: (there, table) for name, (there, table, _) in read.items()}
-        packed = PackedParts(own, held)
-        self._check(packed)
-        final = packed.held["verdict"].numbers["token"].tolist()
-        shown = [[*drafted, last] for drafted, last in zip(packed.held["tree"].lists("token"), final, strict=True)]
-        weight = 2000 + packed.nbytes // len(packed)
-        parts = [ReadPart(packed[row], tokens, [], (), weight) for row, tokens in enumerate(shown)]
-        there, tops, parsed = read["parents"]
-        each = zip(np.flatnonzero(there).tolist(), tops.lists("top"), tops.lists("draft_top"), parsed, strict=True)
-        for row, top, draft_top, notes in each:
-            if notes.text:
-                named = sorted({*top, *draft_top}.difference(shown[row]))
-                parts[row] = ReadPart(parts[row].step, shown[row], named, notes.text, weight)
-        return parts
+def _some(lengths: Lengths, there: NDArray[np.bool_]) -> Lengths:
+    return {letter: each[there] for letter, each in lengths.items()}
 
-    @property
-    def _pairs(self) -> list[tuple[schema.DecodeStep, Attributes]]:
-        return list(zip(self._spans, self._attributes, strict=True))
 
-    def _table(self, kind: type) -> FieldColumns:
-        """The columns of a record whose fields are attributes."""
-        table = _Table(len(self._spans), self._lengths, self._nameless)
-        for field in wired(kind):
-            if field.notes is None and not table.leaves_out(field):
-                values = [attributes.get(field.attribute) for attributes in self._attributes]
-                if field.dtype is None:
-                    table.add_plain(field, _plain(field, values, self._attributes))
-                else:
-                    flat, counts = _flat(field, values)
-                    table.add_array(field, flat, counts)
-        return table.columns()
-
-    def _notes(self, field: WireField) -> tuple[NDArray[np.bool_], FieldColumns, list[Any]]:
-        """Where a field's notes are there, their columns, and as they were parsed."""
-        struct = schema.Parents if field.notes is ParentNotes else notes_struct(field.notes)
-        given = [attributes.get(field.attribute, "") for attributes in self._attributes]
-        texts: list[str] = _converted(given, field.many, field.attribute)
-        there = np.array(list(map(bool, texts)), np.bool_)
-        parsed: list[Any] = [read_json(text, struct, field.attribute) for text in texts if text]
-        lengths = {letter: lengths[there] for letter, lengths in self._lengths.items()}
-        table = _Table(len(parsed), lengths, self._nameless, field.attribute)
-        for inner in wired(field.notes):
-            if table.leaves_out(inner):
-                continue
-            values = [getattr(notes, inner.slot) for notes in parsed]
-            if inner.dtype is None:
-                table.add_plain(inner, values)
-            elif len(inner.dimensions) == 1:
-                table.add_array(inner, list(chain.from_iterable(values)), _counts(values))
+def _of_attributes(kind: type, attributes: Sequence[Attributes], lengths: Lengths, nameless: bool) -> FieldColumns:
+    """The columns of a record whose fields are attributes."""
+    table = _Table(len(attributes), lengths, nameless)
+    for field in wired(kind):
+        if field.notes is None and not table.leaves_out(field):
+            values = [each.get(field.attribute) for each in attributes]
+            if field.dtype is None:
+                table.add_plain(field, _plain(field, values, attributes))
             else:
-                table.add_rows(inner, values)
-        return there, table.columns(), parsed
+                table.add_array(field, *_flat(field, values))
+    return table.columns()
 
-    def _check(self, packed: PackedParts) -> None:
-        """What holds between fields of a step."""
-        n, count = self._lengths["n"], len(self._spans)
-        tree, verdict, notes = (packed.held[name] for name in ("tree", "verdict", "notes"))
-        _parents_first("specscope.tree.parent", tree, "parent", np.zeros(count, np.int64))
-        _parents_first("specscope.draft.dropped_parent", notes, "dropped_parent", n[packed.rows["notes"] >= 0])
-        _check_path(verdict, tree, n)
-        accepted, emitted = self._lengths["a"], packed.parts.numbers["emitted"]
-        for name, says, holds in (
-            ("drafted", [span.drafted for span in self._spans], n),
-            ("accepted", [span.accepted for span in self._spans], accepted),
-        ):
-            if (wrong := np.array(says) != holds).any():
-                raise DamagedError(f"`specscope.{name}` is {says[wrong.argmax()]}, the arrays hold {holds[wrong][0]}")
-        if (wrong := emitted > accepted + 1).any():
-            many, few = emitted[wrong][0], accepted[wrong][0] + 1
-            raise DamagedError(f"`specscope.emitted` is {many}, only {few} were committed")
-        for span, nodes in zip(self._spans, n, strict=True):
-            if span.text and len(span.text) != nodes + 1:
-                raise DamagedError(f"`specscope.tree.text` holds {len(span.text)} texts for {nodes + 1} tokens")
-        _check_nodes("specscope.forced", verdict, "forced", n, n)
-        _check_nodes("specscope.kv.moved", packed.parts, "moved", n, n - 1)
-        for name in ("parents", "form"):
-            nodes = n[packed.rows[name] >= 0]
-            _check_nodes(f"specscope.{name}", packed.held[name], "node", nodes, nodes - 1)
+
+def _parsed(field: WireField, attributes: Sequence[Attributes]) -> tuple[NDArray[np.bool_], list[Any]]:
+    """In which spans the notes are that a field holds as JSON, and those, parsed."""
+    struct = schema.Parents if field.notes is ParentNotes else notes_struct(field.notes)
+    texts = _converted([each.get(field.attribute, "") for each in attributes], field.many, field.attribute)
+    there = np.array(list(map(bool, texts)), np.bool_)
+    return there, [read_json(text, struct, field.attribute) for text in texts if text]
+
+
+def _of_notes(field: WireField, parsed: Sequence[Any], lengths: Lengths, nameless: bool) -> FieldColumns:
+    """The columns of notes."""
+    table = _Table(len(parsed), lengths, nameless, field.attribute)
+    for inner in wired(field.notes):
+        if table.leaves_out(inner):
+            continue
+        values = [getattr(notes, inner.slot) for notes in parsed]
+        if inner.dtype is None:
+            table.add_plain(inner, values)
+        elif len(inner.dimensions) == 1:
+            table.add_array(inner, list(chain.from_iterable(values)), _counts(values))
+        else:
+            table.add_rows(inner, values)
+    return table.columns()
+
+
+def _check(packed: PackedParts, spans: Sequence[schema.DecodeStep], n: Longs, accepted: Longs) -> None:
+    """What holds between fields of a step."""
+    tree, verdict, notes = (packed.held[name] for name in ("tree", "verdict", "notes"))
+    _parents_first("specscope.tree.parent", tree, "parent", np.zeros(len(spans), np.int64))
+    _parents_first("specscope.draft.dropped_parent", notes, "dropped_parent", n[packed.rows["notes"] >= 0])
+    _check_path(verdict, tree, n)
+    for name, holds in (("drafted", n), ("accepted", accepted)):
+        says = np.array([getattr(span, name) for span in spans])
+        if (wrong := says != holds).any():
+            raise DamagedError(f"`specscope.{name}` is {says[wrong][0]}, the arrays hold {holds[wrong][0]}")
+    emitted = packed.parts.numbers["emitted"]
+    if (wrong := emitted > accepted + 1).any():
+        few = accepted[wrong][0] + 1
+        raise DamagedError(f"`specscope.emitted` is {emitted[wrong][0]}, only {few} were committed")
+    for span, nodes in zip(spans, n.tolist(), strict=True):
+        if span.text and len(span.text) != nodes + 1:
+            raise DamagedError(f"`specscope.tree.text` holds {len(span.text)} texts for {nodes + 1} tokens")
+    _check_nodes("specscope.forced", verdict, "forced", n, n)
+    _check_nodes("specscope.kv.moved", packed.parts, "moved", n, n - 1)
+    for name in ("parents", "form"):
+        nodes = n[packed.rows[name] >= 0]
+        _check_nodes(f"specscope.{name}", packed.held[name], "node", nodes, nodes - 1)
 
 
 class _Table:

@@ -1,0 +1,88 @@
+"""Decode steps are read many at once: what is damaged is said of its own step, and arrays in any form are the same."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.otlp_json import ReadSpan, all_elements, elements
+from specscope.trace.wire.spans import Encoder
+from specscope.trace.wire.unspan import Decoder
+from tests.trace.samples import records
+from tests.trace.strategies import RUN
+
+SPECIAL = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+def array(values):
+    """An array as the official exporter writes it."""
+    each = [
+        {"intValue": str(value)}
+        if isinstance(value, int)
+        else {"doubleValue": value if math.isfinite(value) else SPECIAL.get(value, "NaN")}
+        for value in values
+    ]
+    return Raw(json.dumps({"values": each}, separators=(",", ":")).encode())
+
+
+@given(st.lists(st.lists(st.floats()) | st.none(), max_size=5), st.lists(st.lists(st.integers(0, 9)), max_size=5))
+def test_arrays_that_are_read_together_are_what_each_is(floats, ints):
+    for is_float, arrays in ((True, floats), (False, ints)):
+        raws = [None if each is None else array(each) for each in arrays if each != []]
+        values, counts = all_elements(raws, floats=is_float)
+        alone = [[] if raw is None else elements(raw) for raw in raws]
+        assert counts.tolist() == list(map(len, alone))
+        assert json.dumps(values) == json.dumps([value for each in alone for value in each])  # NaN is NaN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"values":[{"doubleValue":{"doubleValue":1}}]}',
+        '{"values":[{"doubleValue":1,"intValue":"2"}]}',
+        '{"values":[{"doubleValue":1},{"intValue":"2"}]}',
+        '{"values":[{"doubleValue":"much"}]}',
+        '{"values":[{"doubleValue":1},{"doubleValue":null}]}',
+        '{"values":[ {"doubleValue":1}]}',
+        '{"values":[{"stringValue":"1"}]}',
+        '{"values":[]}',
+        "{}",
+        "null",
+    ],
+)
+def test_an_array_in_another_form_is_left_to_the_one_that_reads_any(text):
+    assert all_elements([array([0.5]), Raw(text.encode())], floats=True) is None
+
+
+@pytest.mark.parametrize("nameless", [False, True])
+def test_what_is_damaged_among_many_is_named_and_the_others_are_read(nameless):
+    """Three of forty steps are damaged, each in another way; what stands beside them is as it was sent."""
+    change = {
+        7: {"specscope.verdict.p": [0.5]},
+        8: {"specscope.accepted": 9},
+        30: {"specscope.parents": '{"node":[7]}'},
+    }
+    sent = next(record for record in records() if record.requests and len(record.requests[0].tree) == 2)
+    spans = [each for each in Encoder(RUN, Vocabulary()).encode(sent) if each.name == "decode_step"]
+    many = [
+        ReadSpan("decode_step", 0, 1, spans[0].attributes | {"specscope.request.id": f"r{i}"} | change.get(i, {}))
+        for i in range(40)
+    ]
+    decoder = Decoder(Privacy.NO_TOKENS if nameless else Privacy.EVERYTHING)
+    [record] = [*decoder.feed(*many), *decoder.flush()]
+    assert [part.request for part in record.requests] == [f"r{i}" for i in range(40) if i not in change]
+    assert decoder.faults.total == 3
+    alone = []
+    for i in change:
+        other = Decoder(decoder.privacy)
+        other.feed(many[i])
+        alone += other.faults.lines()
+    assert sorted(decoder.faults.lines()) == sorted(alone)
+    for part in record.requests:
+        assert part.verdict.coin.tolist() == sent.requests[0].verdict.coin.tolist()
+        assert (part.tokens_shown == sent.requests[0].tokens_shown) is not nameless
