@@ -45,6 +45,7 @@ LIMITS = Limits(
     silent_seconds=4,
     idle_seconds=60,
 )
+MOST_OBJECTS = 2**18  # in JSON: a number in an array is one, of 17 bytes at least
 GRPC_AGE_MS = 30_000  # a gRPC connection is renewed after this: a call that never sends its export ends with it
 GRPC_GRACE_MS = 5_000  # once the calls that were under way have had so long
 
@@ -69,6 +70,8 @@ class Export:
 
 def _read(body: bytes | bytearray, kind: str) -> Parts:
     try:
+        if kind == JSON and body.count(b"{") > MOST_OBJECTS:
+            raise ValueError(f"more than {MOST_OBJECTS:,} JSON objects in one export")
         return read_line(body) if kind == JSON else read_request(body)
     except (DamagedError, DecodeError, ValueError) as error:
         name = "OTLP JSON" if kind == JSON else "OTLP protobuf"

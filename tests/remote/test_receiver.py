@@ -492,8 +492,8 @@ def test_values_nested_without_end_are_refused(receiver: Receiver, taken: Taken,
     [
         (b"\x0a\x00" * 2**20, PROTOBUF),  # resources
         (length_delimited(0x0A, length_delimited(0x12, b"\x12\x00" * 2**20)), PROTOBUF),  # spans
-        (b'{"resourceSpans":[' + b"{}," * 2**20 + b"{}]}", JSON),
-        (b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * 2**20 + b"{}]}]}]}", JSON),
+        (b'{"resourceSpans":[' + b"{}," * 1_300_000 + b"{}]}", JSON),
+        (b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * 1_300_000 + b"{}]}]}]}", JSON),
     ],
     ids=["resources", "spans", "json resources", "json spans"],
 )
