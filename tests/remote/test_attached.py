@@ -118,7 +118,7 @@ async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, att
 
 
 def test_memory_is_bounded(tiny, attached, monkeypatch):
-    monkeypatch.setattr("specscope.remote.attached.MOST", 8)
+    monkeypatch.setattr("specscope.remote.engines.MOST", 8)
     records = send(tiny, attached.listening.grpc_port, "grpc", "abcabcabc")
     assert len(records) > 9
     until(lambda: attached.viewer.news, attached.viewer.poll)

@@ -114,14 +114,14 @@ def test_what_vllm_sends_beside_ours_changes_nothing(attached, how):
 
 
 def test_runs_without_end_are_bounded(attached, monkeypatch):
-    monkeypatch.setattr("specscope.remote.attached.BYTES", 2 * 2**20)
+    monkeypatch.setattr("specscope.remote.engines.BYTES", 2 * 2**20)
     for n in range(80):
         run = dataclasses.replace(RUN, run_id=f"run{n}")
         assert post(attached, encode_spans(spans(run)).SerializeToString(), PROTOBUF) == 200
         attached.viewer.poll()
     settle(attached, lambda: "run79" in attached.runs)
     assert len(attached.runs) <= 64
-    assert sum(run.size for run in attached.runs.values()) < 3 * 2**20
+    assert sum(run.nbytes for run in attached.runs.values()) < 3 * 2**20
 
 
 def test_evidence_that_is_missing_altogether_is_said(attached):
