@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count as counting
-from typing import Protocol
+from typing import Any, Protocol
 
 from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.commands import Commands, WhatIf
@@ -80,65 +80,48 @@ class HeldSession(Session):
         """Stop at the next step, unless it stands already."""
         return self._stop(StopReason.STEP) if self.gate.stands else self.next()
 
+    def goto_step(self, number: int) -> Stop:
+        """Run on to a later step."""
+        if number <= self.history.last_step:
+            self._refuse()
+        return self._run(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
+
+    def _runs(self, request: RequestHistory) -> bool:
+        return request.end is None
+
     # What it cannot do
 
     def step(self) -> Stop:
         """Refused: the engine stands only in its sampler."""
         raise UserError(f"{self.gate.engine} stops in its sampler only, not between phases: next runs one engine step")
 
-    def goto(self, position: int) -> Stop:
-        """Refused: the engine cannot go back."""
-        raise self._no_way_back()
+    def _refuse(self, *words: Any, **named: Any) -> Stop:  # noqa: ANN401
+        raise UserError(
+            f"{self.gate.engine} cannot go back: it keeps no KV cache and no random state of earlier steps. "
+            "specscope debug --over CAPTURE goes back over what was recorded"
+        )
 
-    def goto_step(self, number: int) -> Stop:
-        """Run on to a later step."""
-        if number <= self.history.last_step:
-            raise self._no_way_back()
-        return self._run(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
-
-    def _runs(self, request: RequestHistory) -> bool:
-        return request.end is None
-
-    def reverse_next(self, count: int = 1) -> Stop:
-        """Refused: the engine cannot go back."""
-        raise self._no_way_back()
-
-    def reverse_step(self) -> Stop:
-        """Refused: the engine cannot go back."""
-        raise self._no_way_back()
-
-    def reverse_continue(self) -> Stop:
-        """Refused: the engine cannot go back."""
-        raise self._no_way_back()
+    goto = reverse_next = reverse_step = reverse_continue = _refuse
 
     def show_branch(self, number: int) -> Stop:
         """Refused: the engine has one branch."""
         raise UserError(f"{self.gate.engine}'s run has one branch: it cannot go back")
-
-    def _no_way_back(self) -> UserError:
-        return UserError(
-            f"{self.gate.engine} cannot go back: it keeps no KV cache and no random state of earlier steps. "
-            "specscope debug --over CAPTURE goes back over what was recorded"
-        )
 
 
 class _HeldWhatIf(WhatIf):
     """What the engine can show where it stands."""
 
     def __init__(self, debugger: HeldEngine) -> None:
-        self.debugger = debugger
+        self.debugger, self._name = debugger, debugger.gate.engine
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """Refused: the engine has one KV cache for each request, and one place in it."""
-        name = self.debugger.gate.engine
-        raise UserError(f"{name} cannot run a request twice: specscope debug PROMPT forks in an engine of ours")
+        raise UserError(f"{self._name} cannot run a request twice: specscope debug PROMPT forks in an engine of ours")
 
     def check_kv(self, session: Session) -> KVCheck:
         """Refused: the engine's cache is not ours to read."""
-        name = self.debugger.gate.engine
-        raise UserError(
-            f"{name}'s KV cache cannot be checked from here: specscope audit checks what it computed from it"
-        )
+        what = "KV cache cannot be checked from here: specscope audit checks what it computed from it"
+        raise UserError(f"{self._name}'s {what}")
 
     def view(self, session: Session, node: int | None) -> NodeView:
         """The distributions from the tensors of the sampler's call, while the engine stands."""

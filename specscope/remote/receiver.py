@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -56,35 +55,30 @@ class Export:
 
     body: bytes | bytearray
     kind: str  # PROTOBUF or JSON
-    count: int  # of its spans
+    count: int = 0  # of its spans
 
     @staticmethod
     def of(body: bytes | bytearray, kind: str) -> Export:
         """Raises ValueError, in one line, for what is no ExportTraceServiceRequest of that kind."""
-        return Export(body, kind, sum(len(spans) for _, spans in _read(body, kind)))
+        return Export(body, kind, sum(len(spans) for _, spans in Export(body, kind).parts()))
 
     def parts(self) -> Parts:
-        """Its spans."""
-        return _read(self.body, self.kind)
-
-
-def _read(body: bytes | bytearray, kind: str) -> Parts:
-    try:
-        if kind == JSON and body.count(b"{") > MOST_OBJECTS:
-            raise ValueError(f"more than {MOST_OBJECTS:,} JSON objects in one export")
-        return read_line(body) if kind == JSON else read_request(body)
-    except (DamagedError, DecodeError, ValueError) as error:
-        name = "OTLP JSON" if kind == JSON else "OTLP protobuf"
-        raise ValueError(" ".join(f"the body is not {name}: {error}".split())[:300]) from None
+        """Its spans. Raises ValueError."""
+        try:
+            if self.kind == JSON and self.body.count(b"{") > MOST_OBJECTS:
+                raise ValueError(f"more than {MOST_OBJECTS:,} JSON objects in one export")
+            return read_line(self.body) if self.kind == JSON else read_request(self.body)
+        except (DamagedError, DecodeError, ValueError) as error:
+            name = "OTLP JSON" if self.kind == JSON else "OTLP protobuf"
+            raise ValueError(" ".join(f"the body is not {name}: {error}".split())[:300]) from None
 
 
 class Receiver:
     """Listens for OTLP traces and hands every export to `on_spans`, one call at a time, on the receiver's threads.
 
     `grpc_port` and `http_port`: 0 takes any free port, None leaves that protocol off; after `start` they hold the
-    real ports. `received` counts spans handed over, `refused` the exports that could not be read. Listens on the
-    loopback interface unless told otherwise. An export is acknowledged after `on_spans` has returned; one in which
-    it raises is answered with an error, and the sender decides whether to try again.
+    real ports. An export is acknowledged after `on_spans` has returned; one in which it raises is answered with an
+    error, and the sender decides whether to try again.
     """
 
     def __init__(
@@ -96,14 +90,8 @@ class Receiver:
         limits: Limits = LIMITS,
         on_refused: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self.on_spans = on_spans
-        self._on_refused = on_refused
-        self.host = host
-        self.grpc_port = grpc_port
-        self.http_port = http_port
-        self.limits = limits
-        self.received = 0
-        self.refused = 0
+        self.on_spans, self._on_refused = on_spans, on_refused
+        self.host, self.grpc_port, self.http_port, self.limits = host, grpc_port, http_port, limits
         self._lock = threading.Lock()
         self._parsing = threading.Lock()  # one export at a time: decoded they are many times larger
         self._open = False
@@ -127,23 +115,17 @@ class Receiver:
         """Stop listening; no span is handed over after this returns. May be called twice."""
         with self._lock:
             self._open = False
-        if self._grpc is not None:
-            self._grpc.stop(grace=1).wait()
-            self._grpc = None
-        if self._http is not None:
-            self._http.close()
-            self._http = None
+        server, self._grpc, http, self._http = self._grpc, None, self._http, None
+        if server is not None:
+            server.stop(grace=1).wait()
+        if http is not None:
+            http.close()
 
     def __enter__(self) -> Receiver:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def refuse(self, why: str) -> None:
-        """Count an export that is refused."""
-        self.refused += 1
-        self._on_refused(why)
 
     def _start_grpc(self, port: int) -> None:
         server = grpc.server(
@@ -163,9 +145,13 @@ class Receiver:
         try:
             self.grpc_port = server.add_insecure_port(address(self.host, port))
         except RuntimeError:
-            raise _cannot_listen("gRPC", self.host, port) from None
+            raise self._cannot_listen("gRPC", port) from None
         server.start()
         self._grpc = server
+
+    def _cannot_listen(self, protocol: str, port: int) -> UserError:
+        where = f"{self.host}:{port} for OTLP over {protocol}"
+        return UserError(f"cannot listen on {where}: choose another port if this one is in use")
 
     def _export(self, request: bytes, context: grpc.ServicerContext) -> ExportTraceServiceResponse:
         """One export over gRPC, still encoded."""
@@ -174,7 +160,7 @@ class Receiver:
         except ConnectionError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Refusal as refusal:
-            self.refuse(refusal.message)
+            self._on_refused(refusal.message)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal.message)
         except Exception as error:
             context.abort(grpc.StatusCode.INTERNAL, _cannot_take(error))
@@ -184,7 +170,7 @@ class Receiver:
         try:
             bound = bind(self.host, port)
         except (OSError, OverflowError, UnicodeError):
-            raise _cannot_listen("HTTP", self.host, port) from None
+            raise self._cannot_listen("HTTP", port) from None
         self.http_port = bound.getsockname()[1]
         bodies = Bodies(self.limits, PROTOBUF, JSON)
 
@@ -196,7 +182,7 @@ class Receiver:
         self._http = _HttpThread(application, bound)
 
     def _refusal(self, refusal: Refusal) -> Response:
-        self.refuse(refusal.message)
+        self._on_refused(refusal.message)
         return PlainTextResponse(f"{refusal}\n", refusal.status, refusal.headers)
 
     async def _answer(self, request: Request, bodies: Bodies) -> Response:
@@ -221,7 +207,7 @@ class Receiver:
         return Response(b"{}" if kind == JSON else b"", media_type=kind)  # the empty response message
 
     def _take(self, body: bytes | bytearray, kind: str, encoding: str = "identity") -> None:
-        """Read an export, hand it over and count it. Raises Refusal, and ConnectionError after `close`."""
+        """Read an export and hand it over. Raises Refusal, and ConnectionError after `close`."""
         try:
             with self._parsing:
                 export = Export.of(_decompress(body, encoding, self.limits.body_bytes), kind)
@@ -231,13 +217,6 @@ class Receiver:
             if not self._open:
                 raise ConnectionError("the receiver is closed")
             self.on_spans(export)
-            self.received += export.count
-
-
-def _cannot_listen(protocol: str, host: str, port: int) -> UserError:
-    return UserError(
-        f"cannot listen on {host}:{port} for OTLP over {protocol}: choose another port if this one is in use"
-    )
 
 
 def _cannot_take(error: Exception) -> str:
