@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from itertools import chain
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -53,12 +54,13 @@ class HttpClient:
                 raise OSError(CLOSED)
             self._under_way.add(deadline)
         try:
-            with deadline:
-                page = self._follow(url, limit, headers, deadline)
+            deadline.timer.start()
+            page = self._follow(url, limit, headers, deadline)
         except (OSError, HTTPException):
             if not deadline.is_over:
                 raise
         finally:
+            deadline.timer.cancel()
             with self._lock:
                 self._under_way.discard(deadline)
         if deadline.is_over:  # what was read is a part
@@ -72,9 +74,8 @@ class HttpClient:
             self._is_closed = True
             for deadline in self._under_way:
                 deadline.end()
-            for connections in self._idle.values():
-                for connection in connections:
-                    connection.close()
+            for connection in chain.from_iterable(self._idle.values()):
+                connection.close()
             self._idle.clear()
 
     def _follow(self, url: str, limit: int, headers: Mapping[str, str], deadline: _Deadline) -> bytes:
@@ -136,8 +137,8 @@ class _Deadline:
     def __init__(self, seconds: float) -> None:
         self.is_over = False
         self._socket: socket.socket | None = None
-        self._timer = threading.Timer(seconds, self.end)
-        self._timer.daemon = True
+        self.timer = threading.Timer(seconds, self.end)
+        self.timer.daemon = True
 
     def watch(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -149,12 +150,6 @@ class _Deadline:
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._timer.cancel()
 
 
 def login_header(url: SplitResult, name: str = "Authorization") -> dict[str, str]:

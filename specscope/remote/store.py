@@ -29,6 +29,8 @@ MOST_FAILURES = 5  # engine steps that fail otherwise than by being gone: no mor
 LINKING = ("prefill", "decode_step")  # spans whose links lead to engine steps
 GONE = (404, 405, 501)  # no such trace, or no such API
 LOGIN = (401, 403)
+Fetched = tuple[bytes, list[dict[str, Any]]]  # an answer in lines, and its spans
+Get = Callable[[str], Fetched]
 
 
 def fetch_capture(
@@ -40,7 +42,7 @@ def fetch_capture(
     """
     client = HttpClient(SILENT, WHOLE)
 
-    def get(api: str, trace: str) -> tuple[bytes, list[dict[str, Any]]]:
+    def get(api: str, trace: str) -> Fetched:
         url = f"{api}{trace}{address.query}"
         return _read(client.get(url, LARGEST + 1, {"Accept": "application/json", **headers}))
 
@@ -50,22 +52,19 @@ def fetch_capture(
         atexit.register(lambda: Path(name).unlink(missing_ok=True))
         with open(number, "wb") as file:
             file.write(lines)
-            steps = _Steps(lambda trace: get(api, trace), file)
-            steps.fetch(_linked(spans), progress, client.close)
+            notes = _fetch_steps(lambda trace: get(api, trace), _linked(spans), file, progress, client.close)
     except OSError as error:
         raise UserError(f"{address}: cannot write what was fetched: {error.strerror}") from error
     finally:
         client.close()
-    return CaptureSource(address, Path(name), first_run=True, place=address.place, notes=steps.notes)
+    return CaptureSource(address, Path(name), first_run=True, place=address.place, notes=notes)
 
 
 class _NoJsonError(ValueError):
     """What an answer is instead."""
 
 
-def _trace(
-    get: Callable[[str, str], tuple[bytes, list[dict[str, Any]]]], address: StoreAddress
-) -> tuple[str, bytes, list[dict[str, Any]]]:
+def _trace(get: Callable[[str, str], Fetched], address: StoreAddress) -> tuple[str, bytes, list[dict[str, Any]]]:
     """The API that has the trace, its answer in lines, and the answer's spans. Raises UserError."""
     refusals: list[tuple[int, str]] = []  # how much each says, and its words
     for api in address.apis:
@@ -92,60 +91,54 @@ def _refusal(error: StatusError) -> tuple[int, str]:
     return (1, f"the store has no such trace ({error})") if error.status in GONE else (2, f"the store answers {error}")
 
 
-class _Steps:
-    """The engine steps of a request, fetched several at once into its file."""
+def _fetch_steps(
+    get: Get, traces: list[str], file: BinaryIO, progress: Callable[[float], None] | None, end: Callable[[], None]
+) -> tuple[str, ...]:
+    """Fetch engine steps into the file, several at once; a note of what is missing. `end`: ends what is under way.
 
-    def __init__(self, get: Callable[[str], tuple[bytes, list[dict[str, Any]]]], file: BinaryIO) -> None:
-        self._get, self._file = get, file
-        self._lock = threading.Lock()
-        self._room = LARGEST_ALL
-        self._failures: list[str] = []
-        self._unasked = 0
-        self.notes: tuple[str, ...] = ()
+    Raises OSError of the file.
+    """
+    asked, lock, room = traces[:MOST_STEPS], threading.Lock(), LARGEST_ALL
+    failures: list[str] = []
+    unasked = len(traces) - len(asked)
 
-    def fetch(self, traces: list[str], progress: Callable[[float], None] | None, end: Callable[[], None]) -> None:
-        """Fetch them all, and say what is missing. `end`: ends what is under way. Raises OSError of the file."""
-        asked = traces[:MOST_STEPS]
-        self._unasked = len(traces) - len(asked)
-        pool = ThreadPoolExecutor(AT_ONCE)
-        try:
-            for done, future in enumerate(as_completed(pool.submit(self._one, trace) for trace in asked), 1):
-                future.result()
-                if progress:
-                    progress(done / len(asked))
-        except BaseException:
-            end()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-        if missing := len(self._failures) + self._unasked:
-            why = f": {self._failures[0]}" if self._failures else ", the limit"
-            of = plural(len(traces), "engine step")
-            self.notes = (f"{missing} of {of} that the trace links to were not fetched{why}",)
-
-    def _one(self, trace: str) -> None:
-        """Fetch one; in a thread."""
-        if len(self._failures) >= MOST_FAILURES or self._room <= 0:
-            with self._lock:
-                self._unasked += 1
+    def fetch(trace: str) -> None:
+        nonlocal room, unasked
+        if len(failures) >= MOST_FAILURES or room <= 0:
+            with lock:
+                unasked += 1
             return
         lines, failure = b"", ""
         try:
-            lines, spans = self._get(trace)
+            lines, spans = get(trace)
             lines = lines if spans else b""
-        except StatusError as error:
-            failure = "" if error.status in GONE else f"the store answers {error}"
-        except _NoJsonError as error:
-            failure = f"the store answers {error}"
+        except (StatusError, _NoJsonError) as error:
+            is_gone = isinstance(error, StatusError) and error.status in GONE
+            failure = "" if is_gone else f"the store answers {error}"
         except (OSError, HTTPException, ValueError, UserError) as error:
             failure = first_line(error)
-        with self._lock:
-            self._failures += [failure] if failure else []
-            self._room -= len(lines)
-            self._file.write(lines)
+        with lock:
+            failures.extend([failure] if failure else [])
+            room -= len(lines)
+            file.write(lines)
+
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        for done, future in enumerate(as_completed(pool.submit(fetch, trace) for trace in asked), 1):
+            future.result()
+            if progress:
+                progress(done / len(asked))
+    except BaseException:
+        end()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    why = f": {failures[0]}" if failures else ", the limit"
+    missing = f"{len(failures) + unasked} of {plural(len(traces), 'engine step')}"
+    return (f"{missing} that the trace links to were not fetched{why}",) if failures or unasked else ()
 
 
-def _read(page: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+def _read(page: bytes) -> Fetched:
     """An answer of one JSON document or one a line: as one a line, and its spans.
 
     Raises UserError for one that is too large, else _NoJsonError.
