@@ -1,14 +1,24 @@
 """Recorded pages and lines of vLLM; of SGLang (0.5.23), pages written after its source."""
 
 import re
+import threading
 from pathlib import Path
+
+from specscope.watch.source import File
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 PEOPLE = DATA.parent / "people"
+LLAMA = PEOPLE / "llamacpp"
 
 
 def text(name):
     return (DATA / name).read_text()
+
+
+def read(path, follow=False):
+    """(A file as a source, the intervals that it tells.)"""
+    source = File(str(path), follow=follow)
+    return source, [one for one in source.run(threading.Event()) if not isinstance(one, str)]
 
 
 def changed(page, **values):
@@ -41,26 +51,10 @@ def two_engines(page, other):
     return "\n".join(both) + "\n"
 
 
-SGLANG = """\
-# HELP sglang:num_running_reqs The number of running requests.
-# TYPE sglang:num_running_reqs gauge
-sglang:num_running_reqs{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 12.0
-# HELP sglang:num_queue_reqs The number of requests in the waiting queue.
-# TYPE sglang:num_queue_reqs gauge
-sglang:num_queue_reqs{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 3.0
-# HELP sglang:token_usage The token usage.
-# TYPE sglang:token_usage gauge
-sglang:token_usage{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 0.28
-# HELP sglang:spec_accept_length Mean acceptance length of speculative decoding.
-# TYPE sglang:spec_accept_length gauge
-sglang:spec_accept_length{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 2.31
-# HELP sglang:spec_accept_rate Speculative acceptance rate.
-# TYPE sglang:spec_accept_rate gauge
-sglang:spec_accept_rate{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 0.4367
-# HELP sglang:gen_throughput The generation throughput (token/s).
-# TYPE sglang:gen_throughput gauge
-sglang:gen_throughput{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"} 812.5
-"""
+LABELS = '{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"}'
+GAUGES = {"num_running_reqs": 12.0, "num_queue_reqs": 3.0, "token_usage": 0.28}
+GAUGES |= {"spec_accept_length": 2.31, "spec_accept_rate": 0.4367, "gen_throughput": 812.5}
+SGLANG = "".join(f"# TYPE sglang:{name} gauge\nsglang:{name}{LABELS} {value}\n" for name, value in GAUGES.items())
 
 SGLANG_RESPONSE = {
     "id": "f00d",

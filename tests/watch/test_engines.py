@@ -1,9 +1,7 @@
 """Pages, lines and answers of SGLang and llama.cpp. Those in `tests/data/people` are as people have them."""
 
 import re
-import threading
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +10,10 @@ from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import Log, VllmLog
 from specscope.watch.pages import Intervals, difference, read_metrics
 from specscope.watch.responses import Chunks, read_json
-from specscope.watch.source import File, Server
-from tests.watch.samples import text
+from specscope.watch.source import Server
+from tests.watch import samples
+from tests.watch.samples import PEOPLE, text
 from tests.watch.server import Page
-
-PEOPLE = Path(__file__).parents[1] / "data" / "people"
 
 
 def only(page):
@@ -25,8 +22,8 @@ def only(page):
 
 
 def read(path):
-    source = File(str(path), follow=False)
-    return source, [one.aggregate for one in source.run(threading.Event()) if not isinstance(one, str)]
+    source, told = samples.read(path)
+    return source, [one.aggregate for one in told]
 
 
 def test_ranks_and_the_drafter_of_sglang_are_one_engine():

@@ -1,8 +1,6 @@
 """llama.cpp's log: what a real llama-server wrote, and what may be wrong with it."""
 
-import threading
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,16 +12,15 @@ from specscope.trace.record.aggregate import RESTORED
 from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import LlamaLog, Log
 from specscope.watch.pages import Intervals, difference, read_metrics
-from specscope.watch.source import File
 from tests.support.commands import run_here
+from tests.watch import samples
+from tests.watch.samples import LLAMA
 
-PEOPLE = Path(__file__).parents[1] / "data" / "people"
-LLAMA = PEOPLE / "llamacpp"
 NOW = datetime(2026, 11, 26, 12)
 
 
 def read(path):
-    return [one for one in File(str(path), follow=False).run(threading.Event()) if not isinstance(one, str)]
+    return samples.read(path)[1]
 
 
 def figures(path):

@@ -15,14 +15,13 @@ from specscope.errors import UserError
 from specscope.watch.source import PATIENCE, File, Server, metrics_url, open_source
 from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS, ends, until
-from tests.watch.samples import DATA, SGLANG, changed, text
+from tests.watch.samples import DATA, SGLANG, changed, read, text
 from tests.watch.server import Page
 
 
-def read(path, follow=False):
-    source = File(str(path), follow=follow)
-    told = list(source.run(threading.Event()))
-    return source, [one.aggregate for one in told if not isinstance(one, str)]
+def aggregates(path, **more):
+    source, told = read(path, **more)
+    return source, [one.aggregate for one in told]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def read(path, follow=False):
     ],
 )
 def test_what_a_file_holds_is_recognised(name, what, drafts):
-    source, told = read(DATA / name)
+    source, told = aggregates(DATA / name)
     assert source.recognised == what
     assert [one.drafts for one in told] == drafts
     assert source.faults.total == 0
@@ -47,7 +46,7 @@ def test_what_a_file_holds_is_recognised(name, what, drafts):
 def test_a_compressed_log(tmp_path):
     """As logrotate leaves them."""
     (tmp_path / "v.log.2.gz").write_bytes(gzip.compress(text("log.txt").encode()))
-    source, told = read(tmp_path / "v.log.2.gz", follow=True)
+    source, told = aggregates(tmp_path / "v.log.2.gz", follow=True)
     assert source.recognised == "vLLM's log"
     assert [one.drafts for one in told] == [4, 4, 106, 45, 22]
 
@@ -56,13 +55,13 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
     path = tmp_path / "responses.jsonl"
     good = text("chat_greedy.json")
     path.write_text(good + text("chat_n2.json") + good[: len(good) // 2] + "\n" + text("completion_greedy.json"))
-    source, told = read(path)
+    source, told = aggregates(path)
     assert [one.drafts for one in told] == [4, 30]
     assert source.faults.total == 2
     assert "line 2: no figures of acceptance" in source.faults.lines()[0]
     assert "line 3: no JSON" in source.faults.lines()[1]
     path.write_text(f"[{good}, {text('chat_n2.json')}, {good}]")
-    source, told = read(path)
+    source, told = aggregates(path)
     assert [one.drafts for one in told] == [4, 4]
     assert "item 1: no figures of acceptance" in source.faults.lines()[0]
 
@@ -85,7 +84,7 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
 def test_a_file_with_nothing_in_it_says_why(tmp_path, content, why):
     (tmp_path / "file").write_text(content)
     with pytest.raises(UserError, match=why):
-        read(tmp_path / "file")
+        aggregates(tmp_path / "file")
 
 
 def test_a_file_that_is_none(tmp_path):
@@ -100,13 +99,8 @@ class Running:
 
     def __init__(self, source):
         self.told, self.stop = [], threading.Event()
-        self._thread = threading.Thread(target=lambda: self.told.extend(self._all(source)))
+        self._thread = threading.Thread(target=lambda: [self.told.append(one) for one in source.run(self.stop)])
         self._thread.start()
-
-    def _all(self, source):
-        for one in source.run(self.stop):
-            self.told.append(one)
-        return ()
 
     def wait(self, count):
         until(lambda: len(self.drafts) >= count)
@@ -151,8 +145,7 @@ def test_a_log_that_grows_is_followed_through_its_rotation(tmp_path, rotate):
     """Half a line is none, and begins none of another file."""
     path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
     path.write_text("".join(lines[:2]) + lines[3])
-    running = Running(File(str(path), follow=True))
-    try:
+    with contextlib.closing(Running(File(str(path), follow=True))) as running:
         assert running.wait(1) == [4]
         with path.open("a") as file:
             file.write(lines[4][:50])
@@ -165,31 +158,25 @@ def test_a_log_that_grows_is_followed_through_its_rotation(tmp_path, rotate):
             file.write("" if rotate is renamed else lines[5][:40])
         rotate(path, lines[6], lines[7] + lines[8])
         assert running.wait(4) == [4, 4, 106, 45]
-    finally:
-        running.close()
 
 
 def test_a_pipe_is_read_as_it_is_written(tmp_path):
     path, lines = tmp_path / "pipe", text("log.txt").splitlines(keepends=True)
     os.mkfifo(path)
-    running = Running(File(str(path), follow=False))
-    try:
+    with contextlib.closing(Running(File(str(path), follow=False))) as running:
         with path.open("w") as pipe:
             pipe.write(lines[1])
             pipe.flush()
             assert running.wait(1) == [4]
             pipe.write(lines[6])
         assert running.wait(2) == [4, 106]
-    finally:
-        running.close()
 
 
 def test_a_server_that_goes_away_and_comes_back_restarted():
     with Page(text("metrics_after.txt")) as page:
         source = Server(page.url, 0.05)
         source.open()
-        running = Running(source)
-        try:
+        with contextlib.closing(Running(source)) as running:
             running.wait(1)
             page.status = 503
             until(lambda: running.notices)
@@ -202,8 +189,6 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
             (restarted,) = [one for one in running.told if not isinstance(one, str) and one.aggregate.reset]
             assert restarted.aggregate.drafts == 12
             assert len([notice for notice in running.notices if "503" in notice]) == 1  # said once, not each time
-        finally:
-            running.close()
 
 
 @pytest.mark.parametrize(
@@ -219,30 +204,6 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
 def test_a_server_that_does_not_speculate(page, why):
     with Page(page) as server, pytest.raises(UserError, match=why):
         Server(server.url, 1).open()
-
-
-def test_a_page_that_drips_is_waited_for_no_longer_than_is_asked_for():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def drip():
-            with contextlib.suppress(OSError):
-                client, _ = server.accept()
-                with client:
-                    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                    while not gone.wait(0.05):
-                        client.sendall(b"#")
-
-        gone = threading.Event()
-        thread = threading.Thread(target=drip)
-        thread.start()
-        began = time.monotonic()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        code, _, err = run_here(["watch", url, "--headless", "--for", "0.5"])
-        gone.set()
-        thread.join()
-    assert code == 2
-    assert "did not come within 0.5 s" in err
-    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_server_that_cannot_be_reached():
@@ -296,6 +257,14 @@ DRIPS = [
 def test_a_page_that_drips_is_given_up(start):
     with Dripping(start) as server, pytest.raises(UserError, match=r"its page did not come within 0\.3 s"):
         ends(Server(server.url, 1, patience=0.3).open)
+
+
+def test_a_page_that_drips_is_waited_for_no_longer_than_is_asked_for():
+    began = time.monotonic()
+    with Dripping(b"HTTP/1.1 200 OK\r\n\r\n") as server:
+        code, _, err = run_here(["watch", server.url, "--headless", "--for", "0.5"])
+    assert (code, "did not come within 0.5 s" in err) == (2, True)
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_password_is_sent_and_never_shown():
