@@ -15,8 +15,8 @@ MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (11991, 9300),
-    "remote": (2129, 1700),
-    "watch": (2057, 1850),
+    "remote": (2029, 1700),
+    "watch": (2033, 1850),
     "analyze": (27263, 15700),
     "measure": (7034, 3300),
     "engine": (2996, 2350),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (91111, 64500),
+    "all": (90987, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
@@ -86,6 +86,7 @@ FRAGMENTS: dict[str, int] = {
     "specscope/trace/record/rules.py": 1,
     "specscope/train/attend.py": 1,
     "specscope/vllm/launch.py": 1,
+    "specscope/watch/control.py": 1,
 }
 
 SLEEPS: dict[str, int] = {
