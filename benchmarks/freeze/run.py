@@ -18,7 +18,7 @@ from benchmarks.freeze.results import Result, differences, results_of
 from specscope.errors import UserError
 from specscope.terminal import text_console
 
-TRACES = Path(__file__).parents[2] / "traces"
+TRACES = Path(__file__).parents[2] / "tests/data/samples"  # as 5301d291 had them: results stay comparable
 # `capture` and `tree` read these, and people
 SUFFIXES = (".py", ".sh", ".md", ".png", ".svg", ".csv", ".yaml")
 PROMPTS = ("sharegpt.json", "specbench.jsonl", "speedbench.jsonl", "mtbench_hf.jsonl", "specforge_regenerated.jsonl")

@@ -21,7 +21,9 @@ def small(name: str) -> list[dict[str, Any]]:
     """The lines of a sample capture, as JSON values: a few steps, and one in which a request ends."""
     lines = [json.loads(line) for line in (TRACES / f"{name}.jsonl").read_text().splitlines()]
     spans = [span for line in lines for span in spans_of(line)]
-    ends = min(value_of(span, "specscope.step") for span in spans if span["name"].startswith("text_completion"))
+    ends = min(
+        value_of(span, "specscope.step") for span in spans if span["name"].startswith(("chat", "text_completion"))
+    )
     kept = {step: step for step in range(STEPS)} | {ends: min(ends, STEPS)}
     chosen = [span for span in spans if value_of(span, "specscope.step") in kept]
     for span in chosen:

@@ -11,41 +11,8 @@ from specscope.trace.history.expressions import LONGEST, Expression, ExpressionE
 from specscope.trace.words import NODE
 
 NAMES = {name: field.type for name, field in NODE.items()}
-WORDS = [
-    "1",
-    "0.5",
-    "'x'",
-    "(",
-    ")",
-    "<",
-    "==",
-    "and",
-    "or",
-    "not",
-    "in",
-    "+",
-    "-",
-    "*",
-    "/",
-    "//",
-    "%",
-    "**",
-    "if",
-    "else",
-    ",",
-    ".",
-    "[",
-    "]",
-    "abs",
-    "len",
-    "max",
-    "lambda",
-    ":",
-    "__class__",
-    "1e308",
-    "None",
-]
-WORDS += ["True", "9" * 50]
+WORDS = "1 0.5 'x' ( ) < == and or not in + - * / // % ** if else , . [ ] abs len max lambda : __class__ 1e308 None"
+WORDS = [*WORDS.split(), "True", "9" * 50]
 LONG = 10.0  # seconds of processor time, of which the worst text below takes a thousandth
 VALUES = {"depth": 1, "p": 0.05, "q": 0.7, "request": "r3", "text": "def f", "tau": None, "node": 2, "accepted": 0}
 

@@ -56,12 +56,6 @@ def replaced(history: History) -> History:
     return whole
 
 
-def test_the_counts_it_gives_out_are_not_its_own_running_ones(history):
-    before = history.acceptance_at(10, None).to_dict()
-    history.acceptance_at(20, None)
-    assert history.acceptance_at(10, None).to_dict() == before
-
-
 def test_mean_over_requests(history):
     for position in (0, 5, 20, len(history.steps) - 1):
         parts = [

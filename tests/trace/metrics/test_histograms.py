@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import urllib.request
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.errors import UserError
-from specscope.trace.metrics.histograms import HISTOGRAMS, buckets_to
+from specscope.trace.metrics.histograms import HISTOGRAMS
 from specscope.trace.metrics.metrics import OPENMETRICS, PLAIN, Metrics
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.records import FinishReason, RequestInfo, StepRecord
@@ -131,15 +128,6 @@ def test_the_buckets_of_lengths_are_vllms() -> None:
         assert found == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
 
 
-@given(st.integers(1, 10**7))
-def test_buckets_end_with_the_context(most: int) -> None:
-    """As vLLM's docstring has it: build_1_2_5_buckets(100) is [1, 2, 5, 10, 20, 50, 100]."""
-    buckets = buckets_to(most)
-    assert buckets[0] == 1
-    assert buckets[-1] <= most < 2.5 * buckets[-1]
-    assert {larger / smaller for smaller, larger in pairwise(buckets)} <= {2, 2.5}
-
-
 def test_an_exemplar_is_the_trace_that_the_spans_are_in() -> None:
     alone, called = life(asked("a"), [(3, 3), (3, 0)]), life(asked("b", traceparent=CALLER), [(3, 0), (3, 0)])
     encoder = Encoder(RUN_OF_100, Vocabulary())
@@ -234,8 +222,3 @@ def test_a_request_whose_spans_are_not_sent_is_no_exemplar() -> None:
 def test_what_ended_is_forgotten() -> None:
     metrics = filled([record for number in range(50) for record in life(asked(f"r{number}"), [(3, 3), (3, 0)])])
     assert not metrics._histograms._running
-
-
-def test_without_a_run_there_are_none() -> None:
-    metrics = Metrics("m")
-    assert not any(one.name.endswith("_bucket") for one in samples(metrics))

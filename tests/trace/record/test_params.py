@@ -18,43 +18,31 @@ def test_round_trip(given_params):
     assert msgspec.json.decode(text, type=SamplingParams) == given_params  # as a capture is read
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", float("nan")),
-        ("temperature", "hot"),
-        ("top_k", -1),
-        ("top_k", 1.5),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("min_p", 1),
-        ("repetition_penalty", 0),
-        ("presence_penalty", 2.5),
-        ("frequency_penalty", -3),
-        ("seed", -1),
-        ("seed", 2**63),
-        ("max_tokens", 0),
-        ("stop", ("",)),
-        ("stop", (3,)),
-        ("logit_bias", {"a": 1}),
-        ("logit_bias", {-1: 1}),
-        ("logit_bias", {1: float("inf")}),
-        ("logit_bias", 3),
-        ("ignore_eos", 1),
-        ("min_tokens", -1),
-        ("min_tokens", 129),  # above max_tokens
-        ("logprobs", 21),
-        ("logprobs", True),
-        ("stop_token_ids", (-1,)),
-        ("stop_token_ids", None),
-        ("structured_outputs", 3),
-        ("structured_outputs", {"regexp": "a"}),
-    ],
-)
-def test_out_of_range_is_refused_by_name(name, value):
-    with pytest.raises(UserError, match=name):
-        SamplingParams(**{name: value})
+OUT_OF_RANGE = {
+    "temperature": (-0.1, float("nan"), "hot"),
+    "top_k": (-1, 1.5),
+    "top_p": (0, 1.1),
+    "min_p": (1,),
+    "repetition_penalty": (0,),
+    "presence_penalty": (2.5,),
+    "frequency_penalty": (-3,),
+    "seed": (-1, 2**63),
+    "max_tokens": (0,),
+    "stop": (("",), (3,)),
+    "logit_bias": ({"a": 1}, {-1: 1}, {1: float("inf")}, 3),
+    "ignore_eos": (1,),
+    "min_tokens": (-1, 129),  # above max_tokens
+    "logprobs": (21, True),
+    "stop_token_ids": ((-1,), None),
+    "structured_outputs": (3, {"regexp": "a"}),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_out_of_range_is_refused_by_name(name):
+    for value in OUT_OF_RANGE[name]:
+        with pytest.raises(UserError, match=name):
+            SamplingParams(**{name: value})
 
 
 def test_unknown_names_are_refused_with_the_known_ones():

@@ -1,4 +1,7 @@
-"""How a coin stands to its a, by rule; and ratios of paths from a step's evidence."""
+"""How a coin stands to its a, by rule; ratios of paths from a step's evidence; the texts of the likeliest tokens."""
+
+import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +13,15 @@ from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import match, traversal
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.history.place import coin_sign, ratios
+from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.spans import Encoder
 from tests.speculate.verify.enumeration import dense
 from tests.speculate.verify.test_rules import batch_of
 from tests.speculate.verify.test_verify import random_input
+from tests.trace.wire.test_spans import decode
 
 TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
 P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]
@@ -47,3 +54,40 @@ def test_ratios_follow_from_the_evidence(seed, drawn):
         assert again.own[node] == pytest.approx(found.accept_prob[node], abs=1e-5, rel=1e-4)
     untried = found.outcome == Outcome.UNTRIED
     assert not again.own[untried].any()
+
+
+TRACES = Path(__file__).parents[3] / "traces"
+
+
+def eagle_step():
+    """(history, r2@24)."""
+    history = read_capture(TRACES / "eagle.jsonl").history
+    request = history.requests["r2"]
+    return history, request.steps[request.place_of(24)]
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_the_likeliest_tokens_come_with_their_texts(text):
+    """Of a run that keeps text; the ids alone of one that does not."""
+    history, step = eagle_step()
+    encoder = Encoder(
+        dataclasses.replace(history.run, privacy=Privacy.of(no_text=not text, no_tokens=False)), history.vocabulary
+    )
+    decoder, back = decode([span for record in history.steps for span in encoder.encode(record)])
+    assert len(back) == len(history.steps)
+    named = step.parents.named(step.tokens_shown)
+    assert named
+    assert 327 not in named  # the final token has its text in the tree
+    for token in named:
+        known = decoder.vocabulary.pieces.get(token)
+        assert known == (history.vocabulary.pieces[token] if text else None)
+
+
+def test_texts_that_are_not_as_many_as_their_tokens_are_damage():
+    history, _ = eagle_step()
+    encoder = Encoder(history.run, history.vocabulary)
+    spans = [span for record in history.steps for span in encoder.encode(record)]
+    first = next(span for span in spans if '"text":["' in str(span.attributes.get("specscope.parents")))
+    first.attributes["specscope.parents"] = first.attributes["specscope.parents"].replace('"text":["', '"text":["x","')
+    decoder, _ = decode(spans)
+    assert any("specscope.parents" in line and "texts for" in line for line in decoder.faults.lines())
