@@ -42,7 +42,8 @@ class StepFacts(Mapping[str, object]):
 
     def __getitem__(self, name: str) -> object:
         """The value; KeyError for a name that is not among the fields here. None where it is not known."""
-        return self._fields[name].value(self)
+        value = self._fields[name].value
+        return self.lies(value) if isinstance(value, str) else value(self)
 
     def __iter__(self) -> Iterator[str]:
         """All names."""
@@ -50,6 +51,13 @@ class StepFacts(Mapping[str, object]):
 
     def __len__(self) -> int:
         return len(self._fields)
+
+    def lies(self, path: str) -> object:
+        """What lies there in the request's step, of an array at the node; None where something on the way is None."""
+        found: object = self.part
+        for name in path.split("."):
+            found = None if found is None else getattr(found, name)
+        return found[self.at].item() if isinstance(found, np.ndarray) else found
 
     @property
     def step(self) -> RequestStep:
@@ -106,11 +114,11 @@ class StepFacts(Mapping[str, object]):
 
 
 class Fact(NamedTuple):
-    """One fact: its type, what it is, and how it is read; None where it is not known."""
+    """One fact. None where it is not known."""
 
     type: type
     about: str
-    value: Callable[[StepFacts], object]
+    value: str | Callable[[StepFacts], object]  # where it lies in the request's step, of an array at the node; or how
 
 
 def _accepted(facts: StepFacts | None) -> int | None:
@@ -125,19 +133,6 @@ def _gap(facts: StepFacts) -> int | None:
 def _rejected(facts: StepFacts) -> tuple[int, ...]:
     gone = [] if facts.verdict is None else facts.verdict.outcome == Outcome.REJECTED
     return tuple(facts.step.tree.token[gone].tolist())
-
-
-def _path(path: str) -> Callable[[StepFacts], object]:
-    """What lies there in the request's step: of an array, the node's; None where something on the way is None."""
-    names = path.split(".")
-
-    def value(facts: StepFacts) -> object:
-        found: object = facts.part
-        for name in names:
-            found = None if found is None else getattr(found, name)
-        return found[facts.at].item() if isinstance(found, np.ndarray) else found
-
-    return value
 
 
 def _of_draw(name: str) -> Callable[[StepFacts], float | None]:
@@ -174,13 +169,13 @@ ANY: dict[str, Fact] = {
 }
 STEP: dict[str, Fact] = {
     **ANY,
-    "index": Fact(int, "the request's own step number", _path("index")),
-    "context": Fact(int, "tokens before the root", _path("context_len")),
-    "drafter": Fact(str, "name of the drafter; none if nothing was drafted", _path("drafter")),
+    "index": Fact(int, "the request's own step number", "index"),
+    "context": Fact(int, "tokens before the root", "context_len"),
+    "drafter": Fact(str, "name of the drafter; none if nothing was drafted", "drafter"),
     "nodes": Fact(int, "nodes of the tree", lambda f: len(f.step.tree)),
     "accepted": Fact(int, "nodes accepted", _accepted),
     "committed": Fact(int, "tokens committed: the accepted ones and the final one", lambda f: len(f.step.tokens())),
-    "emitted": Fact(int, "tokens that became output", _path("emitted")),
+    "emitted": Fact(int, "tokens that became output", "emitted"),
     "kind": Fact(
         str, "kind of the final token: bonus, recovered or target", lambda f: f.verdict.kind.value if f.verdict else ""
     ),
@@ -191,28 +186,26 @@ STEP: dict[str, Fact] = {
         lambda f: f.history.vocabulary.text(f.tokens()),
     ),
     "token": Fact(int, "the final token; at a node, its token", StepFacts.token),
-    "final_p": Fact(float, "probability with which the final token was drawn", _path("verdict.final_p")),
+    "final_p": Fact(float, "probability with which the final token was drawn", "verdict.final_p"),
     "final_coin": Fact(
         float,
         "the coin with which the final token was drawn, if one was",
-        lambda f: _path("verdict.final_coin")(f) or None,
+        lambda f: f.lies("verdict.final_coin") or None,
     ),
-    "final_margin": Fact(float, "how far p would have to move for another final token", _path("verdict.final_margin")),
+    "final_margin": Fact(float, "how far p would have to move for another final token", "verdict.final_margin"),
     "near_tie": Fact(
         bool, "whether rounding could flip a decision of the step; at a node, the decision on it", StepFacts.is_near_tie
     ),
     "forced": Fact(
         bool, "whether a verdict of the step was forced", lambda f: f.verdict is not None and len(f.verdict.forced) > 0
     ),
-    "rule": Fact(str, "the rule of verification", _path("rule")),
+    "rule": Fact(str, "the rule of verification", "rule"),
     "preceded": Fact(
-        str,
-        "what came before the step: prefill, preemption, full, partial, nothing or no draft",
-        _path("preceded.value"),
+        str, "what came before the step: prefill, preemption, full, partial, nothing or no draft", "preceded.value"
     ),
     "before_accepted": Fact(int, "nodes that the request's step before accepted", lambda f: _accepted(f.before())),
     "gap": Fact(int, "engine steps since the request's step before; 1 if it was the last one", _gap),
-    "final": Fact(int, "the final token", _path("verdict.token")),
+    "final": Fact(int, "the final token", "verdict.token"),
     "rejected": Fact(tuple, "the rejected tokens, as in final in rejected", _rejected),
     "entropy": Fact(
         float,
@@ -220,48 +213,44 @@ STEP: dict[str, Fact] = {
         _at_parent("entropy"),
     ),
     "final_entropy": Fact(
-        float, "entropy of the distribution that the final token was drawn from", _path("parents.final_entropy")
+        float, "entropy of the distribution that the final token was drawn from", "parents.final_entropy"
     ),
 }
 NODE: dict[str, Fact] = {
     **STEP,
     "node": Fact(int, "the node's number", lambda f: f.node),
-    "depth": Fact(int, "the node's depth, from 1", _path("tree.depth")),
+    "depth": Fact(int, "the node's depth, from 1", "tree.depth"),
     "sibling": Fact(int, "the node's place among its siblings, from 1", lambda f: f.sibling(f.at)),
-    "p": Fact(float, "the target's probability of the token, before any rejection", _path("verdict.p")),
-    "q": Fact(float, "the probability with which the drafter drew it; 1 if deterministic", _path("tree.q")),
+    "p": Fact(float, "the target's probability of the token, before any rejection", "verdict.p"),
+    "q": Fact(float, "the probability with which the drafter drew it; 1 if deterministic", "tree.q"),
     "draft_coin": Fact(float, "the coin that drew the token, if one did and it is recorded", _of_draw("coin")),
     "draft_low": Fact(
         float,
         "the lower end of the token's interval: the draft's coin lies from there up to there plus q_tried",
         _of_draw("low"),
     ),
-    "p_tried": Fact(
-        float, "p when the node was tried: in the residual after rejected siblings", _path("verdict.p_trial")
-    ),
-    "q_tried": Fact(float, "q when the node was tried, likewise", _path("verdict.q_trial")),
+    "p_tried": Fact(float, "p when the node was tried: in the residual after rejected siblings", "verdict.p_trial"),
+    "q_tried": Fact(float, "q when the node was tried, likewise", "verdict.q_trial"),
     "a": Fact(
         float,
         "the node's acceptance probability; the ratio of its path if its coin decided nothing",
-        _path("verdict.accept_prob"),
+        "verdict.accept_prob",
     ),
     "u": Fact(
         float,
         "the node's coin, if one was tossed: a uniform random number; under the standard rule it is rejected if u >= a",
-        lambda f: _path("verdict.coin")(f) or None,  # coins lie in the open interval (0, 1)
+        lambda f: f.lies("verdict.coin") or None,  # coins lie in the open interval (0, 1)
     ),
     "ahead": Fact(
         bool,
         "whether it was accepted because a node below it was (rules block and traversal)",
         lambda f: f.verdict is not None and coin_sign(f.verdict, f.at) == BELOW,
     ),
-    "margin": Fact(float, "how far p would have to move for another outcome at the node", _path("verdict.margin")),
-    "residual": Fact(float, "mass of the residual after the node was rejected", _path("verdict.residual_mass")),
+    "margin": Fact(float, "how far p would have to move for another outcome at the node", "verdict.margin"),
+    "residual": Fact(float, "mass of the residual after the node was rejected", "verdict.residual_mass"),
     "draft_p": Fact(float, "the drafter's own probability, before sampling rules", lambda f: draft_ps(f.step)[f.at]),
     "score": Fact(
-        float,
-        "the drafter's log probability of the path to the node; beside a text, of its acceptance",
-        _path("notes.score"),
+        float, "the drafter's log probability of the path to the node; beside a text, of its acceptance", "notes.score"
     ),
     "source": Fact(
         str,
