@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import ArrayLike
+from typing import Any
 
-from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord, Verdict
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.trace.record.rules import ROUNDING
 
 
@@ -15,39 +17,36 @@ def same_step(first: StepRecord, again: StepRecord, dtype: str) -> bool:
     Numbers, times and branches are not compared. KV that was computed again in chunks of another size moves the last
     bits of a probability, which is no other history.
     """
-    return (
-        (first.running, first.waiting, first.preempted) == (again.running, again.waiting, again.preempted)
-        and [info.id for info in first.admitted] == [info.id for info in again.admitted]
-        and list(map(_end, first.finished)) == list(map(_end, again.finished))
-        and len(first.requests) == len(again.requests)
-        and all(_same_part(a, b, dtype) for a, b in zip(first.requests, again.requests, strict=True))
-    )
+    parts = zip(first.requests, again.requests, strict=False)
+    return _decided(first) == _decided(again) and all(_near(a.verdict, b.verdict, dtype) for a, b in parts)
 
 
-def _end(end: RequestEnd) -> tuple[object, ...]:
-    return end.info.id, end.reason, end.stop, end.error, end.output.tolist()
+def _decided(record: StepRecord) -> tuple[object, ...]:
+    """All that must be equal."""
+    ends = [(end.info.id, end.reason, end.stop, end.error, end.output.tolist()) for end in record.finished]
+    admitted, parts = [info.id for info in record.admitted], [*map(_of_part, record.requests)]
+    return record.running, record.waiting, record.preempted, admitted, ends, parts
 
 
-def _same_part(a: RequestStep, b: RequestStep, dtype: str) -> bool:
-    return _plan(a) == _plan(b) and _same_verdict(a.verdict, b.verdict, dtype)
+def _of_part(part: RequestStep) -> tuple[object, ...]:
+    tree, verdict = part.tree, part.verdict
+    arrays: list[NDArray[Any]] = [
+        tree.token,
+        tree.parent,
+        tree.drawn,
+        np.zeros(0) if part.notes is None else part.notes.coin,
+    ]
+    final = None
+    if verdict is not None:
+        arrays += [verdict.outcome, verdict.path, verdict.coin, verdict.forced]
+        final = verdict.token, verdict.kind, verdict.final_coin
+    plan = part.request, part.index, part.context_len, part.prefill_tokens, part.drafter, part.emitted
+    return *plan, final, [array.tolist() for array in arrays]
 
 
-def _plan(part: RequestStep) -> tuple[object, ...]:
-    tree = part.tree
-    arrays = (tree.token.tolist(), tree.parent.tolist(), tree.drawn.tolist())
-    coins = [] if part.notes is None else part.notes.coin.tolist()
-    return part.request, part.index, part.context_len, part.prefill_tokens, part.drafter, part.emitted, arrays, coins
-
-
-def _same_verdict(a: Verdict | None, b: Verdict | None, dtype: str) -> bool:
+def _near(a: Verdict | None, b: Verdict | None, dtype: str) -> bool:
     if a is None or b is None:
         return a is b
+    pairs = ((a.p, b.p), (a.p_trial, b.p_trial), (a.final_p, b.final_p))
     least = ROUNDING.get(dtype, 0.0)
-
-    def near(x: ArrayLike, y: ArrayLike) -> bool:
-        return bool(np.all(np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)) <= least))
-
-    exact = all(
-        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("outcome", "path", "coin", "forced")
-    ) and (a.token, a.kind, a.final_coin) == (b.token, b.kind, b.final_coin)
-    return exact and near(a.p, b.p) and near(a.p_trial, b.p_trial) and near(a.final_p, b.final_p)
+    return all(bool(np.all(np.abs(np.asarray(x, np.float64) - y) <= least)) for x, y in pairs)

@@ -7,6 +7,7 @@ socket) go through `strip`, so that what is not declared here is not text and no
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import cache
@@ -104,7 +105,7 @@ def strip(value: T, level: Privacy) -> T:
         return value
     if isinstance(value, tuple):
         parts = tuple(strip(part, level) for part in value)
-        return value if all(map(_is, parts, value)) else parts  # type: ignore[return-value]
+        return value if all(map(operator.is_, parts, value)) else parts  # type: ignore[return-value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     changes = {}
@@ -115,7 +116,3 @@ def strip(value: T, level: Privacy) -> T:
         if after is not before:
             changes[name] = after
     return dataclasses.replace(value, **changes) if changes else value
-
-
-def _is(value: object, other: object) -> bool:
-    return value is other
