@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import orjson
 
-from specscope.analyze.export.chunk import StepRows, clean, some
+from specscope.analyze.export.chunk import StepRows
 from specscope.analyze.export.requests import MOST, Requests
+from specscope.analyze.export.schema import cells, clean, own
 from specscope.analyze.export.writer import Tables, check_folder, open_tables
 from specscope.errors import UserError
 from specscope.trace.compressed import BROKEN, open_plain, reason
@@ -125,7 +125,7 @@ def size(name: str) -> int:
         return 1  # reading it reports what is wrong
 
 
-COUNTS = ("drafts", "drafted", "accepted", "emitted", "running", "waiting")
+OF_RUN, OF_INTERVAL = own(RunInfo, "runs"), own(Aggregate, "intervals")
 
 
 @dataclass
@@ -169,7 +169,7 @@ class _Export:
         path = find_path(name, _part_of(progress, 0, 0.5))
         self._path = path
         self._steps = 0
-        self._intervals: list[tuple[Any, ...]] = []
+        self._intervals: list[dict[str, Any]] = []
         self._history = Streamed(self._take)
         self._begun: tuple[StepRows, Requests] | None = None
         reader = CaptureReader(name, self._history)
@@ -194,7 +194,8 @@ class _Export:
         requests.add(record, current)
         chunk.add(record, current)
         if record.aggregate is not None:
-            self._intervals.append((run.run_id, self._name, *_interval(record, record.aggregate)))
+            times = {"step": record.step, "start_ns": record.start_ns, "end_ns": record.end_ns}
+            self._intervals.append({**self._of(run), **times, **cells(record.aggregate, OF_INTERVAL)})
         if chunk.is_full or requests.is_full or len(self._intervals) >= MOST:
             self._flush()
 
@@ -209,56 +210,22 @@ class _Export:
         run, _, requests = self._parts()
         self._flush()
         requests.finish(self._tables)
-        vocabulary, of = self._history.vocabulary, (run.run_id, self._name)
-        self._tables.add_rows(
-            "tokens",
-            [
-                (*of, token, vocabulary.pieces[token].decode("utf-8", "backslashreplace"), token in vocabulary.special)
-                for token in sorted(vocabulary.pieces)
-            ],
-        )
-        counts = (self._steps, self._history.lost, [clean(text) for text in self.warnings])
-        self._tables.add_rows("runs", [(*of, *_run(run), *counts)])
+        vocabulary, of = self._history.vocabulary, self._of(run)
+        words = []
+        for token in sorted(vocabulary.pieces):
+            piece = vocabulary.pieces[token].decode("utf-8", "backslashreplace")
+            words.append({**of, "token": token, "piece": piece, "special": token in vocabulary.special})
+        self._tables.add_rows("tokens", words)
+        told = {
+            "draft_vocab": run.draft_vocab or None,
+            "text": run.tells_text,
+            "tokens": run.tells_tokens,
+            "engine_steps": self._steps,
+            "lost": self._history.lost,
+            "warnings": [clean(text) for text in self.warnings],
+        }
+        self._tables.add_rows("runs", [{**of, **cells(run, OF_RUN), **told}])
 
-
-def _run(run: RunInfo) -> tuple[Any, ...]:
-    """The columns from `target` to `tokens`, in the order of schema.RUNS."""
-    return (
-        *(clean(text) for text in (run.target, run.revision, run.drafter)),
-        some(run.draft_model),
-        some(run.tree),
-        *(clean(text) for text in (run.device, run.dtype, run.backend)),
-        run.seed,
-        run.eos_tokens,
-        run.max_context,
-        run.blocks,
-        run.block_size,
-        orjson.dumps(dict(run.params)).decode(),
-        [(clean(name), clean(text)) for name, text in run.versions.items()],
-        [clean(name) for name in run.aux_layers],
-        run.draft_vocab or None,
-        run.rule,
-        some(run.evidence),
-        orjson.dumps(dict(run.speculation)).decode(),
-        run.tells_text,
-        run.tells_tokens,
-    )
-
-
-def _interval(record: StepRecord, aggregate: Aggregate) -> tuple[Any, ...]:
-    """The columns from `step` on, in the order of schema.INTERVALS."""
-    return (
-        record.step,
-        record.start_ns,
-        record.end_ns,
-        clean(aggregate.source),
-        some(aggregate.engine),
-        some(aggregate.request),
-        *(getattr(aggregate, name) for name in COUNTS),
-        aggregate.accepted_at,
-        aggregate.proposed_at,
-        aggregate.kv_usage,
-        [(clean(name), value) for name, value in aggregate.averages.items()],
-        aggregate.reset,
-        aggregate.rounded,
-    )
+    def _of(self, run: RunInfo) -> dict[str, Any]:
+        """The columns that every table has."""
+        return {"run": run.run_id, "capture": self._name}

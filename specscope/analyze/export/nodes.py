@@ -21,41 +21,43 @@ OUTCOMES = [outcome.name.lower() for outcome in Outcome]
 DRAWN = [drawn.name.lower() for drawn in Drawn]
 
 
-def node_columns(c: Columns, pieces: Pieces) -> list[pa.Array]:
-    """[N] each: the columns of schema.NODES after the keys."""
+def node_columns(c: Columns, pieces: Pieces) -> dict[str, pa.Array]:
+    """[N] each: the columns of schema.NODES besides the keys."""
     has_p, deterministic = c.tells_p[c.step], ~c.sampled
     judged = has_p & c.tried
     has_margin = (c.coin != 0) | (c.margin == 1)  # without a coin, only where nothing could change the outcome
     noted = np.array([part.notes is not None for part in c.parts], np.bool_)[c.step]
-    return [
-        _ints(c.node),
-        _ints(c.parent),
-        _ints(c.depth),
-        _ints(c.sibling + 1),
-        ids(c.token),
-        pieces(c.token),
-        _coded(DRAWN, c.drawn),
-        _floats(c.q),
-        _coded(OUTCOMES, c.outcome),
-        pa.array(c.forced),
-        pa.array(c.by_own_coin),
-        _floats(c.p, has_p),
-        *(_floats(values, judged) for values in (c.p_trial, c.q_trial)),
-        _doubles(c.accept_prob, judged),
-        _doubles(c.coin, c.coin != 0),
-        *(_doubles(values, c.drawn_by_coin) for values in (c.draft_coin, c.draft_low)),
-        _doubles(c.residual_mass, has_p & c.rejected),
-        _doubles(c.margin, judged & has_margin),
-        _floats(c.prob, noted & deterministic),
-        _floats(c.score, noted),
-        _floats(c.confidence, c.tells_confidence),
-        _ints(c.module, c.module >= 0),
-        _coded(SOURCES, c.source, c.source >= 0),
-        *_parent_columns(c),
-    ]
+    return {
+        "node": _ints(c.node),
+        "parent": _ints(c.parent),
+        "depth": _ints(c.depth),
+        "sibling": _ints(c.sibling + 1),
+        "token": ids(c.token),
+        "piece": pieces(c.token),
+        "drawn": _coded(DRAWN, c.drawn),
+        "q": _floats(c.q),
+        "outcome": _coded(OUTCOMES, c.outcome),
+        "forced": pa.array(c.forced),
+        "judged": pa.array(c.by_own_coin),
+        "p": _floats(c.p, has_p),
+        "p_trial": _floats(c.p_trial, judged),
+        "q_trial": _floats(c.q_trial, judged),
+        "accept_prob": _doubles(c.accept_prob, judged),
+        "coin": _doubles(c.coin, c.coin != 0),
+        "draft_coin": _doubles(c.draft_coin, c.drawn_by_coin),
+        "draft_low": _doubles(c.draft_low, c.drawn_by_coin),
+        "residual_mass": _doubles(c.residual_mass, has_p & c.rejected),
+        "margin": _doubles(c.margin, judged & has_margin),
+        "draft_p": _floats(c.prob, noted & deterministic),
+        "score": _floats(c.score, noted),
+        "confidence": _floats(c.confidence, c.tells_confidence),
+        "module": _ints(c.module, c.module >= 0),
+        "source": _coded(SOURCES, c.source, c.source >= 0),
+        **_parent_columns(c),
+    }
 
 
-def _parent_columns(c: Columns) -> list[pa.Array]:
+def _parent_columns(c: Columns) -> dict[str, pa.Array]:
     """[N] each: what target and drafter gave at each node's parent."""
     e = c.parents
     places = e.at_node
@@ -63,34 +65,46 @@ def _parent_columns(c: Columns) -> list[pa.Array]:
     row = np.where(given, places, 0)
     # Whether the drafter is a model that ran at the parent: beside text lookup it may not have
     of_model = given & _of(np.any(e.draft_top_p > 0, axis=1), row) if len(e) else given
-    return [
-        _floats(e.raw_p, given),
-        *(_ints(ranks, given & (ranks > 0)) for ranks in (e.rank, e.q_rank)),
-        _ints(_of(e.choice, row), given & (_of(e.choice, row) != NO_TOKEN)),
-        *(_floats(_of(values, row), given) for values in (e.choice_p, e.entropy, e.varentropy)),
-        *(_floats(_of(values, row), given & drawn) for values in (e.q_entropy, e.q_varentropy)),
-        _ints(_of(e.choice_rank, row), of_model),
-        *(_floats(_of(values, row), of_model) for values in (e.choice_q, e.outside)),
-        *_lists(e.top, e.top_p, e.tops, row, given),
-        *_lists(e.draft_top, e.draft_top_p, e.draft_tops, row, of_model),
-    ]
+    choice = _of(e.choice, row)
+    columns = {
+        "choice": _ints(choice, given & (choice != NO_TOKEN)),
+        **{name: _floats(_of(getattr(e, name), row), given) for name in ("choice_p", "entropy", "varentropy")},
+        **{name: _floats(_of(getattr(e, name), row), given & drawn) for name in ("q_entropy", "q_varentropy")},
+        "choice_rank": _ints(_of(e.choice_rank, row), of_model),
+        **{name: _floats(_of(getattr(e, name), row), of_model) for name in ("choice_q", "outside")},
+        **_tops(c, row, given, of_model),
+    }
+    return {
+        "raw_p": _floats(e.raw_p, given),
+        "rank": _ints(e.rank, given & (e.rank > 0)),
+        "q_rank": _ints(e.q_rank, given & (e.q_rank > 0)),
+        **{f"parent_{name}": column for name, column in columns.items()},
+    }
 
 
-def parent_columns(c: Columns) -> list[pa.Array]:
-    """[K] each: the columns of schema.PARENTS after the keys."""
+def parent_columns(c: Columns) -> dict[str, pa.Array]:
+    """[K] each: the columns of schema.PARENTS besides the keys."""
     e, row = c.parents, np.arange(len(c.parents))
     depth = np.concatenate([[0], c.depth])[np.where(e.node < 0, 0, c.start[e.step] + e.node + 1)]
     looked = np.any(e.draft_top_p > 0, axis=1) if len(e) else np.zeros(0, np.bool_)
-    return [
-        _ints(e.node),
-        _ints(depth),
-        ids(e.choice),
-        *(_floats(values) for values in (e.choice_p, e.entropy, e.varentropy, e.q_entropy, e.q_varentropy)),
-        _ints(e.choice_rank, looked),
-        *(_floats(values, looked) for values in (e.choice_q, e.outside)),
-        *_lists(e.top, e.top_p, e.tops, row, np.ones(len(e), np.bool_)),
-        *_lists(e.draft_top, e.draft_top_p, e.draft_tops, row, looked),
-    ]
+    of_target = ("choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy")
+    return {
+        "node": _ints(e.node),
+        "depth": _ints(depth),
+        "choice": ids(e.choice),
+        **{name: _floats(getattr(e, name)) for name in of_target},
+        "choice_rank": _ints(e.choice_rank, looked),
+        **{name: _floats(getattr(e, name), looked) for name in ("choice_q", "outside")},
+        **_tops(c, row, np.ones(len(e), np.bool_), looked),
+    }
+
+
+def _tops(c: Columns, row: Array, given: Bools, looked: Bools) -> dict[str, pa.Array]:
+    """The likeliest tokens, and their probabilities: the target's, and the drafter's where a model looked."""
+    e = c.parents
+    top, top_p = _lists(e.top, e.top_p, e.tops, row, given)
+    draft_top, draft_top_p = _lists(e.draft_top, e.draft_top_p, e.draft_tops, row, looked)
+    return {"top": top, "top_p": top_p, "draft_top": draft_top, "draft_top_p": draft_top_p}
 
 
 def _of(values: Array, rows: Array) -> Array:

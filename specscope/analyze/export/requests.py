@@ -6,16 +6,17 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.analyze.export.chunk import clean, some
+from specscope.analyze.export.schema import cells, clean, own
 from specscope.analyze.export.writer import Tables
-from specscope.trace.record.aggregate import Sampled
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import RequestEnd, RequestInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 
 MOST = 1024  # rows that are held as Python objects
-PARAMS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+OF_PARAMS = [column for column in own(SamplingParams, "requests") if column.name != "stop"]  # the one that matched
+OF_INFO = own(RequestInfo, "requests")
+OF_END = [column for column in own(RequestEnd, "requests") if column.name != "output"]
 
 
 @dataclass
@@ -34,10 +35,10 @@ class Requests:
 
     def __init__(self, run: str, capture: str, vocabulary: Vocabulary, branched: bool) -> None:
         """`branched`: the run was rewound, so that a request may run and end again."""
-        self._of = (run, capture)
+        self._of = {"run": run, "capture": capture}
         self._vocabulary = vocabulary
         self._branched = branched
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows: list[dict[str, Any]] = []
         self._known: dict[str, _Known] = {}
         self._lengths: dict[str, int] = {}  # tokens of each prompt
 
@@ -85,48 +86,26 @@ class Requests:
 
     def _row(
         self, name: str, branch: int, current: bool, info: RequestInfo | None, end: RequestEnd | None
-    ) -> tuple[Any, ...]:
-        """A row in the order of schema.REQUESTS."""
-        return (
-            *self._of,
-            clean(name),
-            branch,
-            current,
-            *((None, None) if info is None else (info.arrival_ns, info.admitted_ns or None)),
-            *((None,) * 4 if end is None else (end.finished_ns, end.reason.value, some(end.stop), some(end.error))),
-            *((None,) * 4 if info is None else _prompt(info)),
-            *((None,) * 3 if end is None else self._output(end)),
-            *((None,) * 17 if info is None else _params(info.params)),
-            None if info is None else [(clean(key), clean(value)) for key, value in info.labels.items()],
-            None if info is None else some(info.traceparent),
-            *((None, None) if end is None or end.sampled is None else _sampling(end.sampled)),
-        )
-
-    def _output(self, end: RequestEnd) -> tuple[Any, ...]:
-        tokens = told_ids(end.output)
-        text = None if tokens is None else self._vocabulary.text(tokens)
-        return text, tokens, len(end.output)
-
-
-def _sampling(sampled: Sampled) -> tuple[Any, ...]:
-    return sampled.reason.value, sampled.ratio or None
-
-
-def _prompt(info: RequestInfo) -> tuple[Any, ...]:
-    return some(info.title), some(info.prompt), told_ids(info.prompt_tokens) or None, len(info.prompt_tokens) or None
-
-
-def _params(params: SamplingParams) -> tuple[Any, ...]:
-    return (
-        *(getattr(params, name) for name in PARAMS),
-        list(params.logit_bias.items()),
-        params.seed,
-        params.max_tokens,
-        [clean(text) for text in params.stop],
-        params.ignore_eos,
-        params.min_tokens,
-        params.logprobs,
-        list(params.stop_token_ids),
-        None if params.structured_outputs is None else clean(json.dumps(params.structured_outputs.to_dict())),
-        list(params.left_out),
-    )
+    ) -> dict[str, Any]:
+        row: dict[str, Any] = {**self._of, "request": clean(name), "branch": branch, "current": current}
+        if info is not None:
+            form = info.params.structured_outputs
+            row |= cells(info.params, OF_PARAMS) | {
+                "stop_strings": [clean(text) for text in info.params.stop],
+                "structured_outputs": None if form is None else clean(json.dumps(form.to_dict())),
+            }
+            row |= cells(info, OF_INFO) | {
+                "admitted_ns": info.admitted_ns or None,
+                "prompt_tokens": told_ids(info.prompt_tokens) or None,
+                "prompt_length": len(info.prompt_tokens) or None,
+            }
+        if end is not None:
+            tokens = told_ids(end.output)
+            row |= cells(end, OF_END) | {
+                "output": None if tokens is None else self._vocabulary.text(tokens),
+                "output_tokens": tokens,
+                "output_length": len(end.output),
+            }
+            if end.sampled is not None:
+                row |= {"sampling": end.sampled.reason.value, "sampling_ratio": end.sampled.ratio or None}
+        return row

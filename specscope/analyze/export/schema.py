@@ -8,9 +8,10 @@ likeliest tokens. A capture has them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import orjson
 import pyarrow as pa
 
 from specscope.trace.history.undrafted import Undrafted
@@ -329,10 +330,43 @@ SCHEMAS = {
 }
 
 
-def as_batch(schema: pa.Schema, columns: Iterable[Any]) -> pa.RecordBatch:
-    """Columns in the schema's order, as arrays of its types or as plain values."""
+def own(kind: Any, table: str) -> list[pa.Field]:  # noqa: ANN401
+    """The columns of a table that a record has as fields."""
+    return [column for column in SCHEMAS[table] if column.name in kind.__dataclass_fields__]
+
+
+def cells(record: object, columns: Iterable[pa.Field]) -> dict[str, Any]:
+    """The values of a record's fields in these columns: text that is not there is null where it may be."""
+    return {column.name: _cell(getattr(record, column.name), column) for column in columns}
+
+
+def _cell(value: Any, column: pa.Field) -> Any:  # noqa: ANN401
+    if isinstance(value, str):
+        return clean(value) or (None if column.nullable else "")
+    if isinstance(value, Mapping):
+        as_text = column.type == TEXT
+        return orjson.dumps(dict(value)).decode() if as_text else [(_clean(a), _clean(b)) for a, b in value.items()]
+    return list(map(_clean, value)) if isinstance(value, tuple) else value
+
+
+def _clean(value: Any) -> Any:  # noqa: ANN401
+    return clean(value) if isinstance(value, str) else value
+
+
+def clean(text: str) -> str:
+    """The text in valid UTF-8: a lone surrogate becomes its escape."""
+    return str(text) if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> dict[str, list[Any]]:
+    """Rows as columns; a row lacks what is null in it."""
+    return {name: [row.get(name) for row in rows] for name in schema.names}
+
+
+def as_batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """Columns by their names, as arrays of the schema's types or as plain values."""
     arrays = [
-        column if isinstance(column, pa.Array) else pa.array(column, type=field.type)
-        for column, field in zip(columns, schema, strict=True)
+        column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
+        for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specscope.analyze.export.schema import MARK, SCHEMAS, as_batch
+from specscope.analyze.export.schema import MARK, SCHEMAS, as_batch, columns_of
 from specscope.errors import UserError, first_line
 from specscope.trace.files import PRIVATE
 
@@ -33,8 +33,8 @@ class Tables:
         for name in SCHEMAS:
             (folder / f"{name}.parquet{PART}").chmod(PRIVATE)  # while they are empty: they will hold prompts
 
-    def add(self, name: str, columns: Iterable[Any], rows: int) -> None:
-        """Rows of a table: its columns in order, as arrays of its types or as plain values."""
+    def add(self, name: str, columns: Mapping[str, Any], rows: int) -> None:
+        """Rows of a table: its columns by name, as arrays of its types or as plain values."""
         if not rows:
             return
         self.rows[name] += rows
@@ -43,9 +43,9 @@ class Tables:
         if sum(len(batch) for batch in waiting) >= GROUP or sum(batch.nbytes for batch in waiting) >= HELD:
             self._write(name)
 
-    def add_rows(self, name: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def add_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """The same with rows instead of columns."""
-        self.add(name, zip(*rows, strict=True), len(rows))
+        self.add(name, columns_of(rows, SCHEMAS[name]), len(rows))
 
     def _write(self, name: str) -> None:
         waiting = self._waiting[name]
