@@ -124,7 +124,7 @@ async def test_the_room_below_the_tree_shows_the_decision_that_ended_the_path():
     async with running(viewer) as (app, pilot):
         await pilot.press("j")
         panel = app.query_one(TreePanel)
-        assert panel.look.part[1] is step
+        assert panel.look.part[1] == step
         said = text_of(panel)
         assert said.count("●") == 3  # the root, and two coins
         assert said.count("rejected") == 2
