@@ -320,7 +320,7 @@ def bench_figures(folder: str, of: tuple[str, ...], only: tuple[str, ...], again
 @bench.command("freeze")
 @click.argument("folder", metavar="DIR")
 @click.option("--against", metavar="OLD", help="Compare with these results: such a folder, or a .tar.xz of one.")
-@click.option("--cases", metavar="FOLDER", default="../shared/cases", show_default=True, help="Inputs beside traces/.")
+@click.option("--cases", metavar="FOLDER", default="../shared/cases", show_default=True, help="Inputs beside samples.")
 def bench_freeze(folder: str, against: str | None, cases: str) -> None:
     """Write what every verb that reads a file says of every capture and input.
 
