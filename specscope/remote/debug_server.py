@@ -40,29 +40,12 @@ class DebugMessage(Struct):
     interrupt: bool = False
 
 
-class DebugGate(Protocol):
-    """Where an engine waits for a debugger: gate.py has that of another's worker."""
-
-    @property
-    def lock(self) -> Any:  # noqa: ANN401  a lock or a condition
-        """Held while a command runs."""
-
-    def open(self) -> None:
-        """A client has connected."""
-
-    def close(self) -> None:
-        """The client has disconnected."""
-
-    def interrupt(self) -> None:
-        """The client asks the running command to end."""
-
-
 class Debugged(Protocol):
     """An engine that can be debugged from outside."""
 
     @property
-    def gate(self) -> DebugGate:
-        """The gate at which the engine waits."""
+    def gate(self) -> Any:  # noqa: ANN401
+        """Where it waits for a debugger, with what gate.py has: `lock`, `open`, `close` and `interrupt`."""
 
     def catch_up(self) -> None:
         """Take in what was published while no debugger was attached."""

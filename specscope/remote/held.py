@@ -29,21 +29,14 @@ class HeldEngine(Protocol):
     history: History
 
     @property
-    def limit(self) -> HeldLimit:
-        """How long it may stand."""
+    def limit(self) -> Any:  # noqa: ANN401
+        """How long it may stand; its `describe` is a line for the stop."""
 
     def view(self, part: RequestStep, node: int) -> NodeView:
         """The distributions where a node was judged. Raises UserError."""
 
 
-class HeldLimit(Protocol):
-    """How long an engine may stand."""
-
-    def describe(self) -> str:
-        """A line for the stop."""
-
-
-class HeldSession(Session):
+class _HeldSession(Session):
     """Moves the engine through the gate. The worker appends to the history, whose last step is the position."""
 
     def __init__(self, gate: Gate, history: History) -> None:
@@ -53,12 +46,11 @@ class HeldSession(Session):
 
     @property
     def position(self) -> int:
-        """The step at which the engine stands, or the last that it ran."""
         return len(self.history.steps) - 1
 
     @position.setter
     def position(self, position: int) -> None:
-        """Ignored: the position follows from the history."""
+        """Ignored: it is the step at which the engine stands, or the last that it ran."""
 
     def _advance(self) -> StepRecord | None:
         return self.gate.next()
@@ -77,11 +69,9 @@ class HeldSession(Session):
         return self._run(done)
 
     def pause(self) -> Stop:
-        """Stop at the next step, unless it stands already."""
         return self._stop(StopReason.STEP) if self.gate.stands else self.next()
 
     def goto_step(self, number: int) -> Stop:
-        """Run on to a later step."""
         if number <= self.history.last_step:
             self._refuse()
         return self._run(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
@@ -89,10 +79,7 @@ class HeldSession(Session):
     def _runs(self, request: RequestHistory) -> bool:
         return request.end is None
 
-    # What it cannot do
-
     def step(self) -> Stop:
-        """Refused: the engine stands only in its sampler."""
         raise UserError(f"{self.gate.engine} stops in its sampler only, not between phases: next runs one engine step")
 
     def _refuse(self, *words: Any, **named: Any) -> Stop:  # noqa: ANN401
@@ -104,7 +91,6 @@ class HeldSession(Session):
     goto = reverse_next = reverse_step = reverse_continue = _refuse
 
     def show_branch(self, number: int) -> Stop:
-        """Refused: the engine has one branch."""
         raise UserError(f"{self.gate.engine}'s run has one branch: it cannot go back")
 
 
@@ -115,11 +101,9 @@ class _HeldWhatIf(WhatIf):
         self.debugger, self._name = debugger, debugger.gate.engine
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
-        """Refused: the engine has one KV cache for each request, and one place in it."""
         raise UserError(f"{self._name} cannot run a request twice: specscope debug PROMPT forks in an engine of ours")
 
     def check_kv(self, session: Session) -> KVCheck:
-        """Refused: the engine's cache is not ours to read."""
         what = "KV cache cannot be checked from here: specscope audit checks what it computed from it"
         raise UserError(f"{self._name}'s {what}")
 
@@ -135,7 +119,7 @@ class HeldCommands(Commands):
     """A debugger's lines, for one client."""
 
     def __init__(self, debugger: HeldEngine) -> None:
-        super().__init__(HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger))
+        super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger))
         self.debugger = debugger
 
     def answer(self, line: str) -> Answer:

@@ -123,7 +123,7 @@ def too_large(limit: int) -> Refusal:
     return Refusal(413, f"the body is larger than {limit} bytes, the limit")
 
 
-class Door:
+class _Door:
     """Middleware before the application that turns away other sites.
 
     The rest of a refused body is read first, within bounds: a client that is still sending would not hear the answer.
@@ -133,7 +133,6 @@ class Door:
         self._application = application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         headers, begun = Headers(scope=scope), False
         unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
@@ -170,71 +169,58 @@ def media_type(headers: Headers) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-class BoundedProtocol(H11Protocol):
+class _Connection(H11Protocol):
     """One connection. Headers must arrive in time, and a reader must take what waits for it; else it is closed."""
 
     def __init__(self, *args: Any, application: Application, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
         self._application, self._limits = application, application.limits
-        self._headers_due: asyncio.TimerHandle | None = None
-        self._reader_due: asyncio.TimerHandle | None = None
+        self._due: dict[str, asyncio.TimerHandle] = {}  # what ends it, by what is waited for
+
+    def _expect(self, what: str, seconds: float, end: Callable[[], None]) -> None:
+        if what not in self._due:
+            self._due[what] = self.loop.call_later(seconds, end)
+
+    def _has_come(self, what: str) -> None:
+        if what in self._due:
+            self._due.pop(what).cancel()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
             self._refuse(Refusal(503, "too many connections are open: try again later", {"retry-after": "1"}))
         else:
-            self._expect_headers()
+            self._expect("headers", self._limits.header_seconds, self._headers_late)
 
     def data_received(self, data: bytes) -> None:
-        """A piece of a request, or several requests."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:  # the headers are not whole yet
-            self._expect_headers()
-        elif self._headers_due is not None:
-            self._headers_due.cancel()
-            self._headers_due = None
-
-    def _expect_headers(self) -> None:
-        if self._headers_due is None:
-            self._headers_due = self.loop.call_later(self._limits.header_seconds, self._headers_late)
+            self._expect("headers", self._limits.header_seconds, self._headers_late)
+        else:
+            self._has_come("headers")
 
     def _headers_late(self) -> None:
-        self._headers_due = None
         if not self.transport.is_closing():
             self._refuse(Refusal(408, f"the headers did not arrive within {self._limits.header_seconds:g} s"))
 
-    def pause_writing(self) -> None:
-        """The reader is behind: output waits."""
+    def pause_writing(self) -> None:  # the reader is behind: output waits
         super().pause_writing()
-        if self._reader_due is None:
-            self._reader_due = self.loop.call_later(self._limits.send_seconds, self.transport.abort)
+        self._expect("reader", self._limits.send_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The reader has caught up a little."""
         super().resume_writing()
-        self._reader_is_well()
-
-    def _reader_is_well(self) -> None:
-        if self._reader_due is not None:
-            self._reader_due.cancel()
-            self._reader_due = None
+        self._has_come("reader")
 
     def timeout_keep_alive_handler(self) -> None:
-        """No further request came: close the connection, even where the reader takes nothing."""
         super().timeout_keep_alive_handler()
-        self.loop.call_later(self._limits.send_seconds, self.transport.abort)
+        self.loop.call_later(self._limits.send_seconds, self.transport.abort)  # even where the reader takes nothing
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has disconnected."""
-        if self._headers_due is not None:
-            self._headers_due.cancel()
-        self._reader_is_well()
+        for what in list(self._due):
+            self._has_come(what)
         super().connection_lost(exc)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
+    def send_400_response(self, msg: str) -> None:  # to what is not HTTP
         self._refuse(Refusal(400, msg))
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -255,7 +241,6 @@ class _Uvicorn(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Whoever serves handles them."""
         yield
 
 
@@ -263,11 +248,11 @@ class HttpServer:
     """Serves on a bound socket, from `start` to `close`, both on one event loop."""
 
     def __init__(self, application: Application, bound: socket.socket) -> None:
-        protocol: Any = partial(BoundedProtocol, application=application)
+        protocol: Any = partial(_Connection, application=application)
         self._socket = bound
         self._server = _Uvicorn(
             uvicorn.Config(
-                Door(application), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
+                _Door(application), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
                 interface="asgi3", server_header=False, timeout_keep_alive=application.limits.idle_seconds,
                 timeout_graceful_shutdown=application.limits.end_seconds, backlog=256,
             )

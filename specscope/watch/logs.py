@@ -55,11 +55,11 @@ class LogReader:
         self._now = now
         self._ends: dict[str, int] = {}  # of each engine's last interval
 
-    def take(self, line: str, now: datetime) -> list[ToldInterval]:
+    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
         raise NotImplementedError
 
-    def rest(self, *, last: bool) -> list[ToldInterval]:
+    def _rest(self, *, last: bool) -> list[ToldInterval]:
         """The intervals still held: there are no more lines (`last`), or none for now."""
         return []
 
@@ -105,14 +105,14 @@ class Log:
             name = f"pid {match[2]}" if match and is_other else ""
             self._writers[before, process] = before, name, self._form(self._now, tail)
         before, name, reader = self._writers[before, process]
-        return self._named(before, name, reader.take(line, self._now))
+        return self._named(before, name, reader._take(line, self._now))
 
     def rest(self, *, last: bool = False) -> list[ToldInterval]:
         """The intervals still held: there are no more lines (`last`), or none for now."""
         return [
             told
             for before, name, reader in self._writers.values()
-            for told in self._named(before, name, reader.rest(last=last))
+            for told in self._named(before, name, reader._rest(last=last))
         ]
 
     def _named(self, before: str, name: str, intervals: list[ToldInterval]) -> list[ToldInterval]:
@@ -198,8 +198,7 @@ class VllmLog(LogReader):
         self._held: list[ToldInterval] | None = None  # from before it is known whether there are several
         self._unnamed: str | None = None  # the engine kept without a name: it was reported before it was named
 
-    def take(self, line: str, now: datetime) -> list[ToldInterval]:
-        """As LogReader has it."""
+    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         self._now = now
         if MARK in line:
             return self._metrics(line)
@@ -213,10 +212,9 @@ class VllmLog(LogReader):
         again = self._engine in self._engines
         if len(self._engines) < ENGINES:
             self._engines.add(self._engine)
-        return self.rest(last=False) if again else []
+        return self._rest(last=False) if again else []
 
-    def rest(self, *, last: bool) -> list[ToldInterval]:
-        """As LogReader has it."""
+    def _rest(self, *, last: bool) -> list[ToldInterval]:
         held, self._held = self._held or [], None
         only = next(iter(self._engines)) if len(self._engines) == 1 else ""
         return [interval.of(interval.aggregate.engine or only) for interval in held]
@@ -233,7 +231,7 @@ class VllmLog(LogReader):
             return [interval]
         self._held.append(interval)
         waits = is_first or (self._engines and len(self._held) < ENGINES)
-        return [] if waits else self.rest(last=False)  # nothing here names an engine
+        return [] if waits else self._rest(last=False)  # nothing here names an engine
 
     def _interval(self, line: str) -> ToldInterval:
         counts, load = aggregate(line), self._load
@@ -305,8 +303,7 @@ class SglangLog(LogReader):
     marks = ("Decode batch",)
     own = re.compile(rf"{_HEAD.pattern}|\bDecode batch\b")
 
-    def take(self, line: str, now: datetime) -> list[ToldInterval]:
-        """As LogReader has it."""
+    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         averages = {name: float(value) for name, value in _found(_AVERAGES, line).items()}
         if "Decode batch" not in line or "sglang:spec_accept_length" not in averages:
             return []
@@ -388,8 +385,7 @@ class LlamaLog(LogReader):
             self._tick(line)
         self._last = 0
 
-    def take(self, line: str, now: datetime) -> list[ToldInterval]:
-        """As LogReader has it: the requests that this line ends."""
+    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         self._now = now
         self._tick(line)
         if server := _SERVER.search(line):
@@ -411,8 +407,8 @@ class LlamaLog(LogReader):
         self._line(name, text)
         return []
 
-    def rest(self, *, last: bool) -> list[ToldInterval]:
-        """As LogReader has it: the requests whose sums are known, or all."""
+    def _rest(self, *, last: bool) -> list[ToldInterval]:
+        # The requests whose sums are known, or all
         names = [name for name, request in self._requests.items() if last or request.sums is not None]
         return [interval for name in names for interval in self._ended(name)]
 

@@ -172,19 +172,17 @@ class Printed(LogReader):
         super().__init__(now, tail)
         self._values: dict[str, Any] = {}
 
-    def take(self, line: str, now: datetime) -> list[ToldInterval]:
-        """What ends with this line."""
+    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         self._now, match, ended = now, self._line.match(line[:200]), []
         if match and match[1] in PRINTED_AT:
             self._values.setdefault(PRINTED_AT[match[1]], []).append(min(float(match[3]), 1.0))
         elif match:
-            ended = self.rest(last=True) if PRINTED[match[1]] in self._values else []
+            ended = self._rest(last=True) if PRINTED[match[1]] in self._values else []
             self._values[PRINTED[match[1]]] = float(match[3]) if "." in match[3] else int(match[3])
         self.any |= any(tool.known_by in self._values for tool in TOOLS)
         return ended
 
-    def rest(self, *, last: bool) -> list[ToldInterval]:
-        """What has been printed."""
+    def _rest(self, *, last: bool) -> list[ToldInterval]:
         values, self._values = self._values, {}
         return list(read_results(values, int(self._now.timestamp() * 1e9)))
 

@@ -62,7 +62,14 @@ class OtlpEndpoint:
                 f"the address of the OTLP endpoint {self.where} has a login, which gRPC does not send: leave it out "
                 "and set OTEL_EXPORTER_OTLP_HEADERS (authorization=Basic ...), or send by http/protobuf"
             )
-        self.exporter = _grpc(address) if kind == "grpc" else _http(address, is_path, self.where)
+        if kind == "grpc":
+            from grpc import StatusCode
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+            once = (StatusCode.OK,)  # no error: with nothing here it takes its own
+            self.exporter: Any = OTLPSpanExporter(address, timeout=TIMEOUT, retryable_error_codes=once)
+        else:
+            self.exporter = _http(address, is_path, self.where)
         self.exporter._metrics = self
         self.error: Exception | None = None  # this and the next are what an exporter tells its metrics
         self.error_attrs: dict[str, Any] | None = None  # a status
@@ -88,14 +95,6 @@ class OtlpEndpoint:
             return NotSent(f"{type(error).__name__}: {printable(' '.join(str(error).split()))[:LONGEST]}")
         status = next(iter((self.error_attrs or {}).values()), None)
         return failure_of(status, str(details() if details else error or ""), self.where)
-
-
-def _grpc(address: str | None) -> Any:  # noqa: ANN401
-    from grpc import StatusCode
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-    once = (StatusCode.OK,)  # no error: with nothing here it takes its own
-    return OTLPSpanExporter(endpoint=address, timeout=TIMEOUT, retryable_error_codes=once)
 
 
 def _http(address: str | None, is_path: bool, where: str) -> Any:  # noqa: ANN401

@@ -62,42 +62,36 @@ class Sender:
                 self._lose(self._sending, *self._batches)
         self._endpoint.exporter.shutdown()
 
-    @property
-    def _patience(self) -> float:
-        return TIMEOUT if self._answers else UNKNOWN
-
     def _wait(self, true: Callable[[], bool]) -> None:
         """Wait until it is true, or the try that is under way takes too long."""
         now = time.monotonic()
-        while not true():
-            left = (self._began if self._sending else now) + self._patience - time.monotonic()
-            if left <= 0:
-                return
+        while not true() and (left := (self._began if self._sending else now) + self._patience - time.monotonic()) > 0:
             self._change.wait(left)
+
+    @property
+    def _patience(self) -> float:
+        return TIMEOUT if self._answers else UNKNOWN
 
     def _lose(self, *batches: Sequence[ReadableSpan]) -> None:
         why = self._failure or f"{self._endpoint.where} did not answer in {self._patience:.0f} s"
         self.lost[str(why)] += sum(map(len, batches))
 
     def _run(self) -> None:
-        with self._change:
-            while not self._ended:
-                self._change.wait_for(lambda: self._failure is None or self._closing, self._pause)
-                self._change.wait_for(lambda: self._batches or self._closing)
-                if self._batches:
-                    self._sending, self._began = self._batches.popleft(), time.monotonic()
-                    self._change.notify_all()
-                    self._learn(self._tried(self._sending))
-                else:
-                    self._ended = True
-            self._change.notify_all()
+        while self._next():
+            failure = self._endpoint.send(self._sending)
+            with self._change:
+                self._learn(failure)
 
-    def _tried(self, batch: Sequence[ReadableSpan]) -> NotSent | None:
-        self._change.release()
-        try:
-            return self._endpoint.send(batch)
-        finally:
-            self._change.acquire()
+    def _next(self) -> bool:
+        """Whether there is a batch to try: it waits for one, and for the end of a pause."""
+        with self._change:
+            self._change.wait_for(lambda: self._failure is None or self._closing, self._pause)
+            self._change.wait_for(lambda: self._batches or self._closing)
+            self._ended = self._ended or not self._batches
+            if not self._ended:
+                self._sending, self._began = self._batches.popleft(), time.monotonic()
+            self._change.notify_all()
+            return not self._ended
 
     def _learn(self, failure: NotSent | None) -> None:
         """Learn from a try. At the end it is tried again only where an endpoint that answers dropped a connection."""
