@@ -11,7 +11,7 @@ from http.client import IncompleteRead
 import pytest
 
 from specscope.remote.fetch import HttpClient, StatusError
-from tests.remote.store import NONE, Answer, Store
+from tests.remote.store import Answer, Store
 from tests.waiting import ends
 
 LOGIN = {"Authorization": "Bearer secret", "Accept": "text/plain"}
@@ -123,20 +123,3 @@ def test_what_is_under_way_ends_when_it_is_closed():
         assert asked.is_set()
         with pytest.raises(OSError, match="closed"):
             client.get("http://127.0.0.1:1/", 100, {})
-
-
-def test_several_threads_at_once(client):
-    with Store({f"/{n}": Answer(str(n).encode() * 1000) for n in range(40)}, NONE) as store:
-        got = {}
-
-        def some(start):
-            for n in range(start, 40, 4):
-                got[n] = client.get(f"{store.url}/{n}", 10_000, {})
-
-        threads = [threading.Thread(target=some, args=(start,)) for start in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert got == {n: str(n).encode() * 1000 for n in range(40)}
-        assert len(store.connections) <= 4

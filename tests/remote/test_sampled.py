@@ -18,7 +18,6 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sampling import Sampler
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
-from tests.remote.test_attached import settle
 from tests.support.records import received
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -34,9 +33,8 @@ def engine(tiny):
     return Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, max_batch=3)
 
 
-def options(port, ratio, capture=None, protocol="grpc", level=SpanLevel.TREES, metrics=None):
-    path = "" if protocol == "grpc" else "/v1/traces"
-    return OutputOptions(capture, f"http://127.0.0.1:{port}{path}", protocol, level, metrics, ratio=ratio)
+def options(port, ratio, capture=None, metrics=None):
+    return OutputOptions(capture, f"http://127.0.0.1:{port}", "grpc", SpanLevel.TREES, metrics, ratio=ratio)
 
 
 def run_all(engine, chosen):
@@ -51,19 +49,15 @@ def run_all(engine, chosen):
     return outputs, records
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_what_is_kept_arrives_whole_and_says_why(engine, protocol):
+def test_what_is_kept_arrives_whole_and_says_why(engine):
     taken = []
     with Receiver(taken.append) as receiver:
-        port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
-        outputs, records = run_all(engine, options(port, 0.0, protocol=protocol))
+        outputs, records = run_all(engine, options(receiver.grpc_port, 0.0))
         losses = outputs.close()
     assert losses == []
     assert outputs.sampled == "kept 3 of 6 requests (3 by parent)"
-    decoder, got = Decoder(), []
-    for _, span in received(taken):
-        got += decoder.feed(span)
-    got += decoder.flush()
+    decoder = Decoder()
+    got = [record for _, span in received(taken) for record in decoder.feed(span)] + decoder.flush()
     assert decoder.lost == 0
     sent = [(r.step, p) for r in records for p in r.requests if p.request in KEPT]
     assert [(r.step, p) for r in got for p in r.requests] == sent
@@ -132,15 +126,3 @@ def test_the_engines_thread_decides_nothing(engine, monkeypatch):
         outputs, _ = run_all(engine, options(receiver.grpc_port, 0.5))
         outputs.close()
     assert seen == {"specscope-sink"}
-
-
-def test_an_attached_screen_shows_a_sample_without_gaps(engine, attached):
-    outputs, records = run_all(engine, options(attached.listening.grpc_port, 0.0))
-    outputs.close()
-    wanted = [r.step for r in records if KEPT & {p.request for p in r.requests} or KEPT & {i.id for i in r.admitted}]
-    settle(attached.viewer, len(wanted))
-    history = attached.viewer.history
-    assert [record.step for record in history.steps] == wanted
-    assert history.lost == 0
-    assert set(history.requests) == KEPT
-    assert history.run.sampling
