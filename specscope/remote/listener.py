@@ -64,7 +64,7 @@ class _Run:
 
     def feed(self, name: str, spans: Spans, dropped: int) -> RunUpdate | None:
         """Take spans of this run; gives the update for the screen, if there is one."""
-        records = tuple(record for span in spans for record in self.decoder.feed(span))
+        records = tuple(self.decoder.feed(*spans))
         packed, self.decoder.draft_tokens = self.decoder.draft_tokens, ""
         if packed:  # the draft vocabulary, which comes with its first span
             self._run = with_vocabulary(self._run, packed, self.decoder.faults)

@@ -43,15 +43,14 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
 
 
 def most_bytes(span: Span) -> int:
-    """No fewer than a span takes as protobuf."""
-    texts = (*span.attributes, *span.attributes.values(), span.name, span.error)
-    return 200 + 40 * len(span.links) + sum(map(_most_bytes, texts))
-
-
-def _most_bytes(value: object) -> int:
-    if isinstance(value, list | tuple):
-        return 24 + (sum(map(_most_bytes, value)) if value and isinstance(value[0], str) else 13 * len(value))
-    return 24 + 4 * len(value) if isinstance(value, str) else 24
+    """No fewer than a span takes as protobuf: a number takes 13 bytes at most, a character four."""
+    size = 200 + 40 * len(span.links) + 4 * (len(span.name) + len(span.error or "") + sum(map(len, span.attributes)))
+    for value in span.attributes.values():
+        if isinstance(value, list | tuple):
+            size += 24 + 13 * len(value) + (4 * sum(map(len, value)) if value and isinstance(value[0], str) else 0)
+        else:
+            size += 24 + (4 * len(value) if isinstance(value, str) else 0)
+    return size
 
 
 def _detected(attributes: Mapping[str, Any]) -> Resource:
