@@ -14,9 +14,9 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11976, 9300),
-    "remote": (2029, 1700),
-    "watch": (2033, 1850),
+    "trace": (11968, 9300),
+    "remote": (1981, 1700),
+    "watch": (2027, 1850),
     "analyze": (27220, 15700),
     "measure": (7034, 3300),
     "engine": (2996, 2350),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (90929, 64500),
+    "all": (90867, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
