@@ -49,21 +49,25 @@ GRPC_AGE_MS = 30_000  # a gRPC connection is renewed after this: a call that nev
 GRPC_GRACE_MS = 5_000  # once the calls that were under way have had so long
 
 
-@dataclass(frozen=True)
+@dataclass
 class Export:
-    """An export as it came, unpacked. It has been read once, and waits as bytes: decoded it is ten times larger."""
+    """An export as it came, unpacked. It has been read once; where many wait, as bytes: read it is ten times larger."""
 
     body: bytes | bytearray
     kind: str  # PROTOBUF or JSON
     count: int = 0  # of its spans
+    read: Parts | None = None  # these, until there is no room for them
 
     @staticmethod
     def of(body: bytes | bytearray, kind: str) -> Export:
         """Raises ValueError, in one line, for what is no ExportTraceServiceRequest of that kind."""
-        return Export(body, kind, sum(len(spans) for _, spans in Export(body, kind).parts()))
+        read = list(Export(body, kind).parts())
+        return Export(body, kind, sum(len(spans) for _, spans in read), read)
 
     def parts(self) -> Parts:
         """Its spans. Raises ValueError."""
+        if self.read is not None:
+            return self.read
         try:
             if self.kind == JSON and self.body.count(b"{") > MOST_OBJECTS:
                 raise ValueError(f"more than {MOST_OBJECTS:,} JSON objects in one export")
