@@ -14,7 +14,7 @@ from specscope.trace.inside.on_import import at_exit, on_import
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.inside.sinks import QUEUED, Losses, of_ranks, sinks, start_line, warn
 from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.open_requests import OpenRequests
+from specscope.trace.wire.outputs import OpenRequests
 from specscope.vllm.processes import ENDS, engine_number, first_process_tells, give_grace, rank_of_worker
 from specscope.vllm.scheduling import SchedulerHooks
 

@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 import specscope
 from specscope.trace.genai import OPERATIONS, OTHER_PARAMS, TEXT_COMPLETION
-from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
+from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     DIMENSIONS,
     Count,
@@ -32,6 +33,7 @@ from specscope.trace.record.declared import (
     Time,
     Token,
     TokenCount,
+    Value,
     WireForm,
 )
 from specscope.trace.record.notes import ParentNotes
@@ -46,7 +48,7 @@ from specscope.trace.record.records import (
     StepRecord,
 )
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.wire.codec import checks
+from specscope.trace.wire.codec import checks, read
 from specscope.trace.wire.wire_field import wired
 from specscope.tree_shape import MAX_NODES
 
@@ -73,7 +75,11 @@ IN_ROOT = (
     *("specscope.finish.stop", "specscope.finish.error", "specscope.request.labels", "specscope.output.tokens"),
     *("gen_ai.input.messages", "gen_ai.output.messages", "specscope.sampling.reason", "specscope.sampling.early"),
 )
+IN_AGGREGATE = (
+    *("source", "engine", "request", "accepted_at", "proposed_at", "averages", "average_values", "reset", "rounded"),
+)
 ENGINE = "specscope.engine"  # engine_notes.py
+AGGREGATE, MAX_AVERAGES = "specscope.aggregate.", 256  # how attributes of counts begin
 EVIDENCE_ARRAYS = ("specscope.tree.parent", "specscope.tree.token", "specscope.verdict.path")  # of a tree
 
 
@@ -173,6 +179,45 @@ class EngineStep(OfStep, frozen=True, kw_only=True):
         for name in ("requests", "admitted", "finished"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
                 raise ValueError(f"`specscope.{name}` names a request twice")
+
+
+@checks(Aggregate)
+class AggregateStep(EngineStep, frozen=True, kw_only=True):
+    """An engine step that is an interval, with its counts."""
+
+    averages: Annotated[list[Name], Meta(max_length=MAX_AVERAGES)] = field(
+        name=AGGREGATE + "averages", default_factory=list
+    )
+    average_values: Annotated[list[Value], Meta(max_length=MAX_AVERAGES)] = field(
+        name=AGGREGATE + "average_values", default_factory=list
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.averages) != len(self.average_values) or len(set(self.averages)) != len(self.averages):
+            raise ValueError(f"`{AGGREGATE}average_values` are not one for each name in `{AGGREGATE}averages`")
+        aggregate = self.aggregate
+        if aggregate.accepted_at:
+            _check_positions(aggregate)
+        elif aggregate.proposed_at:
+            raise ValueError(f"`{AGGREGATE}proposed_at` without `{AGGREGATE}accepted_at`")
+
+    @property
+    def aggregate(self) -> Aggregate:
+        """The interval's counts."""
+        averages = dict(zip(self.averages, self.average_values, strict=True))
+        return read(self, Aggregate, {"averages": averages})
+
+
+def _check_positions(aggregate: Aggregate) -> None:
+    if aggregate.drafts is None or max(aggregate.accepted_at) > aggregate.drafts:
+        raise ValueError(f"`{AGGREGATE}accepted_at` counts more than `{AGGREGATE}drafts`")
+    if any(after > before for before, after in pairwise(aggregate.accepted_at)):
+        raise ValueError(f"`{AGGREGATE}accepted_at` rises: a token is accepted only after the one before it")
+    if aggregate.proposed_at and len(aggregate.proposed_at) != len(aggregate.accepted_at):
+        raise ValueError(
+            f"`{AGGREGATE}proposed_at` holds {len(aggregate.proposed_at)} values, not {len(aggregate.accepted_at)}"
+        )
 
 
 # What tells that there are figures: captures of before, and runs that went back too far, have none

@@ -23,6 +23,7 @@ from specscope.trace import genai
 from specscope.trace.checked import decoded
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.request_tally import RequestTally
+from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
 from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.privacy import strip
@@ -37,10 +38,19 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
-from specscope.trace.wire import aggregate_span
 from specscope.trace.wire.codec import first, written
 from specscope.trace.wire.engine_notes import engine_text
-from specscope.trace.wire.schema import ENGINE, FINAL, IN_PREFILL, IN_QUEUE, IN_ROOT, OURS, SUMMARY
+from specscope.trace.wire.schema import (
+    AGGREGATE,
+    ENGINE,
+    FINAL,
+    IN_AGGREGATE,
+    IN_PREFILL,
+    IN_QUEUE,
+    IN_ROOT,
+    OURS,
+    SUMMARY,
+)
 from specscope.trace.wire.wire_field import wired
 
 SCOPE = "specscope"
@@ -226,7 +236,7 @@ class Encoder:
         if record.left_out is not None:
             attributes |= self._written(record.left_out)
         if record.aggregate is not None:
-            attributes |= aggregate_span.attributes(record.aggregate)
+            attributes |= _of_aggregate(record.aggregate)
         links = tuple(self._step_span(part, record) for part in record.requests)
         return Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
 
@@ -303,3 +313,12 @@ def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
     params = decoded(resource[PARAMS])
     told[PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
     return told | ({DRAFT_TOKENS: digest(told[DRAFT_TOKENS])} if DRAFT_TOKENS in told else {})
+
+
+def _of_aggregate(aggregate: Aggregate) -> dict[str, Any]:
+    """The attributes of an interval's counts: only what the source reports."""
+    averages: dict[str, Any] = {}
+    if aggregate.averages:
+        values = [float(value) for value in aggregate.averages.values()]
+        averages = {AGGREGATE + "averages": list(aggregate.averages), AGGREGATE + "average_values": values}
+    return first([AGGREGATE + name for name in IN_AGGREGATE], written(aggregate, by_hand={"averages": averages}))

@@ -30,7 +30,7 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable
-from specscope.trace.wire import aggregate_span, schema
+from specscope.trace.wire import schema
 from specscope.trace.wire.codec import (
     DamagedError,
     check_times,
@@ -124,7 +124,7 @@ class _Pending:
             return {
                 "phases": _phases(span.phase_names, span.phase_times),
                 "passes": _phases(span.pass_names, span.pass_times),
-                "aggregate": span.told() if isinstance(span, aggregate_span.AggregateStep) else None,
+                "aggregate": span.aggregate if isinstance(span, schema.AggregateStep) else None,
                 "flight": flight,
                 "left_out": None if span.left_out_steps is None else read(span, LeftOut),
             }
@@ -247,8 +247,8 @@ class Decoder:
         """What a span is; None for what is not taken in: not ours, told by another span too, or too late."""
         kind = schema.kind_of(name)
         step = attributes.get("specscope.step")
-        if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
-            kind = aggregate_span.AggregateStep
+        if kind is schema.EngineStep and any(key.startswith(schema.AGGREGATE) for key in attributes):
+            kind = schema.AggregateStep
         elif kind is schema.Prefill and attributes.get("specscope.prefill.reaches_root") is True:
             return None
         if isinstance(step, int) and 0 <= step < self._next:

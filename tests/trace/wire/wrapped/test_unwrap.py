@@ -11,10 +11,10 @@ import pytest
 from specscope.errors import UserError
 from specscope.trace.kinds import ReadAs, kind_of
 from specscope.trace.wire import schema
-from specscope.trace.wire.aggregate_span import AggregateStep
 from specscope.trace.wire.codec import DamagedError, checked_span
 from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.schema import AggregateStep
 from specscope.trace.wire.wrapped.unwrap import unwrapped
 from tests.trace.damage import small
 from tests.trace.wrappings import MICROSECONDS, WRAPPINGS, export
