@@ -101,7 +101,8 @@ class Sender:
         again = self._answers or not self._closing
         self._pause = min(2 * self._pause, LONGEST_PAUSE) if self._failure else PAUSE
         self._failure, self._answers = failure, failure is None
-        if failure is not None and failure.passes and again:
+        has_room = self.queued + len(batch) <= QUEUED  # else later ones took its place: it is the oldest
+        if failure is not None and failure.passes and again and has_room:
             self._batches.appendleft(batch)
         elif failure is not None:
             rest = tuple(self._batches) if self._closing and failure.passes and failure.status is None else ()
