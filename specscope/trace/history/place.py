@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specscope.trace.history.wording import probability
-from specscope.trace.record.notes import TEXT
+from specscope.trace.record.notes import TEXT, ParentNotes
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import MATCH
@@ -47,26 +47,69 @@ class PlaceView:
         final: bool = False,
         drafts: Sequence[float | None] = (),  # draft_ps, where they are at hand
     ) -> None:
-        notes, verdict = step.parents, step.verdict
-        rows = [] if notes is None else np.flatnonzero(notes.node == parent).tolist()
         self.step, self.parent = step, parent  # ROOT, or a node
         self.token, self.node, self.final = token, node, final  # node: None where the token was not drafted there
-        self.notes, self._row = (notes, rows[0]) if rows else (None, 0)  # the step's, where they tell of this parent
-        # The target's likeliest token as sampled; and of the token, p as sampled: 0 or 1 where the request is greedy
-        self.choice = self._choice()
-        self.p = self.choice.prob if self.choice is not None and self.choice.token == token else None
-        # The target's probability before temperature and rules, and its rank there, from 1, where that is recorded
-        self.raw_p, self.raw_rank = _in(self.likeliest, token)
-        # The drafter's own probability and its rank, from 1, or OUTSIDE; q where the token was drawn from it
-        self.draft_p, self.draft_rank = self._drafters(token)
-        self.q: float | None = None
-        if node is None:
-            return
-        self.p = float(verdict.p[node]) if verdict is not None and verdict.tells_p else None
-        self.raw_p = None if self.notes is None else float(self.notes.raw_p[node])
-        noted = (drafts or draft_ps(step))[node]
-        self.draft_p = self.draft_p if noted is None else noted
-        self.q = None if step.tree.drawn[node] == Drawn.DETERMINISTIC else float(step.tree.q[node])
+        self._drafts = drafts
+
+    @cached_property
+    def _noted(self) -> tuple[ParentNotes | None, int]:
+        notes = self.step.parents
+        rows = [] if notes is None else np.flatnonzero(notes.node == self.parent).tolist()
+        return (notes, rows[0]) if rows else (None, 0)
+
+    @property
+    def notes(self) -> ParentNotes | None:
+        """The step's notes, where they tell of this parent."""
+        return self._noted[0]
+
+    @property
+    def _row(self) -> int:
+        """Where they do."""
+        return self._noted[1]
+
+    @cached_property
+    def choice(self) -> TopToken | None:
+        """The target's likeliest token as sampled."""
+        if self.notes is None or self.notes.choice[self._row] == NO_TOKEN:
+            return None
+        return TopToken(int(self.notes.choice[self._row]), float(self.notes.choice_p[self._row]))
+
+    @cached_property
+    def p(self) -> float | None:
+        """The token's p as sampled: 0 or 1 where the request is greedy."""
+        if self.node is None:
+            return self.choice.prob if self.choice is not None and self.choice.token == self.token else None
+        verdict = self.step.verdict
+        return float(verdict.p[self.node]) if verdict is not None and verdict.tells_p else None
+
+    @cached_property
+    def raw_p(self) -> float | None:
+        """The target's probability before temperature and rules."""
+        if self.node is None:
+            return _in(self.likeliest, self.token)[0]
+        return None if self.notes is None else float(self.notes.raw_p[self.node])
+
+    @cached_property
+    def raw_rank(self) -> int | None:
+        """The token's rank there, from 1, where that is recorded."""
+        return _in(self.likeliest, self.token)[1]
+
+    @cached_property
+    def draft_p(self) -> float | None:
+        """The drafter's own probability."""
+        noted = None if self.node is None else (self._drafts or draft_ps(self.step))[self.node]
+        return self._drafters[0] if noted is None else noted
+
+    @property
+    def draft_rank(self) -> int | None:
+        """The token's rank in the drafter, from 1, or OUTSIDE."""
+        return self._drafters[1]
+
+    @cached_property
+    def q(self) -> float | None:
+        """The probability that the node was drawn from; None where it was no draw."""
+        tree = self.step.tree
+        return None if self.node is None or tree.drawn[self.node] == Drawn.DETERMINISTIC else float(tree.q[self.node])
 
     def of(self, token: int, *, final: bool = False) -> PlaceView:
         """Any token here. Nothing is known where token ids were left out of the capture."""
@@ -100,14 +143,10 @@ class PlaceView:
         """The drafter's own; none where it is no model, or they are not recorded."""
         return self._likeliest("draft_top")
 
-    def _choice(self) -> TopToken | None:
-        if self.notes is None or self.notes.choice[self._row] == NO_TOKEN:
-            return None
-        return TopToken(int(self.notes.choice[self._row]), float(self.notes.choice_p[self._row]))
-
-    def _drafters(self, token: int) -> tuple[float | None, int | None]:
-        """The drafter's probability of a token and its rank; the rank of the target's raw first choice is recorded."""
-        p, rank = _in(self.drafters_likeliest, token)
+    @cached_property
+    def _drafters(self) -> tuple[float | None, int | None]:
+        """The token's probability and rank in the drafter: that of the target's raw first choice is recorded."""
+        p, rank = _in(self.drafters_likeliest, self.token)
         if rank is not None or self.notes is None or not self.drafters_likeliest or self.raw_rank != 1:
             return p, rank
         rank = int(self.notes.choice_rank[self._row])
