@@ -260,7 +260,8 @@ def _plain(field: WireField, values: list[Any], attributes: Sequence[Attributes]
 
 def _flat(field: WireField, values: list[Any]) -> tuple[list[Any], Longs]:
     """The values of an array in all spans, end to end, checked; and how many each has."""
-    read = all_elements(values, floats=field.is_float)
+    together = getattr(next(filter(None, values), None), "all_elements", all_elements)  # protobuf's have their own
+    read = together(values, floats=field.is_float)
     lists = [] if read else [_listed(field, each) for each in values]
     flat, counts = read or (list(chain.from_iterable(lists)), _counts(lists))
     most = math.prod(DIMENSIONS[letter].most for letter in field.dimensions)
@@ -279,6 +280,7 @@ def _listed(field: WireField, value: Any) -> list[Any]:  # noqa: ANN401
     kind = list[float] if field.is_float else field.many
     try:
         value = elements(value) if isinstance(value, Raw) else [] if value is None else value
+        value = value.elements() if hasattr(value, "elements") else value
     except msgspec.MsgspecError as error:
         raise DamagedError(f"`{field.attribute}`: {plain_error(error)}") from None
     if is_text(value, kind):

@@ -40,8 +40,8 @@ class ReadSpan:
     name: str
     start_ns: int
     end_ns: int
-    # Plain values and lists of them; None for a kind that no attribute of ours has. Of a decode step read from JSON,
-    # arrays of numbers as `Raw`: wire/decode_step.py reads those of many spans at once
+    # Plain values and lists of them; None for a kind that no attribute of ours has. Of a decode step, arrays of numbers
+    # as `Raw`, or as protobuf's LateArray: wire/decode_step.py reads those of many spans at once
     attributes: dict[str, Any]
 
 

@@ -6,17 +6,19 @@ is what TracesData reads. RawArray reads an ArrayValue, and RawScalars any numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from specscope.trace.wire.codec import DamagedError
-from specscope.trace.wire.otlp_json import DRAWING, Parts, ReadSpan, Spans
+from specscope.trace.wire.otlp_json import DECODE_STEP, DRAWING, NUMBERS, Parts, ReadSpan, Spans
 
 # Two bytes can encode a whole message: so what is decoded at once is bounded
 MAX_SPAN = 4 * 2**20  # bytes of one
@@ -98,14 +100,46 @@ def _span(raw: bytes) -> ReadSpan | DamagedError:
         return DamagedError(f"a span larger than {MAX_SPAN} bytes")
     try:
         span = Span.FromString(raw)
-        return ReadSpan(span.name, span.start_time_unix_nano, span.end_time_unix_nano, _plain(span.attributes))
+        late = NUMBERS if span.name == DECODE_STEP else ()
+        return ReadSpan(span.name, span.start_time_unix_nano, span.end_time_unix_nano, _plain(span.attributes, late))
     except DecodeError:
         return DamagedError("a span that is not OTLP protobuf")
 
 
-def _plain(pairs: Iterable[KeyValue]) -> dict[str, Any]:
-    """Attributes as a dict; the drawing is left out."""
-    return {pair.key: _value(pair.value) for pair in pairs if pair.key != DRAWING}
+def _plain(pairs: Iterable[KeyValue], late: Collection[str] = ()) -> dict[str, Any]:
+    """Attributes as a dict, without the drawing. Arrays of the names in `late` are read when they are wanted."""
+    return {
+        pair.key: LateArray(pair.value.array_value)
+        if pair.key in late and pair.value.WhichOneof("value") == "array_value"
+        else _value(pair.value)
+        for pair in pairs
+        if pair.key != DRAWING
+    }
+
+
+class LateArray:
+    """An array that is not read yet: wire/decode_step.py reads those of many spans together."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: ArrayValue) -> None:
+        self._message = message
+
+    def elements(self) -> list[Any]:
+        """Its values."""
+        return _array(self._message)
+
+    @staticmethod
+    def all_elements(arrays: Sequence[Any], *, floats: bool) -> tuple[list[Any], NDArray[np.int64]] | None:
+        """As otlp_json.all_elements: end to end, the encodings of arrays are that of one."""
+        if not all(array is None or isinstance(array, LateArray) for array in arrays):
+            return None
+        messages = [None if array is None else array._message for array in arrays]
+        counts = np.array([0 if message is None else len(message.values) for message in messages], np.int64)
+        whole = b"".join(message.SerializeToString() for message in messages if message is not None)
+        scalars = RawScalars.FromString(b"".join(RawArray.FromString(whole).values))
+        values = list(scalars.double_value if floats else scalars.int_value)
+        return (values, counts) if len(values) == counts.sum() else None
 
 
 def _value(value: AnyValue) -> Any:  # noqa: ANN401

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue
 
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.otlp_json import ReadSpan, all_elements, elements
+from specscope.trace.wire.otlp_proto import LateArray
 from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import Decoder
 from tests.trace.samples import records
@@ -38,6 +40,23 @@ def test_arrays_that_are_read_together_are_what_each_is(floats, ints):
         alone = [[] if raw is None else elements(raw) for raw in raws]
         assert counts.tolist() == list(map(len, alone))
         assert json.dumps(values) == json.dumps([value for each in alone for value in each])  # NaN is NaN
+        late = [None if each is None else LateArray(proto_array(each)) for each in arrays]
+        values, counts = LateArray.all_elements(late, floats=is_float)
+        assert counts.tolist() == [len(each or ()) for each in arrays]
+        assert json.dumps(values) == json.dumps([value for each in late if each for value in each.elements()])
+
+
+def proto_array(values):
+    name = {float: "double_value", int: "int_value", str: "string_value"}
+    return ArrayValue(values=[AnyValue(**{name[type(value)]: value}) for value in values])
+
+
+@pytest.mark.parametrize("values", [[1, 2], [0.5, 1], ["0.5"], [0.5, "a"]])
+def test_an_array_of_protobuf_that_holds_others_is_left_to_the_one_that_reads_any(values):
+    late = LateArray(proto_array(values))
+    assert LateArray.all_elements([LateArray(proto_array([0.5])), late], floats=True) is None
+    assert LateArray.all_elements([late, [0.5]], floats=True) is None
+    assert late.elements() == values
 
 
 @pytest.mark.parametrize(
