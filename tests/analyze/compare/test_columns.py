@@ -163,7 +163,7 @@ def test_where_greedy_outputs_part_the_decisions_show_raw_p_and_no_coin():
     step, at = request.steps[place], request.engine_steps[place]
     changed = dataclasses.replace(step, verdict=dataclasses.replace(step.verdict, token=step.verdict.token + 1))
     record = other.steps[at]
-    parts = tuple(changed if part is step else part for part in record.requests)
+    parts = tuple(changed if part == step else part for part in record.requests)
     b = History(run=other.run, vocabulary=other.vocabulary)
     for position, one in enumerate(other.steps):
         b.append(dataclasses.replace(record, requests=parts) if position == at else one)
