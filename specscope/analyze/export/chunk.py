@@ -15,7 +15,7 @@ from specscope.analyze.export.schema import PARENTS, SCHEMAS, as_batch, cells, c
 from specscope.trace.history.history import History
 from specscope.trace.history.undrafted import why_undrafted
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.records import RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
 
 MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records before they are written
@@ -161,7 +161,7 @@ def _of_engine(record: StepRecord) -> dict[str, Any]:
         "step": record.step,
         "start_ns": record.start_ns,
         "step_ns": record.end_ns - record.start_ns,
-        **{f"{phase.name}_ns": phase.end_ns - phase.start_ns for phase in record.phases},
+        **{f"{phase.name}_ns": phase.end_ns - phase.start_ns for phase in record.phases if phase.name in PHASES},
         "pass_ns": [drafter_pass.end_ns - drafter_pass.start_ns for drafter_pass in record.passes],
         **cells(record, OF_ENGINE),
         "batch": record.batch,

@@ -87,7 +87,8 @@ class WireField:
     @cached_property
     def is_any_float(self) -> bool:
         """Whether any float will do."""
-        return self.is_float and not any(isinstance(mark.ge or mark.le, float) for mark in get_args(self.kind)[1:])
+        bounds = [(mark.ge, mark.gt, mark.le, mark.lt) for mark in get_args(self.kind)[1:] if isinstance(mark, Meta)]
+        return self.is_float and all(bound is None for each in bounds for bound in each)
 
     def goes(self, privacy: Privacy) -> bool:
         """Whether it is absent at a level: it could hold only the marks of what was left out."""

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from specscope.analyze.export import chunk, writer
 from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
+from specscope.trace.history.history import History
 from specscope.trace.record.equal import same
-from specscope.trace.record.records import ParentNotes
+from specscope.trace.record.records import ParentNotes, Phase
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.export import expected
@@ -261,3 +262,13 @@ def test_damage_is_left_out_and_told(tmp_path):
     records, told, vocabulary = all_records(path)
     check(tmp_path / "tables", expected.tables(records, told, str(path), vocabulary))
     assert {row["reason"] for row in read(tmp_path / "tables", "requests")} >= {None}
+
+
+def test_a_phase_of_another_name_takes_the_place_of_no_column():
+    """Another engine may call its phases what it likes: `start` and `step` are no columns' values."""
+    phases = (Phase("start", 5, 7), Phase("step", 7, 20), Phase("draft", 20, 21))
+    history = History(run=RUN)
+    for record in samples.records():
+        history.append(dataclasses.replace(record, phases=phases))
+    steps = chunk.tables_of(history, "run.jsonl")["steps"].to_pylist()
+    assert {(row["start_ns"], row["step_ns"], row["draft_ns"]) for row in steps} == {(5, 16, 1)}
