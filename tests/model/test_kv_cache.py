@@ -1,7 +1,9 @@
 """Blocks: never leaked, never used twice, counted right; copy on write; moves that overlap."""
 
+import subprocess
+import sys
+
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -167,13 +169,23 @@ def test_an_accepted_path_moves_safely_onto_itself(backend, path):
             assert before[:, 0].tolist() == list(range(base))
 
 
+# In a process of its own: one that has freed as much already holds the memory that a new cache gets.
+TOUCHED = """
+import psutil, torch
+from specscope.model.backend import Backend
+from specscope.model.kv_cache import KVCache, LayerShape
+cache = KVCache([LayerShape(4, 64, 64)] * 4, 4096, torch.float32, torch.device("cpu"), Backend.TORCH)
+before = psutil.Process().memory_info().rss
+cache.touch()
+assert not any(store.any() for store in cache.stores)
+print(psutil.Process().memory_info().rss - before, sum(store.nbytes for store in cache.stores))
+"""
+
+
 def test_memory_is_taken_at_once_where_that_is_asked_for():
-    cache = KVCache([LayerShape(4, 64, 64)] * 4, 4096, torch.float32, torch.device("cpu"))
-    size = sum(store.nbytes for store in cache.stores)
-    before = psutil.Process().memory_info().rss
-    cache.touch()
-    assert psutil.Process().memory_info().rss - before >= 0.9 * size >= 2**27
-    assert not any(store.any() for store in cache.stores)
+    done = subprocess.run([sys.executable, "-c", TOUCHED], capture_output=True, text=True, check=True)
+    grown, size = map(int, done.stdout.split())
+    assert grown >= 0.9 * size >= 2**27
 
 
 def test_slots_follow_the_table():
