@@ -107,4 +107,10 @@ class Forked:
         """Whether the first difference is in a step with a decision, or at a draw, that rounding could change."""
         parted = [side[place] for side in (self.original, self.fork) if (place := self.parting(side)) < len(side)]
         decided = any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)
-        return decided or (len(parted) == 2 and parted[0].parts_at_near_draw(parted[1].tree, self.dtype))
+        return decided or (len(parted) == 2 and part_at_near_draw(*parted, self.dtype))
+
+
+def part_at_near_draw(step: RequestStep, other: RequestStep, dtype: str) -> bool:
+    """Whether the first node at which two trees differ is one of `near_draws`: rounding may be why."""
+    pairs = zip(step.tree.token.tolist(), other.tree.token.tolist(), strict=False)
+    return next((node for node, (left, right) in enumerate(pairs) if left != right), None) in step.near_draws(dtype)

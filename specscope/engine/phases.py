@@ -154,7 +154,7 @@ class StepCommit:
             tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
             eos = self.parts.run_info.eos_tokens
             emitted = request.accept(tokens, eos, self.parts.max_context, self.parts.vocabulary)
-            request.preceded = followed_by(verdict)
+            request.preceded = followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
             if request.params.logprobs is not None:
                 logprobs = raw_logprobs(now.logits[place], verdict, tokens[:emitted], request.params.logprobs)
         step = RequestStep(

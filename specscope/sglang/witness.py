@@ -81,7 +81,7 @@ class ResultWitness:
                 parts.append(RequestStep(req.rid, index, context, fed, "none", DraftTree.empty(), None, 0))
                 continue
             verdict = unseen(int(req.output_ids[known.emitted - 1]))
-            preceded, known.preceded = known.preceded, followed_by(verdict)
+            preceded, known.preceded = known.preceded, followed_by(verdict.kind, 0, 0)
             empty = DraftTree.empty()
             parts.append(RequestStep(req.rid, index, context, fed - 1, "none", empty, verdict, new, preceded=preceded))
         self._tell(parts, (Phase("commit", began_ns, time.time_ns()),))
@@ -98,7 +98,8 @@ class ResultWitness:
     def _part(self, req: Any, made: JudgedRequest) -> RequestStep:
         known, judged = self._known(req), made.judged
         index, known.index = known.index, known.index + 1
-        preceded, known.preceded = known.preceded, followed_by(judged.verdict)
+        verdict, preceded = judged.verdict, known.preceded
+        known.preceded = followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
         one_pass = bool(len(judged.tree)) and self.run.speculation.get("method") in ONE_PASS
         return RequestStep(
             request=req.rid,
@@ -107,7 +108,7 @@ class ResultWitness:
             prefill_tokens=0,
             drafter=self.run.drafter if len(judged.tree) else "none",
             tree=judged.tree,
-            verdict=judged.verdict,
+            verdict=verdict,
             emitted=known.emits(),
             notes=judged.notes,
             sizing=f"{judged.invalid} slots without a draft" if judged.invalid else "",

@@ -141,7 +141,7 @@ class RequestWitness:
             parents=made.parents,
             method=self._method(made),
         )
-        self._index, self._preceded = self._index + 1, followed_by(verdict)
+        self._index, self._preceded = self._index + 1, followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
         self._output += committed
         self._tell(self._record(self._phases(round_), part))
 

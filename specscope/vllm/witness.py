@@ -228,7 +228,7 @@ class Witness:
         emitted = request.kept(tokens, self.run.max_context)
         request.emitted += emitted
         request.committed += len(tokens)
-        request.preceded = followed_by(verdict)
+        request.preceded = followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
         return RequestStep(
             request=place.name,
             index=index,

@@ -13,6 +13,7 @@ import pytest
 from specscope import SamplingParams
 from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
+from specscope.debug.forked import part_at_near_draw
 from specscope.engine.pipeline import Pipeline
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.trace.history.history import History
@@ -116,7 +117,7 @@ def near_tie(step, beside, dtype):
     if step.position != beside.position:
         return False
     if verdict(step)[1:3] != verdict(beside)[1:3]:
-        return step.parts_at_near_draw(beside.tree, dtype)
+        return part_at_near_draw(step, beside, dtype)
     mine, theirs = step.verdict, beside.verdict
     nodes = len(mine.outcome)
     first = next((node for node in range(nodes) if mine.outcome[node] != theirs.outcome[node]), nodes)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.columns import FED, NODE, NORMS, PARENT, STEP, Capture, Side, SideRequest, number_rows
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import KINDS, PRECEDED, Columns
+from specscope.analyze.evidence.fields import holding, joined, lengths, numbers, padded, widths, words
 from specscope.analyze.evidence.parents import TriedParents
 from specscope.trace.history.history import History
-from specscope.trace.record.notes import DraftNotes, model_part, text_part
+from specscope.trace.history.stats import StepCounts
+from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import (
     FinalKind,
     Preceded,
@@ -23,23 +26,16 @@ from specscope.trace.record.records import (
     StepRecord,
     followed_by,
 )
-from specscope.trace.record.tree import Drawn
+from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.tree import Bools, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.run.packed import slices
+from specscope.trace.run.packed import Picked, slices
 
 OTHERS = "other requests"  # MethodNotes.match_source
 CHUNK = 256  # steps that are held as records before they become arrays
 RECOVERED = KINDS.index(FinalKind.RECOVERED)
-
-
-class _Row(NamedTuple):
-    """A request's part in a step, before it becomes arrays."""
-
-    part: RequestStep
-    request: int  # its place in Side.requests
-    step: int
-    batch: int
-    preceded: int  # its place in PRECEDED; -1 for a prefill chunk
+AROUND = ("request", "step", "batch", "preceded")  # columns of STEP: what lies around a part
+OF_PART = {"index": "index", "context": "context_len", "prefill": "prefill_tokens", "emitted": "emitted"}
 
 
 class Collector:
@@ -54,7 +50,8 @@ class Collector:
         self._by_id: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._last: dict[str, Preceded] = {}  # what each request's next decode step is preceded by
-        self._rows: list[_Row] = []
+        self._parts: list[RequestStep] = []  # not laid out yet
+        self._around: list[tuple[int, int, int, int]] = []  # of each of them, by the names of AROUND
         self._chunks: list[dict[str, NDArray[Any]]] = []
 
     def add(self, record: StepRecord) -> None:
@@ -70,11 +67,11 @@ class Collector:
             self._last[name] = Preceded.PREEMPTION
         for part in record.requests:
             self._request(part.request)
-            preceded = self._preceded(part)
-            self._rows.append(_Row(part, self._by_id[part.request], record.step, record.batch, preceded))
+            self._parts.append(part)
+            self._around.append((self._by_id[part.request], record.step, record.batch, self._preceded(part)))
         for end in record.finished:
             self._end(end)
-        if len(self._rows) >= CHUNK:
+        if len(self._parts) >= CHUNK:
             self._flush()
 
     def _request(self, name: str) -> SideRequest:
@@ -89,60 +86,58 @@ class Collector:
         request.length = len(end.output)
 
     def _preceded(self, part: RequestStep) -> int:
-        if part.verdict is None:
+        if (counts := StepCounts.of(part)) is None:
             return -1
         preceded = part.preceded or self._last.get(part.request, Preceded.PREFILL)
-        self._last[part.request] = followed_by(part.verdict)
+        self._last[part.request] = followed_by(counts.kind, counts.drafted, counts.accepted)
         return PRECEDED.index(preceded)
 
     def _name(self, text: str) -> int:
         return self._names.setdefault(text, len(self._names))
 
     def _flush(self) -> None:
-        """Turn the rows held so far into arrays."""
-        parts = [row.part for row in self._rows]
-        c = Columns([part for part in parts if part.verdict is not None])
-        notes = [part.notes for part in parts]
-        chunk = {"steps": self._steps(c)}
+        """Turn the parts held so far into arrays."""
+        picked = Picked.of(self._parts)
+        judged = holding(picked, "verdict")
+        c = Columns([part for part, yes in zip(self._parts, judged.tolist(), strict=True) if yes])
+        chunk = {name: getattr(c, name).astype(np.int32) for name in ("path", "output")}
+        chunk["steps"] = self._steps(picked, judged, c)
         chunk |= {f"node {name}": values.astype(NODE[name]) for name, values in _nodes(c).items()}
         listed = c.parents.tops > 0
         chunk |= {f"parent {name}": values[listed].astype(PARENT[name]) for name, values in _parents(c.parents).items()}
-        chunk |= {f"fed {name}": values.astype(FED[name]) for name, values in _fed(notes).items()}
-        paths = [verdict.path for verdict in c.verdicts]
-        chunk["path"] = np.concatenate([np.zeros(0, np.int32), *paths]).astype(np.int32)
-        chunk["output"] = np.array([token for part in parts for token in part.output()], np.int32)
-        self._rows.clear()
+        chunk |= {f"fed {name}": values.astype(FED[name]) for name, values in _fed(picked).items()}
+        self._parts, self._around = [], []
         self._chunks.append(chunk)
 
-    def _steps(self, c: Columns) -> NDArray[Any]:
-        """The rows held so far as an array of STEP; `c` holds the parts with a verdict."""
-        rows, parts = self._rows, [row.part for row in self._rows]
-        steps = np.zeros(len(rows), STEP)
-        for name in ("request", "step", "batch", "preceded"):
-            steps[name] = [getattr(row, name) for row in rows]
-        for name, of_part in (("index", "index"), ("context", "context_len"), ("prefill", "prefill_tokens")):
-            steps[name] = [getattr(part, of_part) for part in parts]
-        steps["emitted"] = [part.emitted for part in parts]
-        steps["rule"] = [self._name(part.rule) for part in parts]
-        steps["drafter"] = [self._name(part.drafter) for part in parts]
-        steps["varies"] = [_varies(part) for part in parts]
-        steps["fed"] = [0 if part.notes is None else _rows_fed(part.notes) for part in parts]
+    def _steps(self, picked: Sequence[Picked], judged: Bools, c: Columns) -> NDArray[Any]:
+        """The parts held so far as an array of STEP; `c` holds those that are judged."""
+        steps = np.zeros(len(judged), STEP)
+        for name, values in zip(AROUND, np.array(self._around, np.int64).reshape(-1, len(AROUND)).T, strict=True):
+            steps[name] = values
+        for name, of_part in OF_PART.items():
+            steps[name] = numbers(picked, "", of_part)
+        steps["rule"] = [self._name(rule or STANDARD) for rule in words(picked, "verdict", "rule")]
+        drafters = words(picked, "", "drafter")
+        steps["drafter"] = list(map(self._name, drafters))
+        sources = words(picked, "method", "match_source")
+        steps["varies"] = list(map(_varies, drafters, words(picked, "", "sizing"), sources))
+        steps["fed"] = _rows_fed(picked)
+        steps["judged"] = judged
         steps["final_margin"], steps["final_whole"], steps["final_gap"] = 1.0, np.nan, np.nan
-        judged = steps["judged"] = np.array([part.verdict is not None for part in parts], np.bool_)
-        steps["accepted"][judged] = [verdict.accepted for verdict in c.verdicts]
-        steps["nodes"][judged] = np.diff(c.start)
-        steps["token"][judged] = c.final
-        steps["kind"][judged] = c.kind
-        steps["final_p"][judged] = c.final_p
-        steps["final_coin"][judged] = c.final_coin
-        steps["final_margin"][judged] = c.final_margin
-        steps["forced"][judged] = [len(verdict.forced) > 0 for verdict in c.verdicts]
         # The final token's p in the target's whole p: without the notes a residual's is not known
         known = np.where(c.kind == RECOVERED, np.nan, c.final_p)
-        steps["final_whole"][judged] = np.where(c.parents.there, c.parents.final_p, known)
-        steps["final_gap"][judged] = c.parents.of_rows(c.parents.gap, c.final_row)
-        counts = np.bincount(c.parents.step[c.parents.tops > 0], minlength=len(c))
-        steps["parents"][judged] = counts
+        of_judged = {
+            "accepted": c.depth_reached,
+            "nodes": np.diff(c.start),
+            "token": c.final,
+            **{name: getattr(c, name) for name in ("kind", "final_p", "final_coin", "final_margin")},
+            "forced": lengths(c.picked, "verdict", "forced") > 0,
+            "final_whole": np.where(c.parents.there, c.parents.final_p, known),
+            "final_gap": c.parents.of_rows(c.parents.gap, c.final_row),
+            "parents": np.bincount(c.parents.step[c.parents.tops > 0], minlength=len(c)),
+        }
+        for name, values in of_judged.items():
+            steps[name][judged] = values
         return steps
 
     def finish(self, source: str, run: RunInfo | None, vocabulary: Vocabulary, warnings: list[str]) -> Side:
@@ -204,32 +199,30 @@ def _first(table: NDArray[Any]) -> NDArray[Any]:
     return table[:, 0] if table.shape[1] else np.zeros(len(table))
 
 
-def _rows_fed(notes: DraftNotes) -> int:
-    """Rows of the target's features that the drafter's first pass was fed, where they are recorded."""
-    return len(notes.fed_position) if notes.fed_norms.size else 0
+def _rows_fed(picked: Sequence[Picked]) -> Indices:
+    """[S] rows of the target's features that the drafter's first pass was fed, where they are recorded."""
+    return np.where(lengths(picked, "notes", "fed_norms") > 0, lengths(picked, "notes", "fed_position"), 0)
 
 
-def _fed(notes: Iterable[DraftNotes | None]) -> dict[str, NDArray[Any]]:
+def _fed(picked: Sequence[Picked]) -> dict[str, NDArray[Any]]:
     """[F] each, by the names of FED."""
-    with_norms = [note for note in notes if note is not None and _rows_fed(note)]
-    norms = np.full((sum(len(note.fed_position) for note in with_norms), len(NORMS)), np.nan, np.float32)
-    begin = 0
-    for note in with_norms:
-        known = note.fed_norms[:, : len(NORMS)]
-        norms[begin : begin + len(known), : known.shape[1]] = known
-        begin += len(known)
-    position = np.concatenate([np.zeros(0, np.int32), *(note.fed_position for note in with_norms)])
+    counts = lengths(picked, "notes", "fed_position")
+    position = joined(picked, "notes", "fed_position", np.int32)[np.repeat(_rows_fed(picked) > 0, counts)]
+    known = padded(picked, "notes", "fed_norms", np.float32, np.nan)[:, : len(NORMS)]
+    known = known[widths(picked, "notes", "fed_norms") > 0]
+    norms = np.full((len(position), len(NORMS)), np.nan, np.float32)
+    norms[:, : known.shape[1]] = known
     return {"position": position, **dict(zip(NORMS, norms.T, strict=True))}
 
 
-def _varies(part: RequestStep) -> bool:
+def _varies(drafter: str, sizing: str, match_source: str | None) -> bool:
     """Whether costs, load or other requests decide what is drafted as well as the context.
 
     An adaptive tree has the size that pays at the time; a text and a model together are ranked by what was accepted
     so far; a shared suffix tree holds what other requests generated before.
     """
-    together = text_part(part.drafter) != "" and model_part(part.drafter) != ""
-    return bool(part.sizing) or together or (part.method is not None and OTHERS in part.method.match_source)
+    together = text_part(drafter) != "" and model_part(drafter) != ""
+    return bool(sizing) or together or OTHERS in (match_source or "")
 
 
 class BranchedError(Exception):
@@ -248,7 +241,7 @@ class CollectingHistory(History):
         if record.after is not None:
             raise BranchedError
         self.collector.add(record)
-        self.acceptance.steps += sum(part.verdict is not None for part in record.requests)
+        self.acceptance.steps += sum(part.is_judged for part in record.requests)
         for info in record.admitted:
             self.request(info.id).info = info
         for end in record.finished:

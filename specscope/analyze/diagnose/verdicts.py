@@ -108,7 +108,7 @@ def _of_the_step_before(case: Case, check: Check) -> list[Suspect]:
 def other_counts(case: Case, check: Check) -> list[Suspect]:
     """How many drafts each wrong step committed, against how many its figures accept: another request's, or one off."""
     c = case.evidence
-    due, committed = judged_right(c), np.array([verdict.accepted for verdict in c.verdicts], np.int64)
+    due, committed = judged_right(c), c.depth_reached
     steps = np.unique(c.step[check.wrong]) if check.unit == "node" else check.wrong
     steps = steps[due[steps] != committed[steps]]
     if not len(steps):

@@ -13,9 +13,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.evidence.arrays import Indices, join, levels, siblings
+from specscope.analyze.evidence.arrays import Indices, levels, siblings
 from specscope.analyze.evidence.fields import (
+    holding,
     joined,
+    lengths,
     numbers,
     of_finals_of_verdicts,
     of_methods,
@@ -66,7 +68,7 @@ class ByRule:
         outcome = joined(picked, "verdict", "outcome", np.uint8)
         judged, open_ = outcome != Outcome.UNTRIED, outcome == Outcome.ACCEPTED
         parent, left = np.ones((2, len(outcome)))
-        ends = np.cumsum(join([each.counts("tree", "token") for each in picked], np.int64))
+        ends = np.cumsum(lengths(picked, "tree", "token"))
         for step in np.flatnonzero(ahead).tolist():
             part, end = parts[step], int(ends[step])
             assert part.verdict is not None
@@ -132,7 +134,7 @@ class Columns:
     @staticmethod
     def of(every: Sequence[Visit], *, ours: bool = True) -> Columns:
         """The columns of the decode steps among these visits."""
-        visits = [visit for visit in every if visit.part.verdict is not None]
+        visits = [visit for visit in every if visit.part.is_judged]
         return Columns([visit.part for visit in visits], visits, ours)
 
     # [S] of the final token: itself, its probability, the coin that drew it, its margin
@@ -154,8 +156,7 @@ class Columns:
     @cached_property
     def start(self) -> Indices:
         """[S + 1] the first node of each step."""
-        sizes = [each.counts("tree", "token") for each in self.picked]
-        return np.concatenate([[0], np.cumsum(join(sizes, np.int64))]).astype(np.int64)
+        return np.concatenate([[0], np.cumsum(lengths(self.picked, "tree", "token"))]).astype(np.int64)
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -254,9 +255,8 @@ class Columns:
     @cached_property
     def last(self) -> Indices:
         """[S] the last node of the accepted path, numbered over all nodes; -1 where nothing was accepted."""
-        path, counts = self._path
-        ends = np.cumsum(counts) - 1
-        last = np.where(counts > 0, path[ends] if len(path) else -1, -1)
+        ends = np.cumsum(self.depth_reached) - 1
+        last = np.where(self.depth_reached > 0, self.path[ends] if len(self.path) else -1, -1)
         return np.where(last < 0, -1, self.start[:-1] + last)
 
     @cached_property
@@ -391,15 +391,31 @@ class Columns:
     def on_path(self) -> Bools:
         """[N] whether it is on the accepted path."""
         mask = np.zeros(len(self.token), np.bool_)
-        path, counts = self._path
-        mask[path + np.repeat(self.start[:-1], counts)] = True
+        mask[self.path + np.repeat(self.start[:-1], self.depth_reached)] = True
         return mask
 
     @cached_property
-    def _path(self) -> tuple[Indices, Indices]:
-        """The accepted nodes of all steps, each within its tree, and [S] how many each step has."""
-        counts = join([each.counts("verdict", "path") for each in self.picked], np.int64)
-        return joined(self.picked, "verdict", "path", np.int64), counts
+    def path(self) -> Indices:
+        """The accepted nodes of all steps, each within its tree."""
+        return joined(self.picked, "verdict", "path", np.int64)
+
+    @cached_property
+    def depth_reached(self) -> Indices:
+        """[S] how many accepted nodes each step has."""
+        return lengths(self.picked, "verdict", "path")
+
+    @cached_property
+    def output(self) -> Indices:
+        """The output tokens of all steps, end to end: accepted paths and final tokens, as far as they were emitted."""
+        committed = self.depth_reached + 1
+        ends = np.cumsum(committed)
+        final = np.zeros(int(committed.sum()), np.bool_)
+        final[ends - 1] = True
+        tokens = np.empty(len(final), np.int64)
+        tokens[final] = self.final
+        tokens[~final] = self.token[self.path + np.repeat(self.start[:-1], self.depth_reached)]
+        place = np.arange(len(final)) - np.repeat(ends - committed, committed)
+        return tokens[place < np.repeat(numbers(self.picked, "", "emitted"), committed)]
 
     @cached_property
     def forced(self) -> Bools:
@@ -415,9 +431,7 @@ class Columns:
     def _forced(self) -> tuple[Bools, Bools]:
         nodes, finals = np.zeros(len(self.token), np.bool_), np.zeros(len(self), np.bool_)
         forced = joined(self.picked, "verdict", "forced", np.int64)
-        step = np.repeat(
-            np.arange(len(self)), join([each.counts("verdict", "forced") for each in self.picked], np.int64)
-        )
+        step = np.repeat(np.arange(len(self)), lengths(self.picked, "verdict", "forced"))
         is_final = forced == np.diff(self.start)[step]
         nodes[(self.start[step] + forced)[~is_final]] = True
         finals[step[is_final]] = True
@@ -453,7 +467,7 @@ class Columns:
     @cached_property
     def parents(self) -> TriedParents:
         """What the evidence says about the parents that were tried."""
-        there = join([each.places("parents") >= 0 for each in self.picked], np.bool_)
+        there = holding(self.picked, "parents")
         rows = TreeRows(self.step, self.row, self.root_row, self.rows)
         return TriedParents(self.picked, there, rows)
 

@@ -21,6 +21,16 @@ def joined(picked: Sequence[Picked], held: str, name: str, kind: type[T]) -> NDA
     return join([each.values(held, name) for each in picked], kind)
 
 
+def holding(picked: Sequence[Picked], held: str) -> Bools:
+    """[S] whether each step holds one: a verdict, notes."""
+    return join([each.places(held) >= 0 for each in picked], np.bool_)
+
+
+def lengths(picked: Sequence[Picked], held: str, name: str) -> Indices:
+    """[S] how many values an array has at each step; 0 where it holds none."""
+    return join([each.counts(held, name) for each in picked], np.int64)
+
+
 def numbers(picked: Sequence[Picked], held: str, name: str, missing: float = 0) -> NDArray[Any]:
     """[S] a number of what each step holds; `missing` where it holds nothing."""
     columns = []
@@ -32,10 +42,9 @@ def numbers(picked: Sequence[Picked], held: str, name: str, missing: float = 0) 
 
 
 def words(picked: Sequence[Picked], held: str, name: str) -> list[Any]:
-    """[S] a text, a name or None of what each step holds, which all hold one."""
-    return [
-        word for each in picked for word in map(each.table(held).words[name].__getitem__, each.places(held).tolist())
-    ]
+    """[S] a text, a name or None of what each step holds; None where it holds nothing."""
+    each_of = ((each.table(held).words[name], each.places(held).tolist()) for each in picked)
+    return [None if place < 0 else known[place] for known, places in each_of for place in places]
 
 
 def of_trees(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
@@ -77,9 +86,8 @@ def _where_told(columns: Any, held: str, name: str, kind: type[T], missing: floa
 
 def _fitting(columns: Any, held: str, name: str) -> tuple[Bools, Indices]:  # noqa: ANN401
     """[S] which steps' notes have a value of this field for each node, and how many they have."""
-    there = join([each.places(held) >= 0 for each in columns.picked], np.bool_)
-    counts = join([each.counts(held, name) for each in columns.picked], np.int64)
-    return there & (counts == np.diff(columns.start)), counts
+    counts = lengths(columns.picked, held, name)
+    return holding(columns.picked, held) & (counts == np.diff(columns.start)), counts
 
 
 def of_parents(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
@@ -89,31 +97,28 @@ def of_parents(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
 
 def stacked(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[K, t] a field of ParentNotes, padded to the largest t: with -1 for tokens, with 0 for probabilities."""
-
-    def laid(parents: Any) -> NDArray[T]:  # noqa: ANN401
-        shapes, values = _shapes(parents.picked, name), joined(parents.picked, "parents", name, kind)
-        width = np.repeat(shapes[:, 1], shapes[:, 0])  # of each row
-        table: NDArray[T] = np.full((len(width), width.max(initial=0)), -1 if kind is np.int64 else 0, kind)
-        table[np.arange(table.shape[1]) < width[:, None]] = values
-        return table
-
-    return cached_property(laid)
+    nothing = -1 if kind is np.int64 else 0
+    return cached_property(lambda parents: padded(parents.picked, "parents", name, kind, nothing))
 
 
-def _shapes(picked: Sequence[Picked], name: str) -> Indices:
-    """[steps with parents, 2] the shape of a field of [K, t] at each step."""
-    shapes = [each.table("parents").shapes[name][each.there("parents")] for each in picked]
-    return np.concatenate(shapes) if shapes else np.zeros((0, 2), np.int64)
+def padded(picked: Sequence[Picked], held: str, name: str, kind: type[T], missing: float) -> NDArray[T]:
+    """[K, t] the rows of an array of two dimensions at all steps, padded to the widest."""
+    width, values = widths(picked, held, name), joined(picked, held, name, kind)
+    table: NDArray[T] = np.full((len(width), width.max(initial=0)), missing, kind)
+    table[np.arange(table.shape[1]) < width[:, None]] = values
+    return table
+
+
+def widths(picked: Sequence[Picked], held: str, name: str) -> Indices:
+    """[K] how many columns each of those rows has."""
+    shapes = [each.table(held).shapes[name][each.there(held)] for each in picked]
+    every = np.concatenate(shapes) if shapes else np.zeros((0, 2), np.int64)
+    return np.repeat(every[:, 1], every[:, 0])
 
 
 def width_of(name: str) -> cached_property[Indices]:
     """[K] how many columns of a field of [K, t] each parent's own step has."""
-
-    def laid(parents: Any) -> Indices:  # noqa: ANN401
-        shapes = _shapes(parents.picked, name)
-        return np.repeat(shapes[:, 1], shapes[:, 0])
-
-    return cached_property(laid)
+    return cached_property(lambda parents: widths(parents.picked, "parents", name))
 
 
 def of_their_nodes(name: str, kind: type[T]) -> cached_property[NDArray[T]]:

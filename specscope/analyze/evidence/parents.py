@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices, join
-from specscope.analyze.evidence.fields import of_finals, of_parents, of_their_nodes, stacked, width_of
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.fields import lengths, of_finals, of_parents, of_their_nodes, stacked, width_of
 from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.run.packed import Picked
 
@@ -61,7 +61,7 @@ class TriedParents:
     @cached_property
     def step(self) -> Indices:
         """[K] the step of each."""
-        counts = join([each.counts("parents", "node") for each in self.picked], np.int64)
+        counts = lengths(self.picked, "parents", "node")
         return np.repeat(np.arange(len(counts)), counts)
 
     @cached_property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.stats import StepCounts
 from specscope.trace.record.records import Preceded, RequestStep, StepRecord, followed_by
 
 
@@ -49,8 +50,8 @@ def visits(history: History) -> Iterator[Visit]:
             yield Visit(request, record, part, row, last.get(name), name in lost, before)
             last[name] = part
             lost.discard(name)
-            if part.verdict is not None:
-                due[name] = followed_by(part.verdict)
+            if (counts := StepCounts.of(part)) is not None:
+                due[name] = followed_by(counts.kind, counts.drafted, counts.accepted)
 
 
 def _began_anew(before: RequestStep | None, part: RequestStep) -> bool:

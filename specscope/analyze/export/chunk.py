@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,13 +10,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.export.nodes import ids, node_columns, parent_columns
-from specscope.analyze.export.schema import PARENTS, SCHEMAS, as_batch, cells, clean, columns_of, own
+from specscope.analyze.evidence.fields import holding, lengths, numbers, words
+from specscope.analyze.export.nodes import final_columns, node_columns, parent_columns
+from specscope.analyze.export.schema import PARENTS, SCHEMAS, as_batch, cell, cells, clean, columns_of, own
 from specscope.trace.history.history import History
+from specscope.trace.history.stats import StepCounts
 from specscope.trace.history.undrafted import why_undrafted
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.run.packed import Picked
 
 MOST_STEPS, MOST_NODES = 4096, 25_000  # that are held as records before they are written
 TABLES = {**{name: SCHEMAS[name] for name in ("steps", "nodes", "finals")}, "parents": pa.schema(PARENTS)}
@@ -61,58 +65,59 @@ class StepRows:
         self._begin()
 
     def _begin(self) -> None:
-        self._steps: list[dict[str, Any]] = []  # rows of `steps`, without `depth`
-        self._finals: list[dict[str, Any]] = []
-        self._judged: list[int] = []  # the row in `steps` of each of `_finals`
-        self._parts: list[RequestStep] = []  # those with a verdict
+        self._rows: list[dict[str, Any]] = []  # of `steps`: what each has of its engine's step
+        self._parts: list[RequestStep] = []  # of each of those rows
         self._nodes = 0  # of their trees
 
     @property
     def is_full(self) -> bool:
         """Whether enough is held to be flushed."""
-        return len(self._steps) >= MOST_STEPS or self._nodes >= MOST_NODES
+        return len(self._rows) >= MOST_STEPS or self._nodes >= MOST_NODES
 
     def add(self, record: StepRecord, current: bool) -> None:
         """One engine step. `current`: it is on the path to the end of the run."""
         engine = _of_engine(record) | {"branch": record.branch, "current": current}
         for part in record.requests:
-            self._steps.append(engine | self._of_part(record, part))
-            if part.verdict is not None:
-                self._parts.append(part)
-                self._nodes += len(part.tree)
-                self._judged.append(len(self._steps) - 1)
-                self._finals.append(_final(part, part.verdict))
-
-    def _of_part(self, record: StepRecord, part: RequestStep) -> dict[str, Any]:
-        """The columns of a row of `steps` that are the request's own."""
-        verdict, notes, method = part.verdict, part.notes, part.method
-        row = cells(part, OF_PART) | {"rule": clean(part.rule), "nodes": len(part.tree)}
-        row["undrafted"] = why_undrafted(self._info, record, part)
-        if verdict is not None:
-            length = self._prompt_length(part.request)
-            row["output_position"] = None if length is None else part.position + 1 - length
-            row |= {"accepted": verdict.accepted, "kind": verdict.kind, "forced": len(verdict.forced) > 0}
-        if notes is not None:
-            row |= {"dropped": len(notes.dropped_token), "drafter_cached": notes.cached}
-        return row if method is None else row | cells(method, OF_METHOD)
+            counts = StepCounts.of(part)
+            self._rows.append(engine | {"undrafted": why_undrafted(self._info, record, part)})
+            self._parts.append(part)
+            self._nodes += 0 if counts is None else counts.drafted
 
     def flush(self, tables: Sink) -> None:
         """Write the rows that were added, and start over."""
-        if self._steps:
-            c, judged = Columns(self._parts), np.array(self._judged, np.int64)
-            steps: dict[str, Any] = columns_of(self._steps, TABLES["steps"])
-            steps["depth"] = np.zeros(len(self._steps), np.int32)
+        if self._rows:
+            picked = Picked.of(self._parts)
+            judged = np.flatnonzero(holding(picked, "verdict"))
+            c = Columns([self._parts[row] for row in judged.tolist()])
+            steps = columns_of(self._rows, TABLES["steps"]) | self._of_parts(picked)
+            steps["depth"] = np.zeros(len(self._parts), np.int32)
             steps["depth"][judged] = c.tree_depth
             keys = {column.name: pa.array(steps[column.name], column.type) for column in KEYS}
-            self._add(tables, "steps", {}, np.arange(len(self._steps)), steps)
+            self._add(tables, "steps", {}, np.arange(len(self._parts)), steps)
             self._add(tables, "nodes", keys, judged[c.step], node_columns(c, self._pieces))
-            finals: dict[str, Any] = columns_of(self._finals, TABLES["finals"])
-            tokens = np.array(finals["token"], np.int32)
-            finals |= {"token": ids(tokens), "piece": self._pieces(tokens)}
-            self._add(tables, "finals", keys, judged, finals)
+            self._add(tables, "finals", keys, judged, final_columns(c, self._pieces))
             if self._with_parents:
                 self._add(tables, "parents", keys, judged[c.parents.step], parent_columns(c))
         self._begin()
+
+    def _of_parts(self, picked: Sequence[Picked]) -> dict[str, Any]:
+        """[S] each: the columns of `steps` that are the request's own."""
+        noted, judged = holding(picked, "notes"), holding(picked, "verdict")
+        position = numbers(picked, "", "context_len") + numbers(picked, "", "prefill_tokens")
+        prompts = [self._prompt_length(name) for name in words(picked, "", "request")]
+        output = [root + 1 - (prompt or 0) for root, prompt in zip(position.tolist(), prompts, strict=True)]
+        return {
+            **{column.name: told(picked, "", column) for column in OF_PART},
+            **{column.name: told(picked, "method", column) for column in OF_METHOD},
+            "rule": [STANDARD if rule is None else clean(rule) for rule in words(picked, "verdict", "rule")],
+            "nodes": lengths(picked, "tree", "token"),
+            "output_position": pa.array(output, mask=~judged | np.equal(prompts, None)),
+            "accepted": pa.array(lengths(picked, "verdict", "path"), pa.int32(), mask=~judged),
+            "kind": words(picked, "verdict", "kind"),
+            "forced": pa.array(lengths(picked, "verdict", "forced") > 0, mask=~judged),
+            "dropped": pa.array(lengths(picked, "notes", "dropped_token"), pa.int32(), mask=~noted),
+            "drafter_cached": pa.array(numbers(picked, "notes", "cached"), mask=~noted),
+        }
 
     def _add(
         self,
@@ -138,21 +143,11 @@ class StepRows:
         )
 
 
-def _final(part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-    """A row of `finals`; `flush` adds its key and `piece`."""
-    row = {
-        "token": verdict.token,
-        "kind": verdict.kind,
-        "emitted": part.emitted > verdict.accepted,
-        "forced": len(part.tree) in verdict.forced,
-        "p": verdict.final_p if verdict.tells_p else None,
-        "coin": verdict.final_coin or None,
-        "margin": verdict.final_margin,
-    }
-    if (parents := part.parents) is not None:
-        row |= {"entropy": parents.final_entropy, "varentropy": parents.final_varentropy}
-        row |= {"target_p": parents.final_target_p}
-    return row
+def told(picked: Sequence[Picked], held: str, column: pa.Field) -> pa.Array:
+    """[S] a field of steps, or of what they hold; null where they hold none."""
+    if column.name in picked[0].table(held).numbers:
+        return pa.array(numbers(picked, held, column.name), column.type, mask=~holding(picked, held))
+    return pa.array([cell(word, column) for word in words(picked, held, column.name)], column.type)
 
 
 def _of_engine(record: StepRecord) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Streamed(History):
             self.request(info.id).end = None
         for part in record.requests:
             self.request(part.request).end = None
-            self.acceptance.steps += part.verdict is not None
+            self.acceptance.steps += part.is_judged
         for end in record.finished:
             self.request(end.info.id).end = ENDED
         self._each(record)

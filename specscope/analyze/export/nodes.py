@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.fields import holding, numbers, words
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import Outcome
@@ -26,7 +27,7 @@ def node_columns(c: Columns, pieces: Pieces) -> dict[str, pa.Array]:
     has_p, deterministic = c.tells_p[c.step], ~c.sampled
     judged = has_p & c.tried
     has_margin = (c.coin != 0) | (c.margin == 1)  # without a coin, only where nothing could change the outcome
-    noted = np.array([part.notes is not None for part in c.parts], np.bool_)[c.step]
+    noted = holding(c.picked, "notes")[c.step]
     return {
         "node": _ints(c.node),
         "parent": _ints(c.parent),
@@ -96,6 +97,23 @@ def parent_columns(c: Columns) -> dict[str, pa.Array]:
         "choice_rank": _ints(e.choice_rank, looked),
         **{name: _floats(getattr(e, name), looked) for name in ("choice_q", "outside")},
         **_tops(c, row, np.ones(len(e), np.bool_), looked),
+    }
+
+
+def final_columns(c: Columns, pieces: Pieces) -> dict[str, Any]:
+    """[S] each: the columns of schema.FINALS besides the keys."""
+    e = c.parents
+    of_parents = {"entropy": e.final_entropy, "varentropy": e.final_varentropy, "target_p": e.final_p}
+    return {
+        "token": ids(c.final),
+        "piece": pieces(c.final),
+        "kind": words(c.picked, "verdict", "kind"),
+        "emitted": pa.array(numbers(c.picked, "", "emitted") > c.depth_reached),
+        "forced": pa.array(c.forced_final),
+        "p": _doubles(c.final_p, c.tells_p),
+        "coin": _doubles(c.final_coin, c.final_coin != 0),
+        "margin": _doubles(c.final_margin),
+        **{name: _doubles(values, e.there) for name, values in of_parents.items()},
     }
 
 

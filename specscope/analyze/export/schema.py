@@ -336,11 +336,12 @@ def own(kind: Any, table: str) -> list[pa.Field]:  # noqa: ANN401
 
 
 def cells(record: object, columns: Iterable[pa.Field]) -> dict[str, Any]:
-    """The values of a record's fields in these columns: text that is not there is null where it may be."""
-    return {column.name: _cell(getattr(record, column.name), column) for column in columns}
+    """The values of a record's fields in these columns."""
+    return {column.name: cell(getattr(record, column.name), column) for column in columns}
 
 
-def _cell(value: Any, column: pa.Field) -> Any:  # noqa: ANN401
+def cell(value: Any, column: pa.Field) -> Any:  # noqa: ANN401
+    """A value as the column has it: text that is not there is null where it may be."""
     if isinstance(value, str):
         return clean(value) or (None if column.nullable else "")
     if isinstance(value, Mapping):

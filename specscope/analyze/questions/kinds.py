@@ -78,7 +78,7 @@ class RejectionKinds:
         c = self._evidence.columns
         place = Ends(self._evidence, self._steps, self._wanted).place if len(self._steps) else self._steps
         before = [PRECEDED.index(c.visits[step].preceded) for step in self._steps.tolist()]
-        return np.stack([place, self._accepted[self._steps] + 1, np.array(before, np.int64)], axis=1)
+        return np.stack([place, c.depth_reached[self._steps] + 1, np.array(before, np.int64)], axis=1)
 
     @cached_property
     def _parent(self) -> Indices:
@@ -93,11 +93,6 @@ class RejectionKinds:
         if not len(c.parents):
             return c.final[self._steps]
         return np.where(parent >= 0, c.parents.choice[parent], c.final[self._steps])
-
-    @cached_property
-    def _accepted(self) -> Indices:
-        """[S] accepted nodes."""
-        return np.array([verdict.accepted for verdict in self._evidence.columns.verdicts], np.int64)
 
     @cached_property
     def _sure(self) -> Doubles:
@@ -128,7 +123,8 @@ class RejectionKinds:
 
     def _kind(self, key: Sequence[int], members: Indices, without: int = -1) -> RejectionKind:
         place, depth, before = key
-        past = self._accepted[self._evidence.drafts & (self._accepted >= depth)]
+        reached = self._evidence.columns.depth_reached
+        past = reached[self._evidence.drafts & (reached >= depth)]
         mean_accepted = float(past.mean()) if len(past) else float(depth)
         surest = members[np.argsort(-self._sure[members], kind="stable")]
         others = [int(self._steps[row]) for row in surest.tolist() if row != without][:ALIKE]

@@ -149,7 +149,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
         groups = tuple(
             Group(group.title, tuple(_unnamed(check, run.privacy) for check in group.checks)) for group in groups
         )
-    tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)
+    tokens = int((columns.depth_reached + 1).sum())
     return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)), columns)
 
 

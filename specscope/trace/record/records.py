@@ -194,21 +194,18 @@ class Verdict(ArrayEq):
         return [Origin.ACCEPTED] * len(self.path) + [Origin(self.kind.value)]
 
 
-def followed_by(verdict: Verdict) -> Preceded:
-    """The `Preceded` of the request's next step, which this verdict determines."""
-    if not len(verdict.outcome):
+def followed_by(kind: FinalKind, drafted: int, accepted: int) -> Preceded:
+    """The `Preceded` of the request's next step, after a verdict on so many nodes."""
+    if not drafted:
         return Preceded.NO_DRAFT
-    if not verdict.accepted:
+    if not accepted:
         return Preceded.NOTHING
-    return Preceded.FULL if verdict.kind is FinalKind.BONUS else Preceded.PARTIAL
+    return Preceded.FULL if kind is FinalKind.BONUS else Preceded.PARTIAL
 
 
 @dataclass(frozen=True, eq=False)
 class RequestStep(ArrayEq):
-    """One request's part in one engine step. Filled by the engine at commit.
-
-    No field has a default of the class: so __getattr__ is asked for it where it lies in a run's columns.
-    """
+    """One request's part in one engine step. No field has a default of the class: __getattr__ is asked for it."""
 
     request: Annotated[str, Wire("specscope.request.id", Name)]  # the request's id
     # the request's own step number, from 0; prefill chunks count too
@@ -260,6 +257,12 @@ class RequestStep(ArrayEq):
             return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
+    def is_judged(self) -> bool:
+        """Whether it has a verdict; a prefill chunk has none."""
+        packed, row = self.__dict__.get("packed", (None, 0))
+        return self.verdict is not None if packed is None else packed.rows["verdict"].item(row) >= 0
+
+    @property
     def rule(self) -> str:
         """The rule of its verdict."""
         return STANDARD if self.verdict is None else self.verdict.rule
@@ -284,11 +287,6 @@ class RequestStep(ArrayEq):
         if self.notes is None:
             return []
         return np.flatnonzero(self.notes.draw_margin < ROUNDING.get(dtype, 0.0)).tolist()
-
-    def parts_at_near_draw(self, other: DraftTree, dtype: str) -> bool:
-        """Whether the first node at which another tree differs is one of `near_draws`: rounding may be why."""
-        pairs = zip(self.tree.token.tolist(), other.token.tolist(), strict=False)
-        return next((node for node, (left, right) in enumerate(pairs) if left != right), None) in self.near_draws(dtype)
 
     @property
     def tokens_shown(self) -> list[int]:
