@@ -64,12 +64,11 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
         notes.append(
             f"{open_ended} of {plural(len(ended), 'request')} did not end: still running, or the capture was cut off"
         )
-    parts = [part for step in history.steps for part in step.requests if part.verdict is not None]
-    verdicts = [part.verdict for part in parts if part.verdict is not None]
-    forced = sum(1 for verdict in verdicts if len(verdict.forced))
+    parts = [part for step in history.steps for part in step.requests if part.is_judged]
+    forced = sum(len(part.told("verdict", "forced")) > 0 for part in parts)
     if forced:
         notes.append(
-            f"{forced} of {plural(len(verdicts), 'verdict')} forced (a synthetic drafter, or what-if): their "
+            f"{forced} of {plural(len(parts), 'verdict')} forced (a synthetic drafter, or what-if): their "
             "acceptance measures nothing, and the output is not the target's"
         )
     notes += _method_notes(parts)

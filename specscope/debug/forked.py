@@ -107,7 +107,7 @@ class Forked:
         """Whether the first difference is in a step with a decision, or at a draw, that rounding could change."""
         parted = [side[place] for side in (self.original, self.fork) if (place := self.parting(side)) < len(side)]
         decided = any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)
-        return decided or (len(parted) == 2 and part_at_near_draw(*parted, self.dtype))
+        return decided or (len(parted) == 2 and part_at_near_draw(parted[0], parted[1], self.dtype))
 
 
 def part_at_near_draw(step: RequestStep, other: RequestStep, dtype: str) -> bool:

@@ -289,12 +289,12 @@ class Columns:
             if greedy:
                 fresh.append(True)
                 continue
-            info, verdict = visit.request.info, visit.part.verdict
+            info = visit.request.info
             own_coins = info is None or info.labels.get("seed") == "none"  # no other request shares them
             seed = visit.request.id if own_coins or info is None else info.params.seed
             keys: list[object] = [(seed, position)]
-            if not self.ours and verdict is not None:
-                keys += [(seed, coin) for coin in verdict.coin.tolist() if coin > 0]
+            if not self.ours:
+                keys += [(seed, coin) for coin in visit.part.told("verdict", "coin").tolist() if coin > 0]
             fresh.append(seen.isdisjoint(keys))
             seen.update(keys)
         return np.array(fresh, np.bool_)

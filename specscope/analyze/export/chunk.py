@@ -111,7 +111,7 @@ class StepRows:
             **{column.name: told(picked, "method", column) for column in OF_METHOD},
             "rule": [STANDARD if rule is None else clean(rule) for rule in words(picked, "verdict", "rule")],
             "nodes": lengths(picked, "tree", "token"),
-            "output_position": pa.array(output, mask=~judged | np.equal(prompts, None)),
+            "output_position": pa.array(output, mask=~judged | [prompt is None for prompt in prompts]),
             "accepted": pa.array(lengths(picked, "verdict", "path"), pa.int32(), mask=~judged),
             "kind": words(picked, "verdict", "kind"),
             "forced": pa.array(lengths(picked, "verdict", "forced") > 0, mask=~judged),

@@ -23,8 +23,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices, join
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.fields import joined, lengths
 from specscope.analyze.evidence.parents import TriedParents
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
@@ -63,11 +64,8 @@ def on_branches(c: Columns, steps: Indices, token: Indices) -> Indices:
 
 def among_dropped(c: Columns, steps: Indices, token: Indices) -> Indices:
     """Of each of these steps, 0 or more where re-ranking dropped this token at the end of its path; else -1."""
-    drafted = [(step, notes) for step, visit in enumerate(c.visits) if (notes := visit.part.notes) is not None]
-    sizes = [len(notes.dropped_token) for _, notes in drafted]
-    step = np.repeat(np.array([step for step, _ in drafted], np.int64), sizes)
-    dropped = join([notes.dropped_token for _, notes in drafted], np.int64)
-    parent = join([notes.dropped_parent for _, notes in drafted], np.int64)
+    step = np.repeat(np.arange(len(c)), lengths(c.picked, "notes", "dropped_token"))
+    dropped, parent = (joined(c.picked, "notes", name, np.int64) for name in ("dropped_token", "dropped_parent"))
     below = parent < np.diff(c.start)[step]  # a node, and not another dropped one
     rows, dropped = c.root_row[step[below]] + 1 + parent[below], dropped[below]
     span = max(_span(c), int(dropped.max(initial=0)) + 1)

@@ -61,7 +61,7 @@ def _moved_or_taken(history: History) -> Looked:
             if blocks:
                 problem = _problem(part.request, blocks, first, behind, table, owner)
                 yield number, Reference(part.request, part.index, record.step), problem
-            committed = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
+            committed = part.position + len(part.tokens())
             _release(behind.values(), owner)
             held = blocks[: max(-(-committed // size) - first, 0)]
             table.extend(first, held)

@@ -12,6 +12,7 @@ import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.fields import lengths, numbers
 from specscope.analyze.findings import Check, CheckResult, Unit
 from specscope.analyze.verify.exact import check_each
 from specscope.analyze.verify.sums import share_of
@@ -39,15 +40,15 @@ class Follows:
     @staticmethod
     def of(c: Columns) -> Follows:
         """The texts of all requests that have a decode step."""
-        numbers: dict[str, int] = {}
+        places: dict[str, int] = {}
         texts: list[list[int]] = []
         prompts: list[int] = []
         request, made = [], []  # of each step; its output tokens before
         count: list[int] = []
         for visit in c.visits:
             name = visit.request.id
-            if name not in numbers:
-                numbers[name] = len(texts)
+            if name not in places:
+                places[name] = len(texts)
                 info = visit.request.info
                 prompt = [] if info is None else told_ids(info.prompt_tokens) or []
                 earlier = visit.request.earlier() or []
@@ -55,13 +56,13 @@ class Follows:
                 prompts.append(len(prompt))
                 known = visit.request.steps[: visit.request.place_of(visit.part.index)]
                 count.append(len(earlier) + sum(part.emitted for part in known))
-            number = numbers[name]
+            number = places[name]
             request.append(number)
             made.append(count[number])
             count[number] += visit.part.emitted
-        lengths = np.array([len(text) for text in texts], np.int64)
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
+        sizes = np.array([len(text) for text in texts], np.int64)
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
         outputs = begins + np.array(prompts, np.int64)
         numbered = np.array(request, np.int64)
         behind = outputs[numbered] + np.array(made, np.int64) if len(texts) else np.zeros(0, np.int64)
@@ -300,9 +301,10 @@ def fed_features(c: Columns) -> Check:
     """What fed an EAGLE head is no row of zeros, and no copy of the position before: no layer produces either."""
     rows: list[tuple[int, str]] = []  # the step of each row that was looked at, and what is wrong with it
     last: dict[str, tuple[int, tuple[float, ...]]] = {}  # of each request: position and norms of its last row
+    fed = lengths(c.picked, "notes", "fed_norms") > 0
     for step, visit in enumerate(c.visits):
-        notes = visit.part.notes
-        if notes is None or not notes.fed_norms.size:
+        notes = visit.part.notes if fed[step] else None
+        if notes is None:
             continue
         before = last.get(visit.request.id)
         for position, norms in zip(notes.fed_position.tolist(), map(tuple, notes.fed_norms.tolist()), strict=True):
@@ -330,7 +332,7 @@ def fed_features(c: Columns) -> Check:
 def drafters_cache(c: Columns) -> Check:
     """A draft model's cache holds no more than what its passes have fed: its text, and accepted nodes that it ran."""
     limit = most_cached(c)
-    cached = np.array([-1 if visit.part.notes is None else visit.part.notes.cached for visit in c.visits], np.int64)
+    cached = numbers(c.picked, "notes", "cached", -1)
     runs_model = np.array([model_part(visit.part.drafter) == "draft_model" for visit in c.visits], np.bool_)
     tested: Bools = runs_model & (limit >= 0) & (cached >= 0)
     return check_each(
@@ -361,8 +363,9 @@ def most_cached(c: Columns) -> Indices:
 def _held_after(c: Columns, step: int) -> int:
     """How many tokens a draft model's cache may hold after a step; -1 where its passes' rows are not recorded."""
     part = c.visits[step].part
-    if part.notes is None or not len(part.notes.rows) or part.verdict is None:
+    rows = part.told("notes", "rows")
+    if rows is None or not len(rows) or part.notes is None or part.verdict is None:
         return -1
     inner = {*part.tree.parent.tolist(), *part.notes.dropped_parent.tolist()}
     fed = sum(1 for node in part.verdict.path.tolist() if node in inner)
-    return part.position + 1 + (fed if len(part.notes.rows) > 1 else 0)
+    return part.position + 1 + (fed if len(rows) > 1 else 0)

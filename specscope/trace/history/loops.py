@@ -92,7 +92,7 @@ def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
         for step in request:
             text += index is not None and step.index > index + 1
             index = step.index
-            if step.verdict is not None:
+            if step.is_judged:
                 judged[-1].append(step)
                 texts.append(text)
     outputs = [step.output() for steps in judged for step in steps]

@@ -182,10 +182,7 @@ class Verdict(ArrayEq):
         return margins(*given, decided, ahead=looks_ahead(self.rule), match=self.rule == MATCH)
 
     def near_ties(self, dtype: str) -> list[int]:
-        """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token.
-
-        There the same coins may give other tokens in a batch of another shape, on another processor or another build.
-        """
+        """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token."""
         least = ROUNDING.get(dtype, 0.0)
         return np.flatnonzero(np.append(self.margin, self.final_margin) < least).tolist()
 
@@ -256,16 +253,21 @@ class RequestStep(ArrayEq):
             """Without the columns of other steps."""
             return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    def told(self, held: str, name: str) -> Any:  # noqa: ANN401
+        """One field of what it holds (`verdict`), which is not made for it; None where it holds none."""
+        if (packed := self.__dict__.get("packed")) is not None:
+            return packed[0].field(packed[1], held, name)
+        return getattr(getattr(self, held), name, None)
+
     @property
     def is_judged(self) -> bool:
         """Whether it has a verdict; a prefill chunk has none."""
-        packed, row = self.__dict__.get("packed", (None, 0))
-        return self.verdict is not None if packed is None else packed.rows["verdict"].item(row) >= 0
+        return self.told("verdict", "kind") is not None
 
     @property
     def rule(self) -> str:
         """The rule of its verdict."""
-        return STANDARD if self.verdict is None else self.verdict.rule
+        return self.told("verdict", "rule") or STANDARD
 
     @property
     def lossy(self) -> bool:
@@ -295,9 +297,9 @@ class RequestStep(ArrayEq):
 
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""
-        if self.verdict is None:
+        if not self.is_judged:
             return []
-        return [*self.tree.token[self.verdict.path].tolist(), self.verdict.token]
+        return [*self.told("tree", "token")[self.told("verdict", "path")].tolist(), self.told("verdict", "token")]
 
     def output(self) -> list[int]:
         """The committed tokens that became output."""

@@ -101,8 +101,7 @@ class PartStore:
         """One field of the step at a row, or of what it holds (`held`: "verdict"); None where it holds none."""
         chunk, place = self._at(row)
         if isinstance(chunk, RequestStep):
-            holder = getattr(chunk, held) if held else chunk
-            return None if holder is None else getattr(holder, name)
+            return chunk.told(held, name) if held else getattr(chunk, name)
         return chunk.field(place, held, name)
 
     def _at(self, row: int) -> tuple[PackedParts | RequestStep, int]:
