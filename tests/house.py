@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (12037, 9300),
+    "trace": (12036, 9300),
     "remote": (1987, 1700),
     "watch": (2027, 1850),
-    "analyze": (27220, 15700),
+    "analyze": (27243, 15700),
     "measure": (7034, 3300),
     "engine": (2996, 2350),
     "plans": (858, 850),
@@ -25,15 +25,15 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "model": (3746, 2800),
     "kernels": (2692, 2200),
     "inside": (1850, 1850),
-    "vllm, transformers, sglang": (6684, 4050),
-    "debug, live": (3932, 3200),
+    "vllm, transformers, sglang": (6685, 4050),
+    "debug, live": (3938, 3200),
     "tui": (7082, 5500),
     "cli": (4208, 3100),
     "serve": (1985, 1600),
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (90942, 64500),
+    "all": (90971, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
