@@ -17,7 +17,7 @@ from specscope.trace.record.notes import DraftNotes, FormNotes, Logprobs, Method
 from specscope.trace.record.privacy import blank
 from specscope.trace.record.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.record.tree import DraftTree
-from specscope.trace.wire.wire_field import wired
+from specscope.trace.wire.codec import wired
 
 PAGE = Path(__file__).parent.parent / "docs" / "fields.md"
 KINDS = {

@@ -17,9 +17,8 @@ from specscope.engine.prompts import read_template
 from specscope.errors import UserError
 from specscope.trace.checked import Flag, Port, base_of, checked_url, flags_of, required_types
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import LONGEST_SCHEMA, SamplingParams, StructuredOutputs
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.structured import LONGEST_SCHEMA, StructuredOutputs
 from specscope.trace.wire.outputs import OutputOptions, check_metrics_port
 from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.spans import SpanLevel

@@ -92,7 +92,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class Structured(msgspec.Struct):
-    """vLLM's way to ask for a form: exactly one of these. trace/record/structured.py checks them."""
+    """vLLM's way to ask for a form: exactly one of these. trace/record/params.py checks them."""
 
     json: dict[str, Any] | str | bool | None = None
     regex: str | None = None

@@ -14,8 +14,7 @@ import torch
 from specscope.errors import UserError
 from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.checked import decoded
-from specscope.trace.record.limits import FORM, NO_SEED, UNREAD
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import FORM, NO_SEED, UNREAD, SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RunInfo
 

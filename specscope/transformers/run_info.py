@@ -12,8 +12,7 @@ import torch
 
 from specscope.errors import UserError
 from specscope.plans.model_digest import digest_of_loaded
-from specscope.trace.record.limits import NO_SEED, UNREAD
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import NO_SEED, UNREAD, SamplingParams
 from specscope.trace.record.records import RunInfo
 
 # Our name of a drafter, by the class that generates candidates. The class itself is in RunInfo.speculation.

@@ -13,10 +13,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from specscope.errors import UserError
 from specscope.trace.history.wording import title_of
-from specscope.trace.record.limits import FORM, LIMITING, UNREAD
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import FORM, LIMITING, UNREAD, SamplingParams, StructuredOutputs
 from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
-from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import Arrival, Ended
 

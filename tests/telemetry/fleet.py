@@ -15,8 +15,8 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.record.params import StructuredOutputs
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, RunInfo, StepRecord
-from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.bus import Bus
 from specscope.trace.wire.outputs import OutputOptions, Outputs

@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from specscope.trace.record.aggregate import Aggregate, LeftOut, Reason, Sampled
 from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import SamplingParams, StructuredOutputs
 from specscope.trace.record.records import (
     DraftNotes,
     FinalKind,
@@ -22,10 +22,9 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.wire_field import wired
+from specscope.trace.wire.codec import wired
 
 TOKENS = 40
 text = st.text(st.characters(), max_size=12)  # lone surrogates among them
@@ -63,7 +62,7 @@ def _of(field, sizes):
         return number if field.is_float else {bool: st.booleans(), int: counts}[field.base]
     shape = tuple(sizes[letter] for letter in field.dimensions)
     values = floats(shape, field.dtype) if field.is_float else ints(shape, TOKENS - 1 if field.is_id else 10**6)
-    return values | st.just(np.zeros(0, field.dtype)) if field.may_be_empty else values
+    return values | st.just(np.zeros(0, field.dtype)) if field.wire.per.endswith("?") else values
 
 
 @st.composite

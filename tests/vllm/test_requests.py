@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from specscope.trace.record.aggregate import Reason
-from specscope.trace.record.limits import unknown_limits
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import SamplingParams, unknown_limits
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sampling import ratio_keeps
 from specscope.vllm.requests import LONGEST, known, read_params

@@ -19,8 +19,8 @@ from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.checked import short
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
-from specscope.trace.record.limits import RELAXED, untold_limits
 from specscope.trace.record.notes import model_part, text_part
+from specscope.trace.record.params import RELAXED, untold_limits
 from specscope.trace.record.records import RunInfo
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import RequestHistory
-from specscope.trace.record.limits import RELAXED, unknown_limits, untold_limits
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import RELAXED, SamplingParams, unknown_limits, untold_limits
 from specscope.trace.record.records import RequestStep, RunInfo
 from specscope.trace.record.tree import ROOT
 

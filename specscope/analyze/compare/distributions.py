@@ -28,8 +28,8 @@ from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.history.thresholds import RATE, TAU, depth_rate
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Doubles, Drawn
-from specscope.trace.wire.unfinite import sound
 
 FEWEST_DRAFTS = 30  # on each side: a figure by depth or group with fewer is left out
 DEEPEST = 16

@@ -16,8 +16,8 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, lacks_draft_tokens
 from specscope.trace.record.records import RunInfo
+from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Bools, Doubles
-from specscope.trace.wire.unfinite import sound
 
 POSITIONS = doubling(16)  # of the output
 NO_LABEL = "none"

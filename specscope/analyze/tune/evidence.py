@@ -35,9 +35,8 @@ from specscope.errors import UserError
 from specscope.plans.plan import MAX_DEPTH
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import Outcome, RequestStep
-from specscope.trace.record.rules import MATCH, looks_ahead
+from specscope.trace.record.rules import MATCH, SUM_ROUNDING, looks_ahead, sound
 from specscope.trace.record.tree import ROOT, Bools, Doubles, Ints
-from specscope.trace.wire.unfinite import ROUNDING, sound
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
 MOST_CANDIDATES = 1_000_000  # over all steps: with huge trees fewer steps are judged
@@ -145,7 +144,7 @@ def _usable(step: RequestStep) -> bool:
     if verdict is None or not len(step.tree) or step.lossy or len(verdict.forced):
         return False
     scores = [] if step.notes is None else [*step.notes.score.tolist(), *step.notes.dropped_score.tolist()]
-    wrong = np.isnan(sound(verdict.p)).any() or any(not score <= ROUNDING for score in scores)
+    wrong = np.isnan(sound(verdict.p)).any() or any(not score <= SUM_ROUNDING for score in scores)
     return not wrong  # values that are no probabilities say nothing about other trees
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded, short
-from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.params import StructuredOutputs
 
 # Keywords whose value is a schema, a list of schemas, or a mapping to schemas.
 _ONE = ("additionalProperties", "items", "propertyNames", "unevaluatedItems", "unevaluatedProperties")

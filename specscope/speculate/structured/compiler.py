@@ -24,7 +24,7 @@ from specscope.speculate.structured.checks import check_form
 from specscope.speculate.structured.matcher import GrammarState
 from specscope.speculate.structured.worker import SECONDS, token_info
 from specscope.trace.checked import short
-from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.params import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 
 KEPT, KEPT_BYTES = 256, 256 * 2**20  # compiled grammars, of all engines

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from specscope.trace.record.declared import (
+    ArrayEq,
     Count,
     LogProbability,
     Name,
@@ -23,7 +24,6 @@ from specscope.trace.record.declared import (
     Wire,
     empty,
 )
-from specscope.trace.record.equal import ArrayEq
 from specscope.trace.record.privacy import TokenIds
 from specscope.trace.record.tree import Doubles, Floats, Ints
 

@@ -1,19 +1,130 @@
-"""SamplingParams: what a request asks of the sampler."""
+"""SamplingParams: what a request asks of the sampler, StructuredOutputs the form that its output must have.
+
+And what a judge must know before it computes p and q again: what limits a request and is not in the capture (labels
+that another engine's witness sets, forms, parameters that were left out), and what engines do in ways of their own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
+import orjson
 from msgspec import Meta
 
 from specscope.errors import UserError
-from specscope.trace.checked import Flag, Seed, Text, checked, field_types, short
-from specscope.trace.record.privacy import IDS, TEXT, Privacy, withheld
-from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.checked import Flag, Seed, Text, checked, decoded, field_types, short
+from specscope.trace.record.privacy import IDS, LEFT_OUT, TEXT, Privacy, withheld
+
+LONGEST_SCHEMA = 64 * 1024  # characters of a JSON schema, and of a grammar
+LONGEST_REGEX = 8 * 1024
+DEEPEST = 64  # arrays and objects in one another
+MOST_CHOICES = 1000
+
+Choice = Annotated[Text, Meta(min_length=1, max_length=1000)]
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """Exactly one of these, by vLLM's names. Raises UserError, naming the field, for what cannot be used."""
+
+    # a JSON schema as JSON text; a mapping is taken and kept as text
+    json: Annotated[
+        Annotated[str, Meta(max_length=LONGEST_SCHEMA)] | Mapping[str, Any] | None,
+        Meta(description=f"a JSON schema of at most {LONGEST_SCHEMA >> 10} KiB"),
+    ] = None
+    # of the whole output, as if it began with ^ and ended with $
+    regex: Annotated[
+        Annotated[Text, Meta(min_length=1, max_length=LONGEST_REGEX)] | None,
+        Meta(description=f"a regular expression, not empty, of at most {LONGEST_REGEX >> 10} KiB"),
+    ] = None
+    # the output is one of these texts
+    choice: Annotated[
+        Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=MOST_CHOICES)] | None,
+        Meta(description=f"1 to {MOST_CHOICES} non-empty texts of at most 1000 characters"),
+    ] = None
+    # EBNF as llama.cpp writes it (GBNF); the first rule is `root`
+    grammar: Annotated[
+        Annotated[Text, Meta(min_length=1, max_length=LONGEST_SCHEMA)] | None,
+        Meta(description=f"a grammar in EBNF, not empty, of at most {LONGEST_SCHEMA >> 10} KiB"),
+    ] = None
+    json_object: bool = False  # any JSON object
+
+    def __post_init__(self) -> None:
+        if isinstance(self.json, Mapping):
+            object.__setattr__(self, "json", _as_text(self.json))
+        for name, kind in _TYPES.items():
+            object.__setattr__(self, name, checked(getattr(self, name), kind, f"structured_outputs: {name}"))
+        given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) not in (None, False)]
+        if len(given) != 1:
+            names = " and ".join(given) or "none"
+            raise UserError(f"structured_outputs needs exactly one of {', '.join(_TYPES)}; given: {names}")
+        if self.json is not None:
+            _check_json(self.text)
+        elif any("\0" in text for text in self.choice or (self.text,)):
+            raise UserError(f"structured_outputs: {self.kind} holds a NUL character: remove it")
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return next(name for name in _TYPES if getattr(self, name) not in (None, False))
+
+    @property
+    def text(self) -> str:
+        """The source as one text: a JSON list for choices, empty for json_object."""
+        value = getattr(self, self.kind)
+        if value is True:
+            return ""
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: only the field that is given."""
+        value = getattr(self, self.kind)
+        return {self.kind: list(value) if isinstance(value, tuple) else value}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> StructuredOutputs:
+        """The object that `to_dict` described. Other names raise UserError."""
+        unknown = [name for name in values if name not in _TYPES]
+        if unknown:
+            raise UserError(f"structured_outputs has no {short(unknown[0])}: use {', '.join(_TYPES)}")
+        return StructuredOutputs(**values)
+
+
+_TYPES = field_types(StructuredOutputs)
+
+
+def _as_text(schema: Mapping[str, Any]) -> str:
+    """The schema as JSON text, in its own order: a grammar requires the properties in that order."""
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise UserError("structured_outputs: json cannot be written as JSON: give the schema as text") from None
+
+
+def _check_json(text: str) -> None:
+    """Check that a schema is JSON, an object or true, and not too deep. Raises UserError."""
+    try:
+        schema = decoded(text)
+    except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
+        where = f" ({error.msg}, at column {error.colno})" if isinstance(error, orjson.JSONDecodeError) else ""
+        raise UserError(f"structured_outputs: json is not valid JSON{where}") from None
+    if not isinstance(schema, dict) and schema is not True:
+        raise UserError("structured_outputs: json must be a JSON schema: an object, or true for any JSON")
+    level, depth = [schema], 0
+    while level := [x for container in level if isinstance(container, dict | list) for x in _inside(container)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise UserError(f"structured_outputs: json is nested more than {DEEPEST} deep: write a flatter schema")
+
+
+def _inside(container: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(container.values()) if isinstance(container, dict) else container
+
 
 COLDEST = 1e-5  # a lower temperature is greedy, as in vLLM
 MOST_TOKENS = 2**31 - 1
@@ -207,3 +318,64 @@ _DEFAULT = SamplingParams()
 def kept_params(values: Mapping[str, Any], level: Privacy) -> Mapping[str, Any]:
     """A run's default parameters as kept at a privacy level, from `to_dict`; another engine may report none."""
     return SamplingParams(**values).kept(level).to_dict() if values else values
+
+
+FORM = "structured_outputs"  # a label where the form cannot be told in SamplingParams
+UNREAD = "params"  # the parameters themselves could not be put into SamplingParams
+LIMITING = ("bad_words", "allowed_token_ids", "logits_processors", "thinking_token_budget")
+# Names of such labels. What each allows is not in the capture in a form that can be computed again.
+LIMITS = (*LIMITING, "min_tokens", FORM, "logit_bias", UNREAD)  # min_tokens in captures of before
+RELAXED = "penalties"  # see EngineWays.relaxes_penalties
+NO_SEED = ("seed", "none")  # a label of an engine that drew one itself
+
+
+def unknown_limits(params: SamplingParams, labels: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the limits that a request of another engine has.
+
+    Of a form each engine makes a grammar of its own: the white space that it allows, for one, is another.
+    """
+    form = params.structured_outputs is not None
+    untold = untold_limits(params)
+    return tuple(name for name in LIMITS if name in labels or name in untold or (form and name == FORM))
+
+
+def untold_limits(params: SamplingParams) -> tuple[str, ...]:
+    """The names of those that were left out of a capture."""
+    return tuple(name for name in LIMITS if name in params.left_out)
+
+
+def kept_labels(labels: Mapping[str, str], _: Privacy) -> Mapping[str, str]:
+    """Without what people wrote: only that a limit was there, and that there was no seed, is kept."""
+    limits = {name: LEFT_OUT for name in LIMITS if name in labels}
+    return limits | dict(pair for pair in labels.items() if pair == NO_SEED)
+
+
+@dataclass(frozen=True)
+class EngineWays:
+    """What an engine does in its own way, by design. The defaults are our own engine's."""
+
+    drafter_takes: tuple[str, ...] | None = None  # which of a request's parameters its drafter is given; None: all
+    raw_is_masked: bool = False  # raw p is that after the form's mask: the logits are masked before its sampler runs
+    relaxes_penalties: bool = False  # drafted rows are penalised for tokens that were committed some steps ago
+    looks_up_in_all: bool = False  # its n-gram drafter searches the texts of all requests, not only the request's own
+    filler: int | None = None  # the token with which that drafter fills a tree; None where it or another does not
+    sends_empty: bool = False  # a request for several outputs is preceded by one of 0 tokens, which fills the cache
+
+    def drafter_params(self, params: SamplingParams) -> SamplingParams:
+        """What of a request's parameters shapes the drafter's q."""
+        names = self.drafter_takes
+        return params if names is None else SamplingParams(**{name: getattr(params, name) for name in names})
+
+
+WAYS = {
+    "vllm": EngineWays(drafter_takes=("temperature",), raw_is_masked=True),
+    "sglang": EngineWays(
+        drafter_takes=("temperature",), relaxes_penalties=True, looks_up_in_all=True, filler=0, sends_empty=True
+    ),
+}
+
+
+def ways_of(versions: Mapping[str, str], drafter: str) -> EngineWays:
+    """The ways of the engine that made a run, with this drafter. `versions`: the run's."""
+    ways = next((ways for name, ways in WAYS.items() if name in versions), EngineWays())
+    return ways if drafter == "ngram" else replace(ways, filler=None)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     MAX_TEXT,
+    ArrayEq,
     Count,
     Int64,
     Name,
@@ -36,12 +37,10 @@ from specscope.trace.record.declared import (
     WireForm,
     empty,
 )
-from specscope.trace.record.equal import ArrayEq
-from specscope.trace.record.limits import EngineWays, kept_labels, ways_of
 from specscope.trace.record.notes import DraftNotes as DraftNotes
 from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
-from specscope.trace.record.params import SamplingParams, kept_params
+from specscope.trace.record.params import EngineWays, SamplingParams, kept_labels, kept_params, ways_of
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
 from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, ROUNDING, STANDARD, is_lossy, looks_ahead, margins
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints

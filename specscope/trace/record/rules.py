@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,8 @@ OUTCOME_ALONE = (UNSEEN, *MADE_UP)  # under which p may not be known: what came 
 # How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
 # over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
 ROUNDING = {"float32": 1e-5, "float16": 8e-3, "bfloat16": 5e-2}
+
+SUM_ROUNDING = 1e-3  # by which a sum of float32 probabilities may be above 1
 
 # The same for the norms of a target's hidden states (DraftNotes.fed_norms), relative to the norm.
 NORM_ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -57,3 +61,9 @@ def margins(
     with np.errstate(invalid="ignore"):  # of numbers that are none there is no distance
         away = np.abs(np.where(ahead, accept_prob - coin, p - coin * q_trial))
     return np.where(match | ~decided | (sure == 0) | (sure == 1), 1.0, away)
+
+
+def sound(values: NDArray[Any]) -> NDArray[Any]:
+    """The values that can be probabilities, NaN elsewhere: means and curves skip NaN, and `verify` reports it."""
+    masked: NDArray[Any] = np.where((values >= 0) & (values <= 1 + SUM_ROUNDING), values, np.nan)
+    return masked

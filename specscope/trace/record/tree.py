@@ -11,8 +11,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.record.declared import Parent, Probability, Token, Wire
-from specscope.trace.record.equal import same_values
+from specscope.trace.record.declared import Parent, Probability, Token, Wire, same_values
 from specscope.trace.record.privacy import TokenIds
 from specscope.tree_shape import ROOT as ROOT
 from specscope.tree_shape import depths

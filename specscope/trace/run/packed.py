@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.trace.history.stats import StepCounts
-from specscope.trace.record.equal import made
+from specscope.trace.record.declared import made
 from specscope.trace.record.notes import DraftNotes, FormNotes, Logprobs, MethodNotes, ParentNotes
 from specscope.trace.record.records import RequestStep, Verdict
 from specscope.trace.record.tree import DraftTree
-from specscope.trace.wire.wire_field import wired
+from specscope.trace.wire.codec import wired
 from specscope.tree_shape import MAX_NODES, ROOT
 
 HELD: dict[str, type] = {  # the records that a RequestStep holds, by the field that holds them

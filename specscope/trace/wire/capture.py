@@ -24,8 +24,8 @@ from specscope.trace.files import Existing, open_capture
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.codec import dump_numbers, named
 from specscope.trace.wire.spans import SCOPE, Encoder, Span, brief, engine_resource, resource_attributes
-from specscope.trace.wire.unfinite import dump_numbers, named
 
 LINE_SPANS = 64  # spans a line at most
 LINE_SECONDS = 0.5  # and a line at least this often, so that a kill loses little

@@ -23,9 +23,17 @@ from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import RequestStep
 from specscope.trace.run.packed import HELD, NUMBERS, FieldColumns, Longs, PackedParts
 from specscope.trace.wire import schema
-from specscope.trace.wire.codec import DamagedError, array_of_text, is_text, notes_struct, plain_error, read_json
+from specscope.trace.wire.codec import (
+    DamagedError,
+    WireField,
+    array_of_text,
+    is_text,
+    notes_struct,
+    plain_error,
+    read_json,
+    wired,
+)
 from specscope.trace.wire.otlp_json import all_elements, elements
-from specscope.trace.wire.wire_field import WireField, wired
 from specscope.tree_shape import ROOT
 
 Attributes = Mapping[str, Any]
@@ -212,13 +220,13 @@ class _Table:
 
     def _as_long(self, field: WireField, counts: Longs) -> None:
         """Check that arrays over the same are of one length in each record."""
-        has_any = (counts > 0) | (not field.may_be_empty)
+        has_any = (counts > 0) | (not field.wire.per.endswith("?"))
         known = self._lengths.setdefault(field.dimensions[0], counts)
         if known is not counts and (wrong := has_any & (counts != known)).any():
             raise DamagedError(f"{self._called(field)} holds {counts[wrong][0]} values, not {known[wrong][0]}")
 
     def _called(self, field: WireField) -> str:
-        return field.called(self._where)
+        return f"`{self._where}`: {field.name}" if self._where else f"`{field.attribute}`"
 
     def columns(self) -> FieldColumns:
         """All of them."""

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from specscope.trace.record.notes import DraftNotes
 from specscope.trace.record.records import RequestStep, Verdict
 from specscope.trace.record.tree import DraftTree
-from specscope.trace.wire.codec import DamagedError, plain_error
-from specscope.trace.wire.wire_field import wired
+from specscope.trace.wire.codec import DamagedError, plain_error, wired
 from specscope.whole_file import MOST_OBJECTS
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again

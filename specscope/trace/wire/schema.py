@@ -48,8 +48,7 @@ from specscope.trace.record.records import (
     StepRecord,
 )
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.wire.codec import checks, read
-from specscope.trace.wire.wire_field import wired
+from specscope.trace.wire.codec import checks, read, wired
 from specscope.tree_shape import MAX_NODES
 
 Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]

@@ -38,7 +38,7 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
-from specscope.trace.wire.codec import first, written
+from specscope.trace.wire.codec import first, wired, written
 from specscope.trace.wire.engine_notes import engine_text
 from specscope.trace.wire.schema import (
     AGGREGATE,
@@ -51,7 +51,6 @@ from specscope.trace.wire.schema import (
     OURS,
     SUMMARY,
 )
-from specscope.trace.wire.wire_field import wired
 
 SCOPE = "specscope"
 SERVICE, OF_ENGINE = "specscope", " engine"  # the service's name by default; what is added to it for engine steps

@@ -29,7 +29,7 @@ from specscope.trace.record.records import (
     StepRecord,
 )
 from specscope.trace.record.tree import DraftTree
-from specscope.trace.record.vocabulary import Vocabulary, printable
+from specscope.trace.record.vocabulary import Vocabulary, printable, unescape
 from specscope.trace.wire import schema
 from specscope.trace.wire.codec import (
     DamagedError,
@@ -38,7 +38,7 @@ from specscope.trace.wire.codec import (
     first,
     read,
     read_json,
-    unescaped_bytes,
+    unescaped,
 )
 from specscope.trace.wire.decode_step import ReadPart, read_parts
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
@@ -435,7 +435,7 @@ class Decoder:
         pairs = zip(part.shown if span.text else (), span.text, strict=True)
         for token, text in (*pairs, *zip(named, likeliest, strict=True)):
             if token not in pieces and len(pieces) < PIECES and self._text < TEXT:
-                pieces[token] = piece = unescaped_bytes(text, "specscope.tree.text")
+                pieces[token] = piece = unescaped(text, "specscope.tree.text", unescape)
                 self._text += len(piece)
         self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
 

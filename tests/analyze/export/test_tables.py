@@ -13,7 +13,7 @@ from specscope.analyze.export import chunk, writer
 from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.history.history import History
-from specscope.trace.record.equal import same
+from specscope.trace.record.declared import same
 from specscope.trace.record.records import ParentNotes, Phase
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture

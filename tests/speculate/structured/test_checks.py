@@ -6,7 +6,7 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.speculate.structured.checks import check_form
-from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.params import StructuredOutputs
 
 DROPPED = [
     ({"type": "integer", "multipleOf": 5}, "multipleOf"),

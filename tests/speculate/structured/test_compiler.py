@@ -12,7 +12,7 @@ from specscope.speculate.allowed import unpacked
 from specscope.speculate.structured import compiler
 from specscope.speculate.structured.compiler import Grammars
 from specscope.speculate.structured.worker import escaped
-from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.params import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 
 pytest.importorskip("xgrammar")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import SamplingParams, StructuredOutputs
 from specscope.trace.record.records import RequestInfo
-from specscope.trace.record.structured import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.trace.record.equal import same
+from specscope.trace.record.declared import same
 from specscope.trace.run import parts as module
 from specscope.trace.run.packed import HELD, PackedParts, Picked
 from specscope.trace.run.parts import PartStore, PartViews

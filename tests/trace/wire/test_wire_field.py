@@ -8,7 +8,7 @@ from typing_extensions import TypeAliasType
 
 from specscope.trace.record.aggregate import Sampled
 from specscope.trace.record.records import Verdict
-from specscope.trace.wire.wire_field import unaliased, wired
+from specscope.trace.wire.codec import unaliased, wired
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 AsOfNumpy25 = TypeAliasType("AsOfNumpy25", np.ndarray[tuple[Any, ...], np.dtype[Scalar]], type_params=(Scalar,))

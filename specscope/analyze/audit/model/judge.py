@@ -14,9 +14,8 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import NEAR_TIE, NO_P, Tally, conditional, span, within
-from specscope.trace.record.limits import UNREAD, untold_limits
 from specscope.trace.record.notes import TEXT
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import UNREAD, SamplingParams, untold_limits
 from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.record.tree import Drawn
 

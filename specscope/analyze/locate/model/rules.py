@@ -22,8 +22,8 @@ from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.model.search import BestVariant, Item, Search
 from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET
 from specscope.trace.history.wording import plural
-from specscope.trace.record.limits import UNREAD, untold_limits
 from specscope.trace.record.notes import model_part
+from specscope.trace.record.params import UNREAD, untold_limits
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import Drawn
 

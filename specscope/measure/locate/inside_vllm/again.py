@@ -16,7 +16,7 @@ from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.inside.settings import CAPTURE, TAPS, TAPS_INSIDE, TAPS_MIB
-from specscope.trace.record.limits import NO_SEED, unknown_limits
+from specscope.trace.record.params import NO_SEED, unknown_limits
 from specscope.trace.record.records import RunInfo
 
 PYTHON = "SPECSCOPE_VLLM_PYTHON"

@@ -7,8 +7,7 @@ import pytest
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError
 from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of
-from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.structured import StructuredOutputs
+from specscope.trace.record.params import SamplingParams, StructuredOutputs
 from specscope.vllm.again import arguments_of
 from tests.analyze import histories
 from tests.support import records as made
