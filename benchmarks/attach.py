@@ -116,8 +116,7 @@ def busy_steps(history: History) -> Iterator[StepRecord]:
 
 def send(sample: str, seconds: float) -> None:
     """The sender's process: RATE steps a second, as an engine would send them."""
-    from specscope.trace.wire.sending.export import SpanSink
-    from specscope.trace.wire.sending.sender import Sender
+    from specscope.trace.wire.sending import Sender, SpanSink
     from specscope.trace.wire.spans import SpanLevel
 
     history = read_capture(sample).history

@@ -26,8 +26,7 @@ from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.sending.export import SpanSink
-from specscope.trace.wire.sending.sender import Sender
+from specscope.trace.wire.sending import Sender, SpanSink
 from specscope.trace.wire.spans import SpanLevel
 
 REQUESTS, TOKENS = 24, 64

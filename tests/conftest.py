@@ -56,7 +56,7 @@ def deep(tmp_path_factory):
 @pytest.fixture
 def patient(monkeypatch):
     """An OTLP endpoint that has not answered yet is waited for, however busy the machine."""
-    monkeypatch.setattr("specscope.trace.wire.sending.sender.UNKNOWN", HANG_SECONDS)
+    monkeypatch.setattr("specscope.trace.wire.sending.UNKNOWN", HANG_SECONDS)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -28,7 +28,7 @@ from specscope.trace.wire.unspan import Decoder
 from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import Log
 from specscope.watch.pages import Intervals, read_metrics
-from specscope.watch.responses import read_json
+from specscope.watch.results import read_json
 from specscope.watch.source import LOGS
 from tests.trace.damage import small
 from tests.trace.wrappings import WRAPPINGS

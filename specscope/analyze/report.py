@@ -21,7 +21,7 @@ from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.interval import cells, counts, definitions, missing_text, notes
 from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, find_loops, together
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.undrafted import Undrafted, shares
+from specscope.trace.history.totals import Undrafted, shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.notes import SOURCES

@@ -14,7 +14,7 @@ from specscope.analyze.several import Several
 from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
 from specscope.trace.history.interval import IntervalMeans, covered
 from specscope.trace.history.loops import LONGEST, TIMES
-from specscope.trace.history.undrafted import ABOUT, shares
+from specscope.trace.history.totals import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams

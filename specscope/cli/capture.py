@@ -22,7 +22,7 @@ from specscope.terminal import text_console
 from specscope.trace.history.history import History
 from specscope.trace.history.loops import TOLD, loop_share
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.undrafted import Undrafted, count_undrafted, undrafted_text
+from specscope.trace.history.totals import Undrafted, count_undrafted, undrafted_text
 from specscope.trace.history.wording import failures, plural
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestEnd, StepRecord

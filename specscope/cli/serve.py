@@ -179,7 +179,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     something. Raises UserError.
     """
     from specscope.live.start import on_passing_thread
-    from specscope.remote.guard import address
+    from specscope.remote.http import address
     from specscope.serve.server import Serving, bind
     from specscope.trace.wire.outputs import Outputs
 

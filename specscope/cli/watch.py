@@ -154,7 +154,7 @@ def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
     """Show the intervals on a screen until the user leaves."""
     from specscope.debug.viewer import Viewer
     from specscope.tui.app import run_app
-    from specscope.watch.control import Watched
+    from specscope.watch.watching import Watched
 
     control = Watched(watching, seconds)
     viewer = Viewer(control=control)

@@ -24,9 +24,8 @@ from msgspec import Meta
 
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import Text, checked, checked_fields, decoded, short
-from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.documents import documents
-from specscope.trace.files import read_lines
+from specscope.trace.files import BROKEN, open_plain, read_lines, reason
 from specscope.trace.kinds import (
     PROMPT_TABLE,
     REQUEST_DUMP,

@@ -45,7 +45,7 @@ class Debugged(Protocol):
 
     @property
     def gate(self) -> Any:  # noqa: ANN401
-        """Where it waits for a debugger, with what gate.py has: `lock`, `open`, `close` and `interrupt`."""
+        """Where it waits for a debugger, with what Gate has: `lock`, `open`, `close` and `interrupt`."""
 
     def catch_up(self) -> None:
         """Take in what was published while no debugger was attached."""

@@ -7,8 +7,9 @@ of all bodies under way. The application decides what a refusal looks like.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specscope.remote.guard import another_site
+from specscope.trace.checked import is_loopback
 
 CLOSE = {"connection": "close"}  # what is still on its way is not read
 CLOSING = (b"connection", b"close")
@@ -280,3 +281,31 @@ class HttpServer:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
+
+
+# Who may use a server on this machine: no page of another site. A page that a browser has open can send requests here.
+# Its Origin says whose it is, and a name that was rebound to this machine's address (DNS rebinding) stands in its Host.
+# On an address that other machines reach every name may be right: there a key or a token decides. The port in Host may
+# be another one: of a tunnel, or of a container.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")
+
+
+def another_site(listens: str, host: str, origins: Iterable[str]) -> str:
+    """Why a request with these headers is refused at an address; empty where it is not."""
+    host = host.lower()
+    name = _HOST.fullmatch(host)
+    if is_loopback(listens) and not (name and is_loopback(name[1] or name[2])):
+        return f"this server is {bracketed(listens)}, not {host[:100]!r}: only this machine may use it, by its own name"
+    if any(origin.lower() != f"http://{host}" for origin in origins):
+        return "pages of other sites may not use this server"
+    return ""
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host.lower()
+
+
+def address(host: str, port: int) -> str:
+    """HOST:PORT as it stands in a URL."""
+    return f"{bracketed(host)}:{port}"

@@ -25,8 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from specscope.errors import UserError
-from specscope.remote.guard import address
-from specscope.remote.http import Application, Bodies, HttpServer, Limits, Refusal, bind, media_type, too_large
+from specscope.remote.http import Application, Bodies, HttpServer, Limits, Refusal, address, bind, media_type, too_large
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, read_line
 from specscope.trace.wire.otlp_proto import read_request

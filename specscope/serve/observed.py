@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
-from specscope.trace.metrics.metrics import Metrics
+from specscope.trace.metrics import Metrics
 from specscope.trace.record.records import RunInfo, StepRecord
 
 QUEUE_FULL = "queue_full"

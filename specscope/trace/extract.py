@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specscope.errors import UserError
+from specscope.trace.checked import whole
 from specscope.trace.files import Existing
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.place_name import Stretch, read_stretch
-from specscope.trace.history.request_tally import RequestTally
+from specscope.trace.history.totals import RequestTally
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import Privacy
@@ -23,6 +24,23 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire.capture import CaptureWriter
 
 Chosen = defaultdict[int, set[str]]  # of each step, the requests
+
+
+class Stretch(NamedTuple):
+    """Steps of a request, both ends included."""
+
+    request: str
+    first: int | None = None  # None: from its first step on
+    last: int | None = None  # None: up to its last step
+
+
+def read_stretch(text: str) -> Stretch:
+    """Read REQUEST, REQUEST@STEP or REQUEST@FIRST:LAST; anything that is not the latter two is a request's name."""
+    name, sign, rest = text.rpartition("@")
+    first, colon, last = rest.partition(":")
+    if not sign or not name or whole(first) is None or (last and whole(last) is None):
+        return Stretch(text)
+    return Stretch(name, int(first), int(last) if last else None if colon else int(first))
 
 
 @dataclass(frozen=True)

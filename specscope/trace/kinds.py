@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from specscope.errors import UserError
-from specscope.trace.compressed import plain_start
+from specscope.trace.files import plain_start
 from specscope.trace.record.vocabulary import printable, shell_word
 
 LOOK = 2**16  # bytes of a file that are looked at

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from specscope.errors import UserError
 from specscope.trace.checked import checked_url, without_login
-from specscope.trace.compressed import BROKEN, open_plain
+from specscope.trace.files import BROKEN, open_plain
 from specscope.trace.kinds import start_of
 
 PIECE, LONGEST_NAME = 2**20, 2**11  # bytes of a file that are looked at together; that a run's name is within

@@ -17,16 +17,15 @@ from specscope.errors import UserError, first_line
 from specscope.remote.fetch import HttpClient, StatusError
 from specscope.trace import kinds
 from specscope.trace.checked import checked_url, decoded, without_login
-from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.documents import documents
+from specscope.trace.files import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.wording import Faults
 from specscope.trace.kinds import ReadAs, is_array, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.logs import LlamaLog, Log, SglangLog, VllmLog, unwrapped
 from specscope.watch.pages import Intervals, Reading, continues, engines, read_metrics, saved
-from specscope.watch.responses import Chunks, json_readings, read_json
-from specscope.watch.results import Printed, read_table
+from specscope.watch.results import Chunks, Printed, json_readings, read_json, read_table
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line

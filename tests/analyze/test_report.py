@@ -16,7 +16,7 @@ from specscope.analyze.report import build_report
 from specscope.analyze.table import told
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance, mean_tau
-from specscope.trace.history.undrafted import Undrafted
+from specscope.trace.history.totals import Undrafted
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Absent, FinalKind, FinishReason

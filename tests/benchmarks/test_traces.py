@@ -9,8 +9,7 @@ from benchmarks import traces
 from benchmarks.__main__ import bench
 from specscope.engine.config import EngineConfig
 from specscope.remote.receiver import Receiver
-from specscope.trace.wire.sending.export import SpanSink
-from specscope.trace.wire.sending.sender import Sender
+from specscope.trace.wire.sending import Sender, SpanSink
 from specscope.trace.wire.spans import SpanLevel
 
 

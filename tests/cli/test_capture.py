@@ -4,7 +4,7 @@ from collections import Counter
 
 from specscope.cli.capture import summary
 from specscope.trace.history.stats import Acceptance, measure
-from specscope.trace.history.undrafted import Undrafted
+from specscope.trace.history.totals import Undrafted
 from tests.analyze.histories import step
 
 

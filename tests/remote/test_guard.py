@@ -2,7 +2,7 @@
 
 import pytest
 
-from specscope.remote.guard import address, another_site
+from specscope.remote.http import address, another_site
 from specscope.trace.checked import is_loopback
 
 OWN = ["localhost:8000", "LOCALHOST:8000", "127.0.0.1:8000", "127.0.0.1", "[::1]:8000", "[::1]", "localhost:9000"]

@@ -17,7 +17,7 @@ from specscope.remote.attached import Attached
 from specscope.remote.receiver import JSON, PROTOBUF
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
-from specscope.trace.wire.sending.export import readable
+from specscope.trace.wire.sending import readable
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from tests.remote import test_receiver as receiver
 from tests.trace.samples import records

@@ -10,7 +10,7 @@ from specscope import Engine, SamplingParams
 from specscope.debug import show
 from specscope.debug.session import Session
 from specscope.remote.receiver import Receiver
-from specscope.trace.metrics.metrics import Metrics
+from specscope.trace.metrics import Metrics
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.outputs import OutputOptions, Outputs

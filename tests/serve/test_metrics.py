@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
-from specscope.trace.metrics.metrics import OPENMETRICS
+from specscope.trace.metrics import OPENMETRICS
 from specscope.trace.wire.spans import own_trace
 from tests.serve.command import BODY, Command
 from tests.waiting import HANG_SECONDS, until

@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.extract import part_of, write_part
+from specscope.trace.extract import Stretch, part_of, read_stretch, write_part
 from specscope.trace.history.history import History
-from specscope.trace.history.place_name import Stretch, read_stretch
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary

@@ -9,7 +9,7 @@ from specscope.errors import UserError
 from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import Log, VllmLog
 from specscope.watch.pages import Intervals, difference, read_metrics
-from specscope.watch.responses import Chunks, read_json
+from specscope.watch.results import Chunks, read_json
 from specscope.watch.source import Server
 from tests.watch import samples
 from tests.watch.samples import PEOPLE, text

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from specscope.trace.history.stats import measure
-from specscope.trace.metrics.metrics import Metrics
+from specscope.trace.metrics import Metrics
 from specscope.watch.counts import UnreadableError
 from specscope.watch.pages import Intervals, Reading, difference, read_metrics
 from tests.trace.samples import records

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specscope.trace.history.stats import measure
 from specscope.watch.counts import ToldInterval, UnreadableError
-from specscope.watch.responses import read_json
+from specscope.watch.results import read_json
 from tests.watch.samples import PEOPLE, SGLANG_RESPONSE, text
 
 CHAT = json.loads(text("chat_greedy.json"))

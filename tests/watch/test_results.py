@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specscope.watch.counts import UnreadableError
-from specscope.watch.responses import read_json
+from specscope.watch.results import read_json
 from tests.support.commands import run_here
 from tests.watch.samples import changed, text
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.stats import Acceptance, measure
-from specscope.trace.metrics.metrics import log_line
+from specscope.trace.metrics import log_line
 from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import Log, VllmLog, aggregate
 from tests.waiting import HANG_SECONDS

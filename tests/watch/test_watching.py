@@ -15,9 +15,8 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
-from specscope.watch.control import Watched
 from specscope.watch.source import File, Server
-from specscope.watch.watching import WAITING, Watch
+from specscope.watch.watching import WAITING, Watch, Watched
 from tests.waiting import ends, until
 from tests.watch.samples import DATA, text
 from tests.watch.server import Page

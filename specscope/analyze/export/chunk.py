@@ -15,7 +15,7 @@ from specscope.analyze.export.nodes import final_columns, node_columns, parent_c
 from specscope.analyze.export.schema import PARENTS, SCHEMAS, as_batch, cell, cells, clean, columns_of, own
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import StepCounts
-from specscope.trace.history.undrafted import why_undrafted
+from specscope.trace.history.totals import why_undrafted
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.rules import STANDARD

@@ -16,7 +16,7 @@ from specscope.analyze.export.requests import MOST, Requests
 from specscope.analyze.export.schema import cells, clean, own
 from specscope.analyze.export.writer import Tables, check_folder, open_tables
 from specscope.errors import UserError
-from specscope.trace.compressed import BROKEN, open_plain, reason
+from specscope.trace.files import BROKEN, open_plain, reason
 from specscope.trace.history.history import History
 from specscope.trace.kinds import CAPTURE, kind_of, start_of
 from specscope.trace.record.aggregate import Aggregate

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from specscope.trace.history.undrafted import Undrafted
+from specscope.trace.history.totals import Undrafted
 from specscope.trace.record.records import PHASES
 
 MARK = b"specscope.table"  # in each file's metadata, with the table's name: such a file may be replaced

@@ -21,8 +21,7 @@ from specscope.trace.record.vocabulary import shell_word
 
 if TYPE_CHECKING:
     from specscope.analyze.locate.located import Location
-    from specscope.trace.history.history import History
-    from specscope.trace.history.place_name import PlaceName
+    from specscope.trace.history.history import History, PlaceName
 
 
 @click.command()

@@ -16,8 +16,7 @@ from specscope.analyze.locate.located import Located, Location, Operation, Stage
 from specscope.errors import UserError, first_line
 from specscope.live.start import start_engine
 from specscope.measure.locate.drive import Drive, MakeEngine, located_config
-from specscope.trace.history.history import History
-from specscope.trace.history.place_name import PlaceName
+from specscope.trace.history.history import History, PlaceName
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import RunInfo

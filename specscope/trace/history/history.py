@@ -12,11 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from specscope.errors import UserError
-from specscope.trace.checked import short
-from specscope.trace.history.place_name import PlaceName, read_place
+from specscope.trace.checked import short, whole
 from specscope.trace.history.stats import Acceptance, Counted, measure
-from specscope.trace.history.totals import RunningTotals
-from specscope.trace.history.undrafted import Undrafted, why_undrafted
+from specscope.trace.history.totals import RunningTotals, Undrafted, why_undrafted
 from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
@@ -42,6 +40,24 @@ def _own_weight(record: StepRecord) -> int:
     size = 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
     size += sum(2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens) for info in record.admitted)
     return size + sum(2000 + 2 * len(end.error) + 4 * len(end.output) for end in record.finished)
+
+
+@dataclass(frozen=True)
+class PlaceName:
+    """A place in a run as people write it: r3, r3@17 or r3@17/4."""
+
+    request: str
+    index: int | None = None  # the request's own step
+    node: int | None = None  # of that step's tree; the number of nodes is the final token
+
+
+def read_place(text: str) -> PlaceName:
+    """Read REQUEST, REQUEST@STEP or REQUEST@STEP/NODE; anything that is not the latter two is a request's name."""
+    name, sign, rest = text.rpartition("@")
+    index, slash, node = rest.partition("/")
+    if not sign or not name or whole(index) is None or (slash and whole(node) is None):
+        return PlaceName(text)
+    return PlaceName(name, int(index), int(node) if slash else None)
 
 
 class RecentSteps:
@@ -462,7 +478,7 @@ class History:
 
     def find(self, reference: str) -> tuple[RequestHistory, PlaceName]:
         """What REQUEST, REQUEST@STEP or REQUEST@STEP/NODE names. Raises UserError where there is no such request."""
-        place = PlaceName(reference, None, None) if reference in self.requests else read_place(reference)
+        place = PlaceName(reference) if reference in self.requests else read_place(reference)
         if place.request in self.requests:
             return self.requests[place.request], place
         name, sign, _ = reference.rpartition("@")

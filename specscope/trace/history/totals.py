@@ -1,14 +1,111 @@
-"""Running totals of a run or a request: after each of its steps a row of sums, so that any stretch is a difference."""
+"""Running totals of a run and of requests, and why steps drafted nothing: one of a few reasons, from their records.
+
+RunningTotals has a row of sums after each step, so that any stretch is a difference. RequestTally has the figures that
+go onto a request's own span. Its sums are never changed, only followed by others, so where a run goes back the sums of
+that step hold again: those after the newest steps are remembered. A run that goes back beyond them leaves its requests
+without figures.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
 
-from specscope.trace.history.stats import Acceptance, Counted
-from specscope.trace.history.undrafted import Undrafted
-from specscope.trace.record.aggregate import Aggregate
+from specscope.plans.plan import read_plan
+from specscope.trace.history.stats import AT_DEPTH, SUMS, Acceptance, Counted, StepCounts
+from specscope.trace.history.wording import plural
+from specscope.trace.record.aggregate import DEPTHS, Aggregate, RequestFigures
+from specscope.trace.record.notes import model_part, text_part
+from specscope.trace.record.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
+
+
+class Undrafted(StrEnum):
+    """The reasons, by the names that JSON has."""
+
+    NO_DRAFTER = "no drafter"
+    OFF = "off"
+    COST = "cost"
+    NOT_KEPT = "not kept"
+    PROMPT = "prompt"
+    NO_MATCH = "no match"
+    FORM = "form"
+    BUDGET = "budget"
+    NO_ROOM = "no room"
+    UNKNOWN = "unknown"
+
+
+ABOUT = {
+    Undrafted.NO_DRAFTER: "no drafter",
+    Undrafted.OFF: "drafting was off",
+    Undrafted.COST: "no draft would pay",
+    Undrafted.NOT_KEPT: "no node worth verifying",
+    Undrafted.PROMPT: "first token after the prompt",
+    Undrafted.NO_MATCH: "no match in the text",
+    Undrafted.FORM: "nothing that the form allows",
+    Undrafted.BUDGET: "beyond the step's budget",
+    Undrafted.NO_ROOM: "no room in the context",
+    Undrafted.UNKNOWN: "not recorded",
+}
+
+
+def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) -> Undrafted | None:
+    """Why this request's step drafted nothing; None where it did, and for a prefill chunk without a verdict."""
+    counts = StepCounts.of(part)
+    if counts is None or counts.drafted:
+        return None
+    drafter, ours = ("", True) if run is None else (run.drafter, run.is_ours)
+    if not record.speculation:
+        return Undrafted.NO_DRAFTER if run is not None and drafter in ("", "none") else Undrafted.OFF
+    if part.form is not None and part.form.pruned:
+        return Undrafted.FORM
+    if part.sizing:  # ours: an adaptive tree; vLLM's: drafts that were not valid
+        return Undrafted.FORM if not ours else Undrafted.COST if part.notes is None else Undrafted.NOT_KEPT
+    if record.budget == 0 or (part.method is not None and part.method.unverified):
+        return Undrafted.BUDGET
+    first = part.preceded in (Preceded.PREFILL, Preceded.PREEMPTION) or part.prefill_tokens > 0
+    if run is not None and first and (run.aux_layers or not ours):  # a head waits for the target's hidden states
+        return Undrafted.PROMPT
+    if run is not None and 0 < run.max_context <= part.position + 1 + _deepest(drafter, run.tree):
+        return Undrafted.NO_ROOM
+    return Undrafted.NO_MATCH if text_part(drafter) and not model_part(drafter) else Undrafted.UNKNOWN
+
+
+@lru_cache(maxsize=16)
+def _deepest(drafter: str, tree: str) -> int:
+    """The longest path that a draft may have; combined with a model, a text may go as deep as there are nodes."""
+    plan = read_plan(tree)
+    if plan is None:
+        return 0
+    return plan.max_nodes if text_part(drafter) and model_part(drafter) else plan.max_depth
+
+
+def count_undrafted(
+    run: RunInfo | None, records: Iterable[StepRecord], request: str | None = None
+) -> Counter[Undrafted]:
+    """The request steps without drafts in these records, by the reason; of all requests, or of one."""
+    parts = ((record, part) for record in records for part in record.requests if request in (None, part.request))
+    reasons = (why_undrafted(run, record, part) for record, part in parts)
+    return Counter(reason for reason in reasons if reason is not None)
+
+
+def shares(counts: Counter[Undrafted]) -> list[tuple[Undrafted, float]]:
+    """The reasons that occur with their shares of these steps, commonest first."""
+    total = counts.total()
+    return [(reason, count / total) for reason, count in counts.most_common() if count]
+
+
+def undrafted_text(counts: Counter[Undrafted], steps: int) -> str:
+    """`47 of 70 steps drafted nothing: no draft would pay 87%, first token after the prompt 13%`; "" where none did."""
+    if not counts.total():
+        return ""
+    reasons = ", ".join(f"{ABOUT[reason]} {share:.0%}" for reason, share in shares(counts))
+    return f"{counts.total():,} of {plural(steps, 'step')} drafted nothing: {reasons}"
+
 
 REASONS = tuple(Undrafted)
 DRAFTS, ACCEPTED, OWN = 0, 1, 2 + len(REASONS)  # counts where both are told, then reasons; then those of Acceptance
@@ -72,3 +169,80 @@ class RunningTotals:
         first, last = begin * self._width, end * self._width
         drafts, accepted = (self._rows[last + place] - self._rows[first + place] for place in (DRAFTS, ACCEPTED))
         return Acceptance(drafts=drafts, accepted=accepted).tau
+
+
+KEPT = 20_000  # sums that are remembered
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """A request's sums after a step."""
+
+    row: tuple[int, ...] = tuple(Acceptance().row())
+    undrafted: Mapping[Undrafted, int] = field(default_factory=dict)
+    first_ns: int = 0  # when the step with its first token ended; 0 before it
+    ended: int | None = None  # the branch on which it ended
+    known: bool = True  # False: the run went back too far, or its first steps did not come
+
+    def plus(self, counts: StepCounts, why: Undrafted | None, end_ns: int) -> _Sums:
+        """With one more step, which ended then."""
+        total = Acceptance.of(self.row)
+        total.add(counts)
+        undrafted = self.undrafted if why is None else {**self.undrafted, why: self.undrafted.get(why, 0) + 1}
+        first_ns = self.first_ns or (end_ns if counts.emitted else 0)
+        return replace(self, row=tuple(total.row()), undrafted=undrafted, first_ns=first_ns, ended=None)
+
+
+class RequestTally:
+    """Takes a run's records in order, and gives the figures of requests that end."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._run = run
+        self._sums: dict[str, _Sums] = {}  # after the newest step
+        self._after: dict[int, dict[str, _Sums]] = {-1: self._sums}  # after each of the newest steps
+        self._size = 1  # steps in it, and sums
+
+    def add(self, record: StepRecord) -> None:
+        """Take one more step."""
+        before = self._sums if record.after is None else self._after.get(record.after)
+        if before is None:
+            before = {name: replace(sums, known=False) for name, sums in self._sums.items()}
+        going = {name: sums for name, sums in before.items() if sums.ended != record.branch}
+        for part in record.requests:
+            sums = going.get(part.request) or _Sums(known=part.index == 0)  # else its first steps are missing
+            if (counts := StepCounts.of(part)) is not None:
+                why = None if counts.drafted else why_undrafted(self._run, record, part)
+                sums = sums.plus(counts, why, record.end_ns)
+            going[part.request] = sums if sums.ended is None else replace(sums, ended=None)
+        for end in record.finished:
+            going[end.info.id] = replace(going.get(end.info.id, _Sums()), ended=record.branch)
+        while len(going) >= KEPT:  # their ends were lost
+            del going[next(iter(going))]
+        self._sums = self._after[record.step] = going
+        self._size += 1 + len(going)
+        while self._size > KEPT and len(self._after) > 1:
+            self._size -= 1 + len(self._after.pop(next(iter(self._after))))
+
+    def figures(self, end: RequestEnd) -> RequestFigures | None:
+        """The figures of a request that ended in the newest step; None where they are not known."""
+        sums = self._sums.get(end.info.id, _Sums())
+        if not sums.known:
+            return None
+        counts, info = Acceptance.of(sums.row), end.info
+        arrival = info.arrival_ns
+        told: dict[str, Any] = {name: getattr(counts, name) for name in ("steps", *SUMS, "depth", "tau", "rate")}
+        told |= {name: tuple(getattr(counts, name)[:DEPTHS]) for name in AT_DEPTH}
+        return RequestFigures(
+            **told,
+            bonus=counts.kinds[FinalKind.BONUS],
+            recovered=counts.kinds[FinalKind.RECOVERED],
+            undrafted={reason.value: count for reason, count in sums.undrafted.items()},
+            queue_s=_seconds(arrival, info.admitted_ns),
+            first_s=_seconds(arrival, sums.first_ns),
+            total_s=_seconds(arrival, end.finished_ns),
+        )
+
+
+def _seconds(begin_ns: int, end_ns: int) -> float | None:
+    """From one to the other; None where either is not known, or a clock was turned back."""
+    return (end_ns - begin_ns) / 1e9 if 0 < begin_ns <= end_ns else None

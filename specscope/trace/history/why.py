@@ -20,7 +20,7 @@ from specscope.trace.history.place import (
     ended_by,
     ratios,
 )
-from specscope.trace.history.undrafted import ABOUT, Undrafted, why_undrafted
+from specscope.trace.history.totals import ABOUT, Undrafted, why_undrafted
 from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, StepRecord

@@ -62,8 +62,7 @@ def _capture(
 def _spans(
     opened: Sinks, settings: PluginSettings, bus: Bus, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
 ) -> None:
-    from specscope.trace.wire.sending.export import SpanSink
-    from specscope.trace.wire.sending.sender import Sender
+    from specscope.trace.wire.sending import Sender, SpanSink
 
     ratio, sender = settings.ratio(), Sender(settings.endpoint, settings.protocol)
     spans = SpanSink(sender, run, vocabulary, settings.level(), ratio=ratio)

@@ -141,7 +141,7 @@ class RequestFigures:
     proposed_at: Annotated[tuple[int, ...], Wire("specscope.drafted_by_depth", ByDepth)] = ()
     # drafts in which a node at that depth was tried
     tried_at: Annotated[tuple[int, ...], Wire("specscope.tried_by_depth", ByDepth)] = ()
-    # steps without a draft, by the reason (history/undrafted.py)
+    # steps without a draft, by the reason (history/totals.py)
     undrafted: Annotated[Mapping[str, int], Wire("specscope.undrafted", dict[str, Count], form=WireForm.JSON)] = field(
         default_factory=dict
     )

@@ -19,8 +19,7 @@ import orjson
 
 import specscope
 from specscope.errors import UserError
-from specscope.trace.compressed import Packer
-from specscope.trace.files import Existing, open_capture
+from specscope.trace.files import Existing, Packer, open_capture
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary

@@ -2,12 +2,18 @@
 
 On the wire a submessage and a bytes field are the same, so RawRequest reads what ExportTraceServiceRequest reads, which
 is what TracesData reads. RawArray reads an ArrayValue, and RawScalars any number of AnyValues, laid end to end.
+
+A file of it is a TracesData, or messages with the length of each before it: the collector's file exporter (`format:
+proto`) writes that as 4 bytes, big endian, and with `compression: zstd` compresses each by itself; so it does with JSON
+then. A TracesData is also what Tempo answers, where its newer API has it in the first field of another message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from io import BufferedReader, BytesIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
@@ -17,6 +23,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from specscope.trace.documents import LARGEST
+from specscope.trace.files import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import DECODE_STEP, DRAWING, NUMBERS, Parts, ReadSpan, Spans
 
@@ -26,52 +34,30 @@ MAX_SPANS = 2**15  # of a message, and as many resources and scopes
 MAX_RESOURCE = 2**16  # bytes of a resource: ours has 1.5 kB
 SCALARS = {0x0A: "string_value", 0x10: "bool_value", 0x18: "int_value", 0x21: "double_value"}  # by first byte
 
-_BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
-_STRING = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
-_BOOL = descriptor_pb2.FieldDescriptorProto.TYPE_BOOL
-_INT64 = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
-_DOUBLE = descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE
-_ONE = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
-_MANY = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
-
-# Message: its fields, by number from 1.
+# Message: its fields, by number from 1, and their types; * for many
 _MESSAGES = {
-    "RawRequest": [("resource_spans", _BYTES, _MANY)],
-    "RawResourceSpans": [
-        ("resource", _BYTES, _ONE),
-        ("scope_spans", _BYTES, _MANY),
-        ("schema_url", _STRING, _ONE),
-    ],
-    "RawScopeSpans": [("scope", _BYTES, _ONE), ("spans", _BYTES, _MANY), ("schema_url", _STRING, _ONE)],
-    "RawArray": [("values", _BYTES, _MANY)],
-    "RawScalars": [
-        ("string_value", _STRING, _MANY),
-        ("bool_value", _BOOL, _MANY),
-        ("int_value", _INT64, _MANY),
-        ("double_value", _DOUBLE, _MANY),
-    ],
+    "RawRequest": ["resource_spans BYTES*"],
+    "RawResourceSpans": ["resource BYTES", "scope_spans BYTES*", "schema_url STRING"],
+    "RawScopeSpans": ["scope BYTES", "spans BYTES*", "schema_url STRING"],
+    "RawArray": ["values BYTES*"],
+    "RawScalars": ["string_value STRING*", "bool_value BOOL*", "int_value INT64*", "double_value DOUBLE*"],
 }
 
 
-def _classes() -> dict[str, Any]:
+def _classes() -> list[Any]:
+    declared = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="specscope/otlp_raw.proto", package="specscope", syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for number, (field, kind, label) in enumerate(fields, 1):
-            message.field.add(name=field, number=number, type=kind, label=label)
+    for message, fields in _MESSAGES.items():
+        made = file.message_type.add(name=message)
+        for number, (name, kind) in enumerate(map(str.split, fields), 1):
+            label = declared.LABEL_REPEATED if kind.endswith("*") else declared.LABEL_OPTIONAL
+            made.field.add(name=name, number=number, type=f"TYPE_{kind.rstrip('*')}", label=label)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"specscope.{name}")) for name in _MESSAGES
-    }
+    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"specscope.{name}")) for name in _MESSAGES]
 
 
-_made = _classes()
-RawRequest = _made["RawRequest"]
-RawResourceSpans = _made["RawResourceSpans"]
-RawScopeSpans = _made["RawScopeSpans"]
-RawArray = _made["RawArray"]
-RawScalars = _made["RawScalars"]
+RawRequest, RawResourceSpans, RawScopeSpans, RawArray, RawScalars = _classes()
 
 
 def read_request(message: bytes | bytearray) -> Parts:
@@ -163,3 +149,124 @@ def _array(array: ArrayValue) -> list[Any]:
         if len(values) == len(items):
             return values
     return [None if item.WhichOneof("value") == "array_value" else _value(item) for item in array.values]
+
+
+LIST = 0x0A  # the first byte of resource_spans, and of what holds one: field 1, bytes
+OUTER = re.compile(rb"(?:\n[\x80-\xff]{0,4}[\x00-\x7f]){4}[\w./-]{1,250}\x12")  # a ResourceSpans in another message
+FIXED = {1: 8, 5: 4}  # bytes of a value, by its wire type
+VARINT, BYTES = 0, 2
+NO_OTLP = "it is not OTLP protobuf"
+TOO_LARGE = f"a message or a resource's spans of over {LARGEST >> 20} MiB, the limit"
+
+LeaveOut = Callable[[int, str], None]
+
+
+class _CutOffError(Exception):
+    """The file ends within a message."""
+
+
+class _Bytes:
+    """Bytes of a file."""
+
+    def __init__(self, content: BinaryIO) -> None:
+        self._content = content
+        self.taken = 0  # since the last message ended
+
+    def take(self, count: int) -> bytes:
+        """So many. Raises _CutOffError."""
+        data = self._content.read(count)
+        self.taken += len(data)
+        if len(data) < count:
+            raise _CutOffError
+        return data
+
+    def skip(self, count: int) -> None:
+        """Leave so many out. Raises _CutOffError."""
+        while count > 0:
+            count -= len(self.take(min(count, 2**20)))
+
+    def varint(self) -> int:
+        """A number as protobuf has it. Raises _CutOffError, ValueError."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise ValueError(NO_OTLP)
+
+
+def messages(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tuple[int, bytes | Parts]]:
+    """The spans of each message with its number, or its line where it is OTLP JSON.
+
+    Of a message that is cut off there are as many bytes, which are no JSON. `leave_out` hears of what cannot be read.
+    """
+    source = _Bytes(content)
+    number = 0
+    try:
+        first = source.take(1)
+        is_list = first[0] == LIST
+        for number, message in enumerate(_fields(source, LIST) if is_list else _messages(source, first), 1):
+            try:
+                yield number, _read(message, not is_list, name)
+            except DecodeError:
+                leave_out(number, NO_OTLP)
+            except ValueError as error:
+                leave_out(number, str(error))
+            source.taken = 0
+    except _CutOffError:
+        if source.taken:
+            yield number + 1, bytes(source.taken)
+    except ValueError as error:
+        leave_out(number + 1, str(error))
+
+
+def _messages(source: _Bytes, first: bytes) -> Iterator[bytes | None]:
+    """Messages as the exporter wrote them. None: too large. Raises _CutOffError at the end of the file."""
+    while True:
+        yield _part(source, int.from_bytes(first + source.take(3), "big"))
+        first = source.take(1)
+
+
+def _part(source: _Bytes, length: int) -> bytes | None:
+    if length <= LARGEST:
+        return source.take(length)
+    source.skip(length)
+    return None
+
+
+def _fields(source: _Bytes, tag: int) -> Iterator[bytes | None]:
+    """The first field of a message that is as long as the file: ResourceSpans, or what holds some.
+
+    None: too large. Raises _CutOffError at the end of the file, and ValueError where what follows cannot be found.
+    """
+    while True:
+        kind = tag & 7
+        if kind == BYTES:
+            length = source.varint()
+            if tag == LIST:
+                yield _part(source, length)
+            else:
+                source.skip(length)
+        elif kind == VARINT:
+            source.varint()
+        elif kind in FIXED:
+            source.skip(FIXED[kind])
+        else:
+            raise ValueError(NO_OTLP)
+        source.taken = 0
+        tag = source.take(1)[0]
+
+
+def _read(message: bytes | None, is_request: bool, name: str) -> bytes | Parts:
+    """A message's spans: a TracesData, or what is in one. Raises ValueError, DecodeError."""
+    if message is not None and is_compressed(message):
+        try:
+            message = open_plain(BufferedReader(BytesIO(message)), name).read(LARGEST + 1)
+        except BROKEN as error:
+            raise ValueError(reason(error)) from None
+    if message is None or len(message) > LARGEST:
+        raise ValueError(TOO_LARGE)
+    if message.startswith(b"{"):
+        return message.rstrip() + b"\n"
+    return read_request(message) if is_request or OUTER.match(message) else [read_resource(message)]

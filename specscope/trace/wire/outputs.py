@@ -24,7 +24,7 @@ from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.spans import SpanLevel
 
 if TYPE_CHECKING:
-    from specscope.trace.wire.sending.export import SpanSink
+    from specscope.trace.wire.sending import SpanSink
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def check_metrics_port(port: int) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError:
-        from specscope.trace.metrics.metrics import port_taken
+        from specscope.trace.metrics import port_taken
 
         raise port_taken("127.0.0.1", port) from None
 
@@ -106,9 +106,7 @@ class Outputs:
         self._closers.append(writer.close)
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
-        from specscope.trace.wire.sending.endpoint import endpoint_from_environment
-        from specscope.trace.wire.sending.export import SpanSink
-        from specscope.trace.wire.sending.sender import Sender
+        from specscope.trace.wire.sending import Sender, SpanSink, endpoint_from_environment
 
         wanted = options.otlp_endpoint is not None or endpoint_from_environment()
         if not wanted or options.level is SpanLevel.OFF:
@@ -126,7 +124,7 @@ class Outputs:
     ) -> None:
         if options.metrics_port is None and log is None:
             return
-        from specscope.trace.metrics.metrics import Metrics
+        from specscope.trace.metrics import Metrics
 
         metrics = Metrics(
             run.target,

@@ -17,9 +17,8 @@ from typing import Any, BinaryIO
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.compressed import BROKEN, open_plain, reason
-from specscope.trace.history.history import History
-from specscope.trace.history.place_name import read_place
+from specscope.trace.files import BROKEN, open_plain, reason
+from specscope.trace.history.history import History, read_place
 from specscope.trace.history.wording import plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
@@ -31,7 +30,7 @@ from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, ReadSpan, Spans, read_line
 from specscope.trace.wire.schema import is_ours, newer, whole_objects
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
-from specscope.trace.wire.wrapped.unwrap import unwrapped
+from specscope.trace.wire.unwrap import unwrapped
 
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 NAMED = 3  # other services, at most

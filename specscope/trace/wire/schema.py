@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 import specscope
-from specscope.trace.genai import OPERATIONS, OTHER_PARAMS, TEXT_COMPLETION
 from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     DIMENSIONS,
@@ -50,6 +49,14 @@ from specscope.trace.record.records import (
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.codec import checks, read, wired
 from specscope.tree_shape import MAX_NODES
+
+# A request's own span is in the words of OpenTelemetry's GenAI conventions (semantic-conventions-genai 0.1.0), for any
+# viewer of model calls; `gen_ai.latency.*` is of vLLM and SGLang
+CHAT, TEXT_COMPLETION = OPERATIONS = ("chat", "text_completion")
+# The sampling parameters that the conventions name; others that were given are JSON in an attribute of ours
+PARAMS = ("temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed")
+OTHER_PARAMS = "specscope.request.other_params"
+UNTOLD = tuple(sorted(PARAM_NAMES - {*PARAMS, "stop"}))  # where a span lacks that attribute
 
 Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]

@@ -19,13 +19,13 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from specscope.trace import genai
 from specscope.trace.checked import decoded
 from specscope.trace.history.draw import draw_tree
-from specscope.trace.history.request_tally import RequestTally
+from specscope.trace.history.totals import RequestTally
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
 from specscope.trace.record.notes import ParentNotes
+from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import (
     FinishReason,
@@ -42,20 +42,29 @@ from specscope.trace.wire.codec import first, wired, written
 from specscope.trace.wire.engine_notes import engine_text
 from specscope.trace.wire.schema import (
     AGGREGATE,
+    CHAT,
     ENGINE,
     FINAL,
     IN_AGGREGATE,
     IN_PREFILL,
     IN_QUEUE,
     IN_ROOT,
+    OTHER_PARAMS,
     OURS,
+    PARAMS,
     SUMMARY,
+    TEXT_COMPLETION,
 )
 
 SCOPE = "specscope"
 SERVICE, OF_ENGINE = "specscope", " engine"  # the service's name by default; what is added to it for engine steps
 KEPT = 20_000  # requests that have ended and are remembered
-PARAMS = "specscope.run.params"
+RUN_PARAMS = "specscope.run.params"
+DEFAULT_PARAMS = SamplingParams().to_dict()
+MESSAGE = 4000  # characters of a message
+LABEL = "specscope.label."  # and its key: an attribute that can be searched for
+LABELS, KEY, VALUE = 16, 100, 200  # labels that are, and their characters; `specscope.request.labels` has all
+FINISH = {FinishReason.EOS: "stop", FinishReason.STOP: "stop"}  # the conventions' names of why a message ended
 _DEFAULTS = [field for field in wired(RunInfo) if field.default is not MISSING]
 # What a reader assumes of a run where a resource does not tell
 ASSUMED = {f.attribute: f.default if f.plain is None else f.plain(f.default) for f in _DEFAULTS}
@@ -252,15 +261,15 @@ class Encoder:
         info, values = end.info, self._written(end)
         # Of a step that was read in part, its reader knows them: steps of the request may be missing
         figures = end.figures or (self._tally.figures(end) if record.absent is None else None)
-        values |= self._written(info, only=("specscope.request.labels",)) | genai.labels(info.labels)
+        values |= self._written(info, only=("specscope.request.labels",)) | _labels(info.labels)
         values |= {} if figures is None else self._written(figures)
         values |= {} if end.sampled is None else self._written(end.sampled)
         if self.run.tells_text:
-            values |= genai.messages(end, self.run, self.vocabulary)
+            values |= _messages(end, self.run, self.vocabulary)
         if self.level is SpanLevel.REQUESTS:
             values.pop("specscope.output.tokens", None)
-        operation = genai.operation(info)
-        attributes = self._of(record) | genai.attributes(end, self.run.target) | first(IN_ROOT, values)
+        operation = CHAT if info.chat else TEXT_COMPLETION
+        attributes = self._of(record) | _genai(end, operation, self.run.target) | first(IN_ROOT, values)
         span_id = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
         return Span(
             f"{operation} {self.run.target}",
@@ -273,6 +282,55 @@ class Encoder:
             kind=SERVER if info.served else INTERNAL,
             error=end.error if end.reason is FinishReason.ERROR else None,
         )
+
+
+def _genai(end: RequestEnd, operation: str, model: str) -> dict[str, Any]:
+    """What was asked and what it took, by the conventions."""
+    info, params = end.info, end.info.params
+    told = (*PARAMS, "stop", "left_out")  # what privacy leaves out, the resource says
+    others = {n: value for n, value in params.to_dict().items() if n not in told and value != DEFAULT_PARAMS.get(n)}
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "specscope",
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        **{f"gen_ai.request.{name}": getattr(params, name) for name in PARAMS},
+        "gen_ai.request.stop_sequences": list(params.stop),
+        "gen_ai.response.finish_reasons": [end.reason.value],
+        "gen_ai.usage.input_tokens": len(info.prompt_tokens),
+        "gen_ai.usage.output_tokens": len(end.output),
+        "specscope.request.id": info.id,
+        **({"error.type": "_OTHER"} if end.reason is FinishReason.ERROR else {}),
+        **({OTHER_PARAMS: _json(others)} if others else {}),
+    }
+
+
+def _messages(end: RequestEnd, run: RunInfo, vocabulary: Vocabulary) -> dict[str, str]:
+    """The last message of the prompt and the output, as the conventions' JSON; of a long text a part."""
+    info = end.info
+    asked = (info.title if info.chat and run.is_ours else info.prompt) or vocabulary.text(info.prompt_tokens.tolist())
+    answer = end.text(end.output.tolist(), vocabulary)
+    asked = asked if len(asked) <= MESSAGE else "…" + asked[-MESSAGE:]
+    answer = answer if len(answer) <= MESSAGE else answer[:MESSAGE] + "…"
+    reason = {"finish_reason": FINISH.get(end.reason, end.reason.value)}
+    return {
+        "gen_ai.input.messages": _json([_message("user", asked)]),
+        "gen_ai.output.messages": _json([_message("assistant", answer) | reason]),
+    }
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text.encode("utf-8", "replace").decode()}]}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _labels(told: Mapping[str, str]) -> dict[str, str]:
+    """Labels as attributes of their own, where they are short."""
+    short = [(key, value) for key, value in told.items() if 0 < len(key) <= KEY and len(value) <= VALUE]
+    return {LABEL + key: value for key, value in short[:LABELS]}
 
 
 def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = False) -> dict[str, Any]:
@@ -309,8 +367,8 @@ def engine_resource(resource: Mapping[str, Any]) -> dict[str, Any]:
 def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
     """The resource as batches repeat it: a digest for the draft vocabulary, and nothing that a reader assumes."""
     told = {name: value for name, value in resource.items() if value != ASSUMED.get(name, MISSING)}
-    params = decoded(resource[PARAMS])
-    told[PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
+    params = decoded(resource[RUN_PARAMS])
+    told[RUN_PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
     return told | ({DRAFT_TOKENS: digest(told[DRAFT_TOKENS])} if DRAFT_TOKENS in told else {})
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specscope.errors import UserError
-from specscope.trace.genai import CHAT, OTHER_PARAMS, PARAMS, UNTOLD
 from specscope.trace.history.wording import Faults, plural
 from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed, digest, draft_tokens
@@ -43,7 +42,7 @@ from specscope.trace.wire.codec import (
 from specscope.trace.wire.decode_step import ReadPart, read_parts
 from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
 from specscope.trace.wire.otlp_json import ReadSpan
-from specscope.trace.wire.schema import Resource, newer
+from specscope.trace.wire.schema import CHAT, OTHER_PARAMS, PARAMS, UNTOLD, Resource, newer
 
 T = TypeVar("T")
 Attributes = Mapping[str, Any]

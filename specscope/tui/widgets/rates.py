@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.undrafted import ABOUT, shares
+from specscope.trace.history.totals import ABOUT, shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinalKind

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
-from specscope.remote.gate import Gate
+from specscope.remote.held import Gate
 from specscope.trace.history.history import History, RecentSteps
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep, StepRecord

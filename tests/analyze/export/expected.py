@@ -3,7 +3,7 @@
 import json
 
 from specscope.trace.history.history import History
-from specscope.trace.history.undrafted import why_undrafted
+from specscope.trace.history.totals import why_undrafted
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import Drawn

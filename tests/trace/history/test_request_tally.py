@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.trace.history import request_tally
+from specscope.trace.history import totals
 from specscope.trace.history.history import History
-from specscope.trace.history.request_tally import RequestTally
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.totals import RequestTally
 from specscope.trace.record.aggregate import DEPTHS
 from specscope.trace.record.records import FinalKind, FinishReason
 from tests.trace.sampled_runs import FakeEngine, sampled_runs
@@ -44,11 +44,11 @@ def check(figures, acceptance, undrafted):
     assert figures.undrafted == {reason.value: count for reason, count in undrafted.items() if count}
 
 
-@given(sampled_runs(most=30), st.just(request_tally.KEPT) | st.integers(1, 20))
+@given(sampled_runs(most=30), st.just(totals.KEPT) | st.integers(1, 20))
 @settings(max_examples=160)
 def test_the_figures_are_those_of_the_branch_on_which_it_ends_and_beyond_what_is_kept_none(records, most):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(request_tally, "KEPT", most)
+        patched.setattr(totals, "KEPT", most)
         for figures, acceptance, undrafted in told(records):
             if most > 20 or (figures is not None and figures.steps):  # more requests than are remembered have none
                 check(figures, acceptance, undrafted)
@@ -94,7 +94,7 @@ def test_times_are_of_its_arrival_and_first_token():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(request_tally, "KEPT", 100)
+    monkeypatch.setattr(totals, "KEPT", 100)
     tally, engine, chance = RequestTally(RUN), FakeEngine(), random.Random(0)
     for _ in range(2000):
         engine.path.clear()

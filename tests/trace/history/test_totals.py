@@ -10,7 +10,7 @@ import pytest
 
 from specscope.trace.history import stats
 from specscope.trace.history.history import History
-from specscope.trace.history.undrafted import count_undrafted
+from specscope.trace.history.totals import count_undrafted
 from specscope.trace.wire.reading import read_capture
 from tests.tui.sample import START_NS, maker
 

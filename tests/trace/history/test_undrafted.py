@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specscope.trace.history.undrafted import ABOUT, Undrafted, count_undrafted, undrafted_text, why_undrafted
+from specscope.trace.history.totals import ABOUT, Undrafted, count_undrafted, undrafted_text, why_undrafted
 from specscope.trace.record.notes import DraftNotes, FormNotes, MethodNotes
 from specscope.trace.record.records import Preceded
 from specscope.trace.wire.reading import read_capture

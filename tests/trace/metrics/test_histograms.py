@@ -10,8 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.errors import UserError
-from specscope.trace.metrics.histograms import HISTOGRAMS
-from specscope.trace.metrics.metrics import OPENMETRICS, PLAIN, Metrics
+from specscope.trace.metrics import HISTOGRAMS, OPENMETRICS, PLAIN, Metrics
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.records import FinishReason, RequestInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary

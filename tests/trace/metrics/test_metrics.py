@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.metrics.metrics import Metrics, log_line
+from specscope.trace.metrics import Metrics, log_line
 from specscope.trace.record.records import (
     FinishReason,
     Phase,

@@ -10,7 +10,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record, missing
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.totals import RunningTotals
-from specscope.trace.metrics.metrics import Metrics
+from specscope.trace.metrics import Metrics
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.otlp_json import ReadSpan

@@ -15,7 +15,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.schema import is_ours
-from specscope.trace.wire.sending.export import SpanSink
+from specscope.trace.wire.sending import SpanSink
 from specscope.trace.wire.spans import SpanLevel, brief, engine_resource, resource_attributes
 from specscope.trace.wire.unspan import run_info
 from tests.trace.samples import records

@@ -8,15 +8,14 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 
-from specscope.trace.genai import MESSAGE
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RequestInfo
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import span_json
-from specscope.trace.wire.sending.export import readable
-from specscope.trace.wire.spans import INTERNAL, SERVER, Encoder, SpanLevel
+from specscope.trace.wire.sending import readable
+from specscope.trace.wire.spans import INTERNAL, MESSAGE, SERVER, Encoder, SpanLevel
 from specscope.trace.wire.unspan import Decoder
 from tests.support import records as made
 from tests.trace.samples import NS, records, verdict

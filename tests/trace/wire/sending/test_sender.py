@@ -16,10 +16,8 @@ from opentelemetry.sdk.resources import Resource
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.sending import sender as sending
-from specscope.trace.wire.sending.endpoint import failure_of
-from specscope.trace.wire.sending.export import SpanSink, most_bytes, readable
-from specscope.trace.wire.sending.sender import Sender
+from specscope.trace.wire import sending
+from specscope.trace.wire.sending import Sender, SpanSink, failure_of, most_bytes, readable
 from specscope.trace.wire.spans import Span, SpanLevel
 from tests.processes import free_port
 from tests.trace.samples import records
@@ -225,7 +223,7 @@ def test_what_may_pass_is_tried_again(statuses, count, lost):
 @both
 def test_one_that_says_nothing_holds_nobody(protocol, monkeypatch):
     monkeypatch.setattr(sending, "UNKNOWN", 0.1)
-    monkeypatch.setattr("specscope.trace.wire.sending.endpoint.TIMEOUT", 4 * HANG_SECONDS)
+    monkeypatch.setattr("specscope.trace.wire.sending.TIMEOUT", 4 * HANG_SECONDS)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         sender = Sender(f"127.0.0.1:{port}", protocol)

@@ -15,7 +15,7 @@ from specscope.trace.wire.codec import DamagedError, checked_span
 from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.schema import AggregateStep
-from specscope.trace.wire.wrapped.unwrap import unwrapped
+from specscope.trace.wire.unwrap import unwrapped
 from tests.trace.damage import small
 from tests.trace.wrappings import MICROSECONDS, WRAPPINGS, export
 
@@ -148,9 +148,9 @@ def test_a_text_that_looks_like_an_array_stays_text():
 def test_a_list_that_is_longer_than_the_bound(how, monkeypatch):
     """An entry at a time: four times the entries take no more memory."""
     bound = 2**17
-    for module in ("documents", "wire.wrapped.unwrap", "wire.wrapped.protobuf"):
+    for module in ("documents", "wire.unwrap", "wire.otlp_proto"):
         monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", bound)
-    monkeypatch.setattr("specscope.trace.wire.wrapped.unwrap.PIECE", 2**14)
+    monkeypatch.setattr("specscope.trace.wire.unwrap.PIECE", 2**14)
     peaks = []
     for count in (6, 24):
         content = WRAPPINGS[how](lines := in_own_traces(count))
@@ -179,7 +179,7 @@ def in_own_traces(count):
 
 
 def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch):
-    for module in ("documents", "wire.wrapped.unwrap"):
+    for module in ("documents", "wire.unwrap"):
         monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", 1000)
     faults = []
     entries = ['{"resource": {}}', '{"resource": {}, "x": "' + "y" * 2000 + '"}', '{"resource": {"attributes": []}}']
@@ -191,7 +191,7 @@ def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch)
 
 
 def test_messages_that_cannot_be_read_are_named_and_the_others_are_read(monkeypatch):
-    monkeypatch.setattr("specscope.trace.wire.wrapped.protobuf.LARGEST", 2**16)
+    monkeypatch.setattr("specscope.trace.wire.otlp_proto.LARGEST", 2**16)
     good, faults = export(small("planted")[0]), []
     odd = b"\x0a\x05\x12\x03\x12\x01\xff"  # a span of one byte, which is none
     messages = [good, b"\xff" * 9, bytes(2**17), odd, good]

@@ -1,1 +1,0 @@
-"""Figures of a run for Prometheus, OTLP and the log, derived from its records."""

@@ -1,1 +1,0 @@
-"""Spans on their way to an OTLP endpoint: made readable for an exporter, queued, and sent while it answers."""

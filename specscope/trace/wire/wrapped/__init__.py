@@ -1,1 +1,0 @@
-"""Spans as trace stores and collectors give them back, made lines of OTLP JSON."""
