@@ -181,7 +181,7 @@ class _Server:
         self.engine.bus.close()
         self.engine.verifier.notes = wanted and self.engine.run_info.evidence == "full"
         if wanted:
-            self.engine.bus.follow(self.send, lossless=True)
+            self.engine.bus.subscribe(self.send, lossless=True, moves=True)
 
 
 def share_no_bars() -> None:

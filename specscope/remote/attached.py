@@ -24,7 +24,6 @@ class Attached(Engines):
     """Records of any number of engines, from a listener's process."""
 
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
-        """Listen. Raises UserError where a port cannot be used."""
         super().__init__()
         self.others = 0  # spans of other services, which are skipped
         self._heard: deque[RunUpdate | str] = deque()

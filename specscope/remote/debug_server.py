@@ -130,7 +130,6 @@ class DebugServer:
 
 
 def _message(raw: bytes) -> DebugMessage | UserError:
-    """The message in a line, or why it cannot be read."""
     if len(raw) == LONGEST and not raw.endswith(b"\n"):
         return UserError(f"a line has at most {LONGEST:,} bytes")
     try:

@@ -176,7 +176,6 @@ def _proxy_of(url: SplitResult) -> SplitResult | None:
 
 
 def _connection(url: SplitResult, proxy: SplitResult | None, silent: float) -> HTTPConnection:
-    """A new connection, not yet opened."""
     place = url if proxy is None else proxy
     scheme = url.scheme if proxy is None or url.scheme == "https" else proxy.scheme
     kind = HTTPSConnection if scheme == "https" else HTTPConnection

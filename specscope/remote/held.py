@@ -147,7 +147,6 @@ class Gate:
     """`stand` is the worker's side, `open` to `close` the debugger's. All but these two and `interrupt` need `lock`."""
 
     def __init__(self, engine: str) -> None:
-        """`engine`: its name, for what is said of it."""
         self.engine = engine
         self.lock = threading.Condition()
         self.controlled = False  # whether it waits at each step for the debugger; else it runs by itself
@@ -176,7 +175,6 @@ class Gate:
             self.lock.notify_all()
 
     def _work(self) -> None:
-        """Do what the debugger has asked for."""
         while self._tasks:
             task, future = self._tasks.popleft()
             try:

@@ -68,7 +68,6 @@ class LaunchedEngine(Attached):
     """An engine that runs beside the screen and sends to it; its output goes to a file."""
 
     def __init__(self, name: str) -> None:
-        """Listen. Raises UserError where no port can be had."""
         super().__init__("127.0.0.1", 0, 0)
         self._name = name
         self._engine: subprocess.Popen[bytes] | None = None

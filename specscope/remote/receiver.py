@@ -189,7 +189,6 @@ class Receiver:
         return PlainTextResponse(f"{refusal}\n", refusal.status, refusal.headers)
 
     async def _answer(self, request: Request, bodies: Bodies) -> Response:
-        """One request over HTTP."""
         if request.url.path.rstrip("/") != PATH:
             return self._refusal(Refusal(404, f"there is nothing at this path; traces go to {PATH}"))
         if request.method != "POST":  # somebody looks at the endpoint with a browser
@@ -240,7 +239,6 @@ class _HttpThread:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End open connections soon."""
         self._run(self._server.close())
         self._run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -249,7 +247,6 @@ class _HttpThread:
 
 
 def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:
-    """The decompressed body. Raises Refusal."""
     try:
         if encoding == "gzip":
             body = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)

@@ -58,7 +58,8 @@ def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
 def checked_fields(values: dict[str, Any], kind: type[T]) -> T:
     """A msgspec.Struct from a mapping, field by field, so that the message names the field; other keys are ignored."""
     hints = {name: hint for name, hint in field_types(kind).items() if name in values}
-    return kind(**{name: checked(values[name], hint, _title(hint, name)) for name, hint in hints.items()})
+    titles = {name: next((meta.title for meta in _metas(hint) if meta.title), name) for name, hint in hints.items()}
+    return kind(**{name: checked(values[name], hint, titles[name]) for name, hint in hints.items()})
 
 
 def field_types(kind: type) -> dict[str, Any]:
@@ -88,18 +89,10 @@ def flags_of(kind: type) -> dict[str, Flag]:
     return {name: mark for name, declared in marks.items() for mark in declared if isinstance(mark, Flag)}
 
 
-def _title(kind: Any, name: str) -> str:  # noqa: ANN401
-    """How messages call a field: the title that its type declares, else its name."""
-    return next((meta.title for meta in _metas(kind) if meta.title), name)
-
-
 def _metas(kind: Any) -> list[Meta]:  # noqa: ANN401
     """The annotations of a type, outermost first."""
-    return (
-        [meta for meta in reversed(get_args(kind)[1:]) if isinstance(meta, Meta)]
-        if get_origin(kind) is Annotated
-        else []
-    )
+    marks = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return [meta for meta in reversed(marks) if isinstance(meta, Meta)]
 
 
 def _wanted(value: object, kind: Any) -> str:  # noqa: ANN401

@@ -182,7 +182,6 @@ def _alone(
     after: int | None,
     figures: Mapping[str, RequestFigures | None],
 ) -> StepRecord:
-    """A step without those who were not chosen."""
     requests = tuple(part for part in record.requests if part.request in parts)
     finished = (end for end in record.finished if end.info.id in events)
     return replace(

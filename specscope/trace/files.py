@@ -93,29 +93,21 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
                     raise UserError(f"{path}, line {number}: the line is longer than {LONGEST_LINE >> 20} MiB")
                 if read > largest:
                     raise UserError(f"{path} is larger than {largest >> 20} MiB, the limit")
-                yield number, _text(line, f"{path}, line {number}")
+                try:
+                    text = line.decode("utf-8-sig")
+                except UnicodeDecodeError:
+                    raise UserError(f"{path}, line {number}: this is not UTF-8 text") from None
+                if "\0" in text:
+                    raise UserError(f"{path}, line {number}: this is not text: it holds NUL bytes")
+                yield number, text.rstrip("\r\n")
     except BROKEN as error:
         raise UserError(f"cannot read {what} {path}: {reason(error)}") from error
 
 
-def _text(line: bytes, where: str) -> str:
-    try:
-        text = line.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: this is not UTF-8 text") from None
-    if "\0" in text:
-        raise UserError(f"{where}: this is not text: it holds NUL bytes")
-    return text.rstrip("\r\n")
-
-
 def _open(path: str) -> BinaryIO:
-    if path == "-":
-        return open(0, "rb", closefd=False)
-    return _open_pipe(path) if stat.S_ISFIFO(os.stat(path).st_mode) else open(path, "rb")
-
-
-def _open_pipe(path: str) -> BinaryIO:
-    """Open a named pipe, with a time limit on the wait for a writer."""
+    """Open a file, standard input, or a named pipe: then with a time limit on the wait for a writer."""
+    if path == "-" or not stat.S_ISFIFO(os.stat(path).st_mode):
+        return open(0, "rb", closefd=False) if path == "-" else open(path, "rb")
     opened: list[BinaryIO | OSError] = []
 
     def wait() -> None:
@@ -234,16 +226,14 @@ def check_training(folder: str, inputs: Iterable[str | os.PathLike[str] | None])
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}") from error
     for name in inputs:
-        if name is not None and (
-            _is_same(name, os.stat(folder)) or _is_same(os.path.dirname(name) or ".", os.stat(folder))
-        ):
+        places = () if name is None else (name, os.path.dirname(name) or ".")
+        if any(_is_same(place, os.stat(folder)) for place in places):
             raise UserError(f"-o {folder} would overwrite the input {name}: give another folder")
     if held and not held & TRAINING:
         raise UserError(f"{folder} is not empty and was not made by specscope train: give another folder")
 
 
 def _check_new(path: str, flag: str) -> None:
-    """Check that a file that does not exist could be created. Raises UserError."""
     if path.endswith(os.sep):
         raise UserError(f"{path} is a folder: {flag} takes the name of a file")
     folder = os.path.dirname(os.path.realpath(path))
@@ -343,19 +333,16 @@ class _Plain(io.RawIOBase):
                 raise EOFError
             if not self._packed:
                 return 0
-            self._take()
+            self._stream = self._stream or self._new()
+            try:
+                self._plain, self._packed = memoryview(self._stream.decompress(self._packed)), b""
+            except self._error as error:
+                raise OSError(str(error)) from None
+            if self._stream.eof:
+                self._packed, self._stream = self._stream.unused_data, None
         some, self._plain = self._plain[: len(buffer)], self._plain[len(buffer) :]
         buffer[: len(some)] = some
         return len(some)
-
-    def _take(self) -> None:
-        self._stream = self._stream or self._new()
-        try:
-            self._plain, self._packed = memoryview(self._stream.decompress(self._packed)), b""
-        except self._error as error:
-            raise OSError(str(error)) from None
-        if self._stream.eof:
-            self._packed, self._stream = self._stream.unused_data, None
 
 
 def reason(error: BaseException) -> str:

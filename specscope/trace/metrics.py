@@ -165,30 +165,6 @@ def log_line(acceptance: Acceptance, seconds: float) -> str | None:
     )
 
 
-class _LogLines:
-    """Writes vLLM's log line once an interval. Time is the records' own, so a replay logs what the run logged."""
-
-    def __init__(self, log: Callable[[str], None], seconds: float) -> None:
-        self._log, self._ns = log, int(seconds * 1e9)
-        self._start_ns: int | None = None  # of the interval's first record
-        self._end_ns = 0  # of its last
-
-    def before(self, record: StepRecord, totals: Totals) -> None:
-        """Write the line for the records before this one, where their interval is over."""
-        if self._start_ns is not None and record.end_ns - self._start_ns > self._ns:
-            self.flush(totals)
-        self._start_ns = record.start_ns if self._start_ns is None else self._start_ns
-        self._end_ns = record.end_ns
-
-    def flush(self, totals: Totals) -> None:
-        """Write the line for what was counted since the last one, and start again."""
-        if self._start_ns is not None:
-            line = log_line(totals.take(), (self._end_ns - self._start_ns) / 1e9)
-            self._start_ns = None
-            if line is not None:
-                self._log(line)
-
-
 def answered(accept: str) -> str:
     """What a request with this Accept header is answered with, as such a header.
 
@@ -231,7 +207,9 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()  # all that the Prometheus text has
         self._labels = {"model_name": model, "engine": engine}
         self._lock = threading.Lock()
-        self._lines = _LogLines(log, seconds) if log is not None else None
+        self._log, self._log_ns = log, int(seconds * 1e9)
+        self._start_ns: int | None = None  # of the interval that is logged next
+        self._end_ns = 0
         self._series: tuple[Series, ...] = (
             *SERIES,
             Series("specscope:lost_records", "Records lost on the way.", lambda _: _one(lost())),
@@ -248,10 +226,20 @@ class Metrics(Collector):
     def __call__(self, record: StepRecord) -> None:
         """Count one engine step."""
         with self._lock:
-            if self._lines is not None:
-                self._lines.before(record, self.totals)
+            if self._start_ns is not None and record.end_ns - self._start_ns > self._log_ns:
+                self._log_interval()
+            self._start_ns = record.start_ns if self._start_ns is None else self._start_ns
+            self._end_ns = record.end_ns
             self.totals.add(record)
         self._histograms(record)
+
+    def _log_interval(self) -> None:
+        """Log an interval, and start again. Time is the records' own, so a replay logs what the run logged."""
+        if self._log is not None and self._start_ns is not None:
+            line = log_line(self.totals.take(), (self._end_ns - self._start_ns) / 1e9)
+            if line is not None:
+                self._log(line)
+        self._start_ns = None
 
     def collect(self) -> Iterator[Metric]:
         """The series as prometheus_client's families."""
@@ -289,8 +277,7 @@ class Metrics(Collector):
     def close(self) -> None:
         """Log what is left, and end what this object started."""
         with self._lock:
-            if self._lines is not None:
-                self._lines.flush(self.totals)
+            self._log_interval()
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -336,8 +323,6 @@ def buckets_to(most: int) -> tuple[int, ...]:
 
 @dataclass
 class _Running:
-    """A request that was admitted and has not ended."""
-
     exemplar: dict[str, str] | None  # None where it has no trace
     arrival_ns: int
     first_ns: int = 0  # when it first emitted; 0: not yet

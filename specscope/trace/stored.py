@@ -72,26 +72,15 @@ class CaptureSource(str):
     """A capture by the name that it is called by; where it is read from, and what of it."""
 
     files: tuple[Path, ...]  # of one run, in their order
-    run: str  # the id of the run that is read; "" for the only one
-    first_run: bool  # of several runs the first is read: a caller's trace may have asked several engines
-    place: str  # as of an address
-    notes: tuple[str, ...]  # what is missing, in words
-    error: str  # why it could not be fetched: whoever reads it hears of it
+    run: str = ""  # the id of the run that is read; "" for the only one
+    first_run: bool = False  # of several runs the first is read: a caller's trace may have asked several engines
+    place: str = ""  # as of an address
+    notes: tuple[str, ...] = ()  # what is missing, in words
+    error: str = ""  # why it could not be fetched: whoever reads it hears of it
 
-    def __new__(
-        cls,
-        name: str,
-        *files: Path,
-        run: str = "",
-        first_run: bool = False,
-        place: str = "",
-        notes: tuple[str, ...] = (),
-        error: str = "",
-    ) -> Self:
-        """As of its fields."""
+    def __new__(cls, name: str, *files: Path, **others: Any) -> Self:  # noqa: ANN401, D102 - the other fields
         source = super().__new__(cls, name)
-        source.files, source.run, source.first_run = files, run, first_run
-        source.place, source.notes, source.error = place, notes, error
+        source.__dict__.update(others, files=files)
         return source
 
     @staticmethod
@@ -105,8 +94,9 @@ class CaptureSource(str):
 
     def but(self, **change: Any) -> CaptureSource:  # noqa: ANN401 - its fields
         """The same with some fields changed."""
-        fields = {name: getattr(self, name) for name in ("run", "first_run", "place", "notes", "error")}
-        return CaptureSource(self, *self.files, **(fields | change))
+        source = CaptureSource(self)
+        source.__dict__.update({**vars(self), **change})
+        return source
 
 
 # How a resource names its run, in OTLP JSON, on Jaeger's page, and in protobuf, where a length stands before it
@@ -133,20 +123,16 @@ def every_run(capture: str | os.PathLike[str]) -> list[str]:
     with suppress(UserError, *BROKEN):
         source = CaptureSource.of(capture)
         if not source.run and not source.first_run and all(file.is_file() for file in source.files):
-            runs = dict.fromkeys(run for file in source.files for run in _runs_of(file))
+            runs: dict[str, None] = {}
+            for file in source.files:
+                with open(file, "rb") as raw, open_plain(raw, str(file)) as content:
+                    tail = b""
+                    while piece := content.read(PIECE):
+                        runs |= dict.fromkeys(runs_in(tail + piece))
+                        tail = piece[-LONGEST_NAME:]
             if len(runs) > 1:
                 return [CaptureSource(f"{source} (run {run[:12]})", *source.files, run=run) for run in runs]
     return [capture if isinstance(capture, str) else os.fspath(capture)]
-
-
-def _runs_of(file: Path) -> list[str]:
-    runs: dict[str, None] = {}
-    with open(file, "rb") as raw, open_plain(raw, str(file)) as content:
-        tail = b""
-        while piece := content.read(PIECE):
-            runs |= dict.fromkeys(runs_in(tail + piece))
-            tail = piece[-LONGEST_NAME:]
-    return list(runs)
 
 
 def as_runs(captures: Sequence[str]) -> list[str]:

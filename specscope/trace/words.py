@@ -46,7 +46,6 @@ class StepFacts(Mapping[str, object]):
         return self.lies(value) if isinstance(value, str) else value(self)
 
     def __iter__(self) -> Iterator[str]:
-        """All names."""
         return iter(self._fields)
 
     def __len__(self) -> int:
@@ -152,7 +151,6 @@ def _at_parent(name: str) -> Callable[[StepFacts], float | None]:
 
 
 def _noted(name: str) -> Callable[[StepFacts], float | None]:
-    """A number of a node whose parent was tried; None as above."""
     return lambda facts: None if facts.place.notes is None else float(getattr(facts.place.notes, name)[facts.at])
 
 

@@ -342,8 +342,6 @@ _SERVER = re.compile(  # of each drafter: drafts that it made, tokens accepted
 
 @dataclass
 class _Request:
-    """What the lines of a request have said."""
-
     began: int  # nanoseconds
     ended: int = 0
     drafts: Drafts = field(default_factory=Counter)
@@ -413,7 +411,6 @@ class LlamaLog(LogReader):
         return [interval for name in names for interval in self._ended(name)]
 
     def _tick(self, line: str) -> None:
-        """Read the server's clock, where the line has it."""
         if match := self._clock.match(line):
             minutes, seconds, milli, micro = map(int, match.groups())
             time = ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000

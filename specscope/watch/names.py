@@ -24,7 +24,6 @@ class Names:
     six_digits: bool = False  # numbers are written with six digits, so counts from a million on are rounded
 
     def __contains__(self, name: str) -> bool:
-        """Whether this is a name of its page."""
         return name == self.accepted_at or name in (*self.counters, *self.gauges, *self.averages)
 
     def tells_engines(self, name: str) -> bool:

@@ -247,7 +247,6 @@ def json_readings(value: Any, time_ns: int) -> list[Reading] | None:  # noqa: AN
 
 
 def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN401
-    """The intervals in one response, output or result."""
     if not isinstance(value, dict):
         raise UnreadableError("a JSON value that is no response")
     if value.get("error"):

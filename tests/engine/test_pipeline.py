@@ -213,7 +213,7 @@ def test_what_was_launched_is_drained_before_a_debugger_looks(make):
     fill(engine)
     seen = [engine.step().step for _ in range(3)]
     published = []
-    engine.bus.follow(published.append, lossless=True)
+    engine.bus.subscribe(published.append, lossless=True, moves=True)
     engine.keep_timeline()
     engine.bus.flush()
     assert [record.step for record in published] == [seen[-1] + 1]
@@ -234,7 +234,7 @@ def test_steps_and_phases_mix(make):
     engine = make("eagle", async_scheduling=True)
     fill(engine)
     records = []
-    engine.bus.follow(records.append, lossless=True)
+    engine.bus.subscribe(records.append, lossless=True, moves=True)
     for turn in count():
         if not engine.busy:
             break

@@ -61,7 +61,7 @@ class Travel(RuleBasedStateMachine):
         self.published = []
         self.engine.subscribe(self.published.append, lossless=True)
         self.engine.subscribe(self.writer, lossless=True)
-        self.engine.bus.follow(self.follower.take, lossless=True)
+        self.engine.bus.subscribe(self.follower.take, lossless=True, moves=True)
 
     @rule(prompt=st.sampled_from(PROMPTS), tokens=st.integers(1, 14), seed=st.integers(0, 9))
     def add(self, prompt, tokens, seed):

@@ -117,14 +117,12 @@ class _Check(ast.NodeVisitor):
         return isinstance(node, ast.Name) and self.names.get(node.id) in (str, tuple)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Allow only the names of the evidence."""
         if node.id not in self.names:
             close = difflib.get_close_matches(node.id, self.names, 1)
             help = f" (did you mean {close[0]}?)" if close else f" (the fields are: {', '.join(sorted(self.names))})"
             raise self._refuse(node, f"there is no field {node.id} here", help)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Allow only the few known functions."""
         if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
             raise self._refuse(node, f"only {', '.join(FUNCTIONS)} can be called")
         if node.keywords or not node.args or any(isinstance(arg, ast.Starred) for arg in node.args):
@@ -133,7 +131,6 @@ class _Check(ast.NodeVisitor):
             self.visit(arg)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Allow numbers, text, True, False and None."""
         if not isinstance(node.value, int | float | str | None):
             raise self._refuse(node, "only numbers and text can be used")
 

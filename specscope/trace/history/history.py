@@ -76,7 +76,6 @@ class RecentSteps:
             self._bytes -= self._records.popleft()[1]
 
     def __iter__(self) -> Iterator[StepRecord]:
-        """The oldest first."""
         return iter([record for record, _ in self._records])
 
     def take(self) -> Iterator[StepRecord]:
@@ -509,7 +508,6 @@ class History:
         return totals.undrafted_upto(count)
 
     def _totals(self, position: int, request: str | None) -> tuple[RunningTotals, int]:
-        """The totals of one request, or of all, and how many of its items there were."""
         if request is None:
             return self.totals, position + 1
         known = self.requests.get(request)
@@ -553,7 +551,6 @@ class History:
 
 
 def _rows(record: StepRecord) -> Sequence[int]:
-    """Where the parts of one of a history's steps lie."""
     assert isinstance(record.requests, PartViews)
     return record.requests.rows
 

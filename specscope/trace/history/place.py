@@ -64,7 +64,6 @@ class PlaceView:
 
     @property
     def _row(self) -> int:
-        """Where they do."""
         return self._noted[1]
 
     @cached_property

@@ -22,7 +22,6 @@ def same_step(first: StepRecord, again: StepRecord, dtype: str) -> bool:
 
 
 def _decided(record: StepRecord) -> tuple[object, ...]:
-    """All that must be equal."""
     ends = [(end.info.id, end.reason, end.stop, end.error, end.output.tolist()) for end in record.finished]
     admitted, parts = [info.id for info in record.admitted], [*map(_of_part, record.requests)]
     return record.running, record.waiting, record.preempted, admitted, ends, parts

@@ -176,8 +176,6 @@ KEPT = 20_000  # sums that are remembered
 
 @dataclass(frozen=True)
 class _Sums:
-    """A request's sums after a step."""
-
     row: tuple[int, ...] = tuple(Acceptance().row())
     undrafted: Mapping[Undrafted, int] = field(default_factory=dict)
     first_ns: int = 0  # when the step with its first token ended; 0 before it
@@ -185,7 +183,6 @@ class _Sums:
     known: bool = True  # False: the run went back too far, or its first steps did not come
 
     def plus(self, counts: StepCounts, why: Undrafted | None, end_ns: int) -> _Sums:
-        """With one more step, which ended then."""
         total = Acceptance.of(self.row)
         total.add(counts)
         undrafted = self.undrafted if why is None else {**self.undrafted, why: self.undrafted.get(why, 0) + 1}

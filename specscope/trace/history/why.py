@@ -160,7 +160,6 @@ def _other_temperature(history: History, place: PlaceView) -> str:
 
 
 def _final(step: RequestStep, vocabulary: Vocabulary) -> str:
-    """Where the final token came from."""
     verdict = step.verdict
     assert verdict is not None
     token = quoted(vocabulary, verdict.token)
@@ -218,7 +217,6 @@ def _not_tried(place: PlaceView, vocabulary: Vocabulary) -> str:
 
 
 def _coin(place: PlaceView) -> str:
-    """How the node's coin decided."""
     verdict, node = place.judged
     sign = coin_sign(verdict, node)
     coin, a = float(verdict.coin[node]), float(verdict.accept_prob[node])
@@ -236,7 +234,6 @@ def _coin(place: PlaceView) -> str:
 
 
 def _made(place: PlaceView, digits: int = 4) -> str:
-    """How a was computed, in words."""
     step, (verdict, node) = place.step, place.judged
     p, q, a = (float(numbers[node]) for numbers in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
     if step.rule == MATCH:

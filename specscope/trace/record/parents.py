@@ -102,7 +102,6 @@ class ParentsBuilder:
             self.parent["choice_q"][index] = q.p(place)[0]
 
     def _keep(self, name: str, index: int, tokens: Indices, probs: Floats) -> None:
-        """Store the likeliest tokens of a parent."""
         if not self.parent[name].shape[1]:
             parents = len(self.parent[name])
             self.parent[name] = np.zeros((parents, len(tokens)), np.int32)

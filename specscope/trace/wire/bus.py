@@ -6,11 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from specscope.trace.record.records import Moved, StepRecord
 
-Sink = Callable[[StepRecord], None]
-MovingSink = Callable[[StepRecord | Moved], None]
+Sink = Callable[[Any], None]  # of a StepRecord; or, where it follows moves, of that or a Moved
 
 LIMIT = 1024  # records that may wait for a sink
 LOSSLESS_LIMIT = 64  # for a lossless sink: what waits must still be written when the program is told to end
@@ -30,7 +30,7 @@ class Subscription:
     kept in `error`.
     """
 
-    def __init__(self, sink: MovingSink, lossless: bool, limit: int, moves: bool, prompt: bool) -> None:
+    def __init__(self, sink: Sink, lossless: bool, limit: int, moves: bool, prompt: bool) -> None:
         self.sink = sink
         self.moves = moves  # whether it is also told where the run goes back
         self.lossless = lossless
@@ -94,7 +94,6 @@ class Subscription:
                     self._idle.notify_all()
 
     def _rest(self) -> None:
-        """Flush the sink where no record has come for a while."""
         quiet = 0.0 if self.prompt else QUIET_SECONDS
         if self._gathered_ns and time.monotonic_ns() - self._gathered_ns >= quiet * 1e9:
             self._gathered_ns = 0
@@ -123,18 +122,15 @@ class Bus:
         self._lock = threading.Lock()  # held while a record is handed out, so that none follows the last
 
     def subscribe(
-        self, sink: Sink, *, lossless: bool = False, limit: int | None = None, prompt: bool = False
+        self,
+        sink: Sink,
+        *,
+        lossless: bool = False,
+        limit: int | None = None,
+        moves: bool = False,
+        prompt: bool = False,
     ) -> Subscription:
-        """Add a sink: any callable that takes a record. It is called on a thread of its own."""
-        return self._add(sink, lossless, limit, moves=False, prompt=prompt)  # type: ignore[arg-type]
-
-    def follow(self, sink: MovingSink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
-        """Add a sink that follows the run's position: it is also handed moves."""
-        return self._add(sink, lossless, limit, moves=True)
-
-    def _add(
-        self, sink: MovingSink, lossless: bool, limit: int | None, *, moves: bool, prompt: bool = False
-    ) -> Subscription:
+        """Add a sink, which is called on a thread of its own. `moves`: it follows the run's position."""
         subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT), moves, prompt)
         self.subscriptions.append(subscription)
         return subscription

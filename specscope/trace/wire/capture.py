@@ -171,7 +171,10 @@ class CaptureWriter:
                 raise UserError(
                     f"cannot continue writing {self.path}: {error.strerror}; what was already written is readable"
                 ) from error
-            self._drop(steps, str(error.strerror), self._on_full)
+            self.dropped += steps
+            if self.dropped >= max(2 * self._told, 1):  # the first, and whenever the count has doubled
+                self._told, lost = self.dropped, plural(self.dropped, "step")
+                self._on_full(f"{self.path}: {error.strerror}: {lost} not captured so far, and the run goes on")
 
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
@@ -184,13 +187,6 @@ class CaptureWriter:
         with suppress(OSError):
             self._file.truncate(self.size)
             self._file.seek(self.size)
-
-    def _drop(self, steps: int, why: str, tell: Callable[[str], None]) -> None:
-        """Count dropped steps; report the first, and again whenever the count has doubled."""
-        self.dropped += steps
-        if self.dropped >= max(2 * self._told, 1):
-            self._told = self.dropped
-            tell(f"{self.path}: {why}: {plural(self.dropped, 'step')} not captured so far, and the run goes on")
 
     def flush(self) -> None:
         """Write what is left. Raises UserError."""
@@ -211,9 +207,8 @@ class CaptureWriter:
 
     def losses(self) -> list[str]:
         """After `close`: what the file lacks, a line each."""
-        lines = (
-            [f"{plural(self.dropped, 'step')} not captured: {self.path} could not be written"] if self.dropped else []
-        )
+        lost = f"{plural(self.dropped, 'step')} not captured: {self.path} could not be written"
+        lines = [lost] if self.dropped else []
         if self.is_gone:
             lines.append(f"{self.path} was deleted or replaced during the run: what was captured is lost")
         return lines

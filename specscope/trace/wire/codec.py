@@ -324,7 +324,6 @@ def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
 
 @cache
 def _arrays(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    """The attributes that are declared to be arrays, with their types."""
     types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     schemas = {name: msgspec.json.schema(declared) for name, declared in types.items()}
     options = {name: schema.get("anyOf", [schema]) for name, schema in schemas.items()}

@@ -105,7 +105,6 @@ def _some(lengths: Lengths, there: NDArray[np.bool_]) -> Lengths:
 
 
 def _of_attributes(kind: type, attributes: Sequence[Attributes], lengths: Lengths, nameless: bool) -> FieldColumns:
-    """The columns of a record whose fields are attributes."""
     table = _Table(len(attributes), lengths, nameless)
     for field in wired(kind):
         if field.notes is None and not table.leaves_out(field):
@@ -126,7 +125,6 @@ def _parsed(field: WireField, attributes: Sequence[Attributes]) -> tuple[NDArray
 
 
 def _of_notes(field: WireField, parsed: Sequence[Any], lengths: Lengths, nameless: bool) -> FieldColumns:
-    """The columns of notes."""
     table = _Table(len(parsed), lengths, nameless, field.attribute)
     for inner in wired(field.notes):
         if table.leaves_out(inner):
@@ -185,7 +183,6 @@ class _Table:
         return is_gone
 
     def add_plain(self, field: WireField, values: list[Any]) -> None:
-        """A value of each record."""
         dtype = NUMBERS.get(field.base)
         if dtype is None:
             self._words[field.name] = values
@@ -229,7 +226,6 @@ class _Table:
         return f"`{self._where}`: {field.name}" if self._where else f"`{field.attribute}`"
 
     def columns(self) -> FieldColumns:
-        """All of them."""
         nothing = np.zeros(self._count, np.int64)
         for field in self._gone:
             if field.dtype is None:
@@ -248,7 +244,6 @@ def _counts(values: Sequence[Sequence[Any]]) -> Longs:
 
 
 def _converted(values: list[Any], kind: Any, name: str) -> list[Any]:  # noqa: ANN401
-    """A value of each span, checked."""
     try:
         return msgspec.convert(values, kind)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -256,7 +251,6 @@ def _converted(values: list[Any], kind: Any, name: str) -> list[Any]:  # noqa: A
 
 
 def _plain(field: WireField, values: list[Any], attributes: Sequence[Attributes]) -> list[Any]:
-    """The value of a field in each span, checked."""
     default = field.checked_as[1]
     if None in values:
         absent = UNSET if field.is_id else default.get("default", UNSET)
@@ -284,7 +278,6 @@ def _flat(field: WireField, values: list[Any]) -> tuple[list[Any], Longs]:
 
 
 def _listed(field: WireField, value: Any) -> list[Any]:  # noqa: ANN401
-    """The values of an array in one span."""
     kind = list[float] if field.is_float else field.many
     try:
         value = elements(value) if isinstance(value, Raw) else [] if value is None else value

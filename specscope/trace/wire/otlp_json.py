@@ -126,17 +126,13 @@ def read_line(line: bytes | bytearray) -> Parts:
     if line.count(b"{") > MOST_OBJECTS:
         raise DamagedError(f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit")
     try:
-        parts = _spans_of(line)
+        try:
+            parts: Sequence[_Part[_Span] | _Part[Raw]] = _line.decode(line).parts
+        except _BAD:
+            parts = _raw_line.decode(line).parts
         return [(_plain(part.resource.attributes), [_read(x) for y in part.scopes for x in y.spans]) for part in parts]
     except _BAD as error:
         raise DamagedError(plain_error(error)) from None
-
-
-def _spans_of(line: bytes | bytearray) -> Sequence[_Part[_Span] | _Part[Raw]]:
-    try:
-        return _line.decode(line).parts
-    except _BAD:
-        return _raw_line.decode(line).parts
 
 
 def _read(span: _Span | Raw) -> ReadSpan | DamagedError:
@@ -203,11 +199,7 @@ def all_elements(arrays: Sequence[Any], *, floats: bool) -> tuple[list[Any], NDA
 
 
 def _scalar(value: Value) -> Any:  # noqa: ANN401
-    scalar: Any = value.int_value
-    if scalar is UNSET:
-        scalar = value.string_value
-    if scalar is UNSET:
-        scalar = value.double_value
-    if scalar is UNSET:
-        scalar = value.bool_value
-    return None if scalar is UNSET else scalar
+    for scalar in (value.int_value, value.string_value, value.double_value, value.bool_value):
+        if scalar is not UNSET:
+            return scalar
+    return None

@@ -166,14 +166,11 @@ class _CutOffError(Exception):
 
 
 class _Bytes:
-    """Bytes of a file."""
-
     def __init__(self, content: BinaryIO) -> None:
         self._content = content
         self.taken = 0  # since the last message ended
 
     def take(self, count: int) -> bytes:
-        """So many. Raises _CutOffError."""
         data = self._content.read(count)
         self.taken += len(data)
         if len(data) < count:
@@ -181,12 +178,10 @@ class _Bytes:
         return data
 
     def skip(self, count: int) -> None:
-        """Leave so many out. Raises _CutOffError."""
         while count > 0:
             count -= len(self.take(min(count, 2**20)))
 
     def varint(self) -> int:
-        """A number as protobuf has it. Raises _CutOffError, ValueError."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.take(1)[0]

@@ -195,8 +195,6 @@ class Outputs:
 
 @dataclass
 class _Open:
-    """A request that runs."""
-
     info: RequestInfo
     step: int  # in which it was admitted
     output: list[tuple[int, list[int]]] = field(default_factory=list)  # by step

@@ -136,7 +136,6 @@ class CaptureReader:
                 self.warnings.append(f"{self.name} was cut off: {reason(error)}")
 
     def _records(self) -> Iterator[list[StepRecord]]:
-        """The records, in order."""
         for number, line in self._documents():
             self._take(number, line)
             yield self._fed() if len(self._spans) >= TOGETHER or not self.history.steps else []
@@ -151,7 +150,6 @@ class CaptureReader:
         return records
 
     def _documents(self) -> Iterator[tuple[int, bytes | Parts]]:
-        """Each document with the number of its first line."""
         for number, line in self._raw_lines():
             if not isinstance(line, bytes):
                 yield number, line
@@ -171,7 +169,6 @@ class CaptureReader:
                 break
 
     def _parts(self, number: int, line: bytes | Parts) -> Parts:
-        """What of a document is ours."""
         self._barren += 1
         try:
             parts = read_line(line) if isinstance(line, bytes) else line

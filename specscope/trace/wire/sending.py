@@ -168,7 +168,6 @@ class Sender:
     """
 
     def __init__(self, endpoint: str | None, protocol: str | None = None) -> None:
-        """As OtlpEndpoint has it."""
         self.lost: Counter[str] = Counter()  # spans that were not sent, by why
         self._endpoint = OtlpEndpoint(endpoint, protocol)
         self._batches: deque[Sequence[ReadableSpan]] = deque()

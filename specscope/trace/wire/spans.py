@@ -122,10 +122,7 @@ class Encoder:
 
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
-        return self._encode(strip(record, self.run.privacy))
-
-    def _encode(self, record: StepRecord) -> list[Span]:
-        spans: list[Span] = []
+        record, spans = strip(record, self.run.privacy), list[Span]()
         if self.level is SpanLevel.OFF:
             return spans
         self._tally.add(record)
@@ -197,7 +194,6 @@ class Encoder:
         return written(record, self.run.privacy, **how)
 
     def _decode_step(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        """A decode step's attributes at this level."""
         only = () if self.level is SpanLevel.TREES else SUMMARY
         values = self._written(part.tree, only=only) | self._written(verdict, only=only)
         if not len(part.tree):
@@ -245,13 +241,9 @@ class Encoder:
             attributes |= self._written(record.left_out)
         if record.aggregate is not None:
             attributes |= _of_aggregate(record.aggregate)
-        links = tuple(self._step_span(part, record) for part in record.requests)
+        names = [(part.request, "prefill" if part.verdict is None else "decode") for part in record.requests]
+        links = tuple((self._request_trace(name), self._span(name, record.step, kind)) for name, kind in names)
         return Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
-
-    def _step_span(self, part: RequestStep, record: StepRecord) -> tuple[int, int]:
-        """Trace and id of a request's span of a step."""
-        name = "prefill" if part.verdict is None else "decode"
-        return self._request_trace(part.request), self._span(part.request, record.step, name)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:
         """`chat {model}` or `text_completion {model}`, by the GenAI conventions, with the request's figures.

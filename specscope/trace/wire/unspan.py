@@ -145,15 +145,12 @@ class _Pending:
             others: int | None = len(names)
         else:
             others = None if batch is None else max(batch - len(self.parts), 0)
-        absent = Absent(others, names, self.engine is None, steps, self._unseen(ends))
+        unseen = 0  # admissions and ends
+        if self.engine is not None:
+            unseen = len({*self.engine.admitted}.difference(self.admitted))
+            unseen += len({*self.engine.finished}.difference(end.info.id for end in ends))
+        absent = Absent(others, names, self.engine is None, steps, unseen)
         return None if absent == Absent() else absent
-
-    def _unseen(self, ends: Sequence[RequestEnd]) -> int:
-        """How many admissions and ends the engine step names that are not here."""
-        if self.engine is None:
-            return 0
-        ended = {end.info.id for end in ends}
-        return len({*self.engine.admitted}.difference(self.admitted)) + len({*self.engine.finished} - ended)
 
 
 @dataclass
@@ -166,11 +163,6 @@ class _Opened:
     attributes: Attributes
     span: Any = None  # of schema.AnySpan, where nothing is wrong
     part: ReadPart | DamagedError | None = None  # the evidence of a decode step, or what is wrong
-
-    @property
-    def has_evidence(self) -> bool:
-        """Whether it is a decode step with its evidence."""
-        return isinstance(self.span, schema.DecodeStep) and not self.span.is_summary(self.attributes)
 
 
 class Decoder:
@@ -209,11 +201,6 @@ class Decoder:
         self._text = 0  # bytes of the vocabulary
         self._next = 0
         self._sent: deque[int] = deque(maxlen=SENT)  # the numbers of the records that were given
-
-    @property
-    def _nameless(self) -> bool:
-        """Whether token ids were left out."""
-        return self.privacy >= Privacy.NO_TOKENS
 
     @property
     def held(self) -> int:
@@ -258,8 +245,10 @@ class Decoder:
         """Take these spans; gives the records that they complete."""
         records: list[StepRecord] = []
         opened = [each for each in map(self._opened, spans) if each is not None]
-        evidence = [each for each in opened if each.has_evidence]
-        parts = read_parts([(each.span, each.attributes) for each in evidence], nameless=self._nameless)
+        steps = [each for each in opened if isinstance(each.span, schema.DecodeStep)]
+        evidence = [each for each in steps if not each.span.is_summary(each.attributes)]
+        nameless = self.privacy >= Privacy.NO_TOKENS  # token ids were left out
+        parts = read_parts([(each.span, each.attributes) for each in evidence], nameless=nameless)
         for each, part in zip(evidence, parts, strict=True):
             each.part = part
         for each in opened:
@@ -297,7 +286,6 @@ class Decoder:
         return opened
 
     def _take_in(self, given: _Opened) -> None:
-        """Take a valid span."""
         span, start_ns, end_ns = given.span, given.start_ns, given.end_ns
         if isinstance(span, schema.DecodeStep):
             self.has_steps = True
@@ -312,9 +300,12 @@ class Decoder:
         elif isinstance(span, schema.Prefill):
             part = read(span, RequestStep, UNDRAFTED)
         elif isinstance(span, schema.Queue):
-            info = _info(start_ns, end_ns, span, nameless=self._nameless)
-        if not isinstance(span, schema.DecodeStep):
-            weight = _weight(given.attributes, getattr(span, "length", 0))
+            told = {"arrival_ns": start_ns, "admitted_ns": end_ns if span.admitted else 0}
+            gone = {"prompt_tokens": no_tokens(span.length)} if self.privacy >= Privacy.NO_TOKENS else {}
+            info = read(span, RequestInfo, told | gone)
+        if not isinstance(span, schema.DecodeStep):  # bytes in memory, roughly; `length`: of ids that were left out
+            sizes = (len(value) for value in given.attributes.values() if isinstance(value, str | list))
+            weight = 2000 + 12 * sum(sizes) + 4 * getattr(span, "length", 0)
         self.has_steps |= not isinstance(span, schema.Root)
         pending = self._waiting(span.step)
         pending.weight += weight
@@ -355,7 +346,6 @@ class Decoder:
         return records
 
     def _waiting(self, step: int) -> _Pending:
-        """What has come of a step."""
         if step not in self._pending:
             self._pending[step] = _Pending()
             heappush(self._order, step)
@@ -472,17 +462,6 @@ def _known(spans: Mapping[str, T], names: Sequence[str]) -> tuple[T, ...]:
 
 def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
     return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
-
-
-def _weight(attributes: Attributes, length: int) -> int:
-    """Bytes that a span's record takes in memory, roughly. `length`: of arrays of ids that were left out."""
-    return 2000 + 12 * sum(len(value) for value in attributes.values() if isinstance(value, str | list)) + 4 * length
-
-
-def _info(start_ns: int, end_ns: int, span: schema.Queue, *, nameless: bool) -> RequestInfo:
-    given = {"arrival_ns": start_ns, "admitted_ns": end_ns if span.admitted else 0}
-    gone = {"prompt_tokens": no_tokens(span.length)} if nameless else {}
-    return read(span, RequestInfo, given | gone)
 
 
 def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:

@@ -165,7 +165,6 @@ def _of_jaeger(document: bytes) -> Parts:
 
 
 def _resource(process: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The attributes of a process."""
     if not isinstance(process, dict):
         return {}
     name = {"key": "service.name", "type": "string", "value": process.get("serviceName")}
