@@ -13,9 +13,8 @@ from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
 from specscope.analyze.questions.missed import ChoicePlace
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.place import PlaceView, at, deciding, ended_by
+from specscope.trace.history.place import PlaceView, at, deciding, ended_by, headline, why, why_step
 from specscope.trace.history.totals import Undrafted, count_undrafted, undrafted_text
-from specscope.trace.history.why import headline, why, why_step
 from specscope.trace.history.wording import plural, quoted
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord

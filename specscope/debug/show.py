@@ -10,9 +10,8 @@ from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
-from specscope.trace.history.place import PlaceView, at, ended_by
-from specscope.trace.history.why import decision_text, why_step
-from specscope.trace.history.why import why as why_node
+from specscope.trace.history.place import PlaceView, at, decision_text, ended_by, why_step
+from specscope.trace.history.place import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
 from specscope.trace.record.aggregate import LeftOut
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -40,24 +40,21 @@ class DebugMessage(Struct):
     interrupt: bool = False
 
 
-class Debugged(Protocol):
-    """An engine that can be debugged from outside."""
-
-    @property
-    def gate(self) -> Any:  # noqa: ANN401
-        """Where it waits for a debugger, with what Gate has: `lock`, `open`, `close` and `interrupt`."""
-
-    def catch_up(self) -> None:
-        """Take in what was published while no debugger was attached."""
-
-
 class DebugServer:
     """Listens from when it is made until it is closed. Its threads die with the process."""
 
     def __init__(
-        self, path: Path, debugger: Debugged, greeting: Callable[[], str], *, commands: Callable[[], Commands]
+        self,
+        path: Path,
+        debugger: Any,  # noqa: ANN401
+        greeting: Callable[[], str],
+        *,
+        commands: Callable[[], Commands],
     ) -> None:
-        """`commands`: makes a client's. Raises OSError."""
+        """`debugger`: of an engine, with a `gate` (held.py) and `catch_up`, for what came while nobody was attached.
+
+        `commands`: makes a client's. Raises OSError.
+        """
         self._path, self._debugger, self._greeting = path, debugger, greeting
         self._commands = commands
         self._free = threading.Lock()  # held while a client is there
@@ -133,10 +130,9 @@ def _message(raw: bytes) -> DebugMessage | UserError:
     if len(raw) == LONGEST and not raw.endswith(b"\n"):
         return UserError(f"a line has at most {LONGEST:,} bytes")
     try:
-        message: DebugMessage = decoded(raw, DebugMessage)
+        return decoded(raw, DebugMessage)
     except ValueError as error:
         return UserError(f'a line is JSON, such as {{"line": "step"}}: {plain_error(error)}')
-    return message
 
 
 def _run(commands: Commands, message: DebugMessage | UserError) -> dict[str, Any]:

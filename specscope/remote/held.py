@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count as counting
-from typing import Any, Protocol
+from typing import Any
 
 from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.commands import Commands, WhatIf
@@ -22,21 +22,7 @@ from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.record.records import RequestStep, StepRecord
-
-
-class HeldEngine(Protocol):
-    """What the debugger's thread, holding the gate's lock, can ask of an engine that stands."""
-
-    gate: Gate
-    history: History
-
-    @property
-    def limit(self) -> Any:  # noqa: ANN401
-        """How long it may stand; its `describe` is a line for the stop."""
-
-    def view(self, part: RequestStep, node: int) -> NodeView:
-        """The distributions where a node was judged. Raises UserError."""
+from specscope.trace.record.records import StepRecord
 
 
 class _HeldSession(Session):
@@ -100,7 +86,7 @@ class _HeldSession(Session):
 class _HeldWhatIf(WhatIf):
     """What the engine can show where it stands."""
 
-    def __init__(self, debugger: HeldEngine) -> None:
+    def __init__(self, debugger: Any) -> None:  # noqa: ANN401
         self.debugger, self._name = debugger, debugger.gate.engine
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
@@ -115,13 +101,19 @@ class _HeldWhatIf(WhatIf):
         part = session.part
         if part is None or node is None:
             raise UserError("give a drafted node, such as node 0")
-        return self.debugger.view(part, node)
+        view: NodeView = self.debugger.view(part, node)
+        return view
 
 
 class HeldCommands(Commands):
     """A debugger's lines, for one client."""
 
-    def __init__(self, debugger: HeldEngine) -> None:
+    def __init__(self, debugger: Any) -> None:  # noqa: ANN401
+        """`debugger`: an engine that stands, for a thread that holds the gate's lock.
+
+        It has a `gate`, a `history`, a `limit`, whose `describe` is a line for a stop on how long it may stand, and
+        `view`, which gives the distributions where a node was judged.
+        """
         super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger))
         self.debugger = debugger
 
@@ -130,9 +122,8 @@ class HeldCommands(Commands):
         gate = self.debugger.gate
         gate.interrupted, expired, gate.expired = False, gate.expired, None
         answer = super().answer(line)
-        text = [answer.text] if answer.text else []
-        if expired is not None:
-            text.insert(0, f"{gate.engine} went on by itself after {expired:g} s: pause stops it again")
+        late = f"{gate.engine} went on by itself after {expired or 0:g} s: pause stops it again"
+        text = [*([] if expired is None else [late]), *filter(None, [answer.text])]
         if answer.stop is not None:
             runs = f"{gate.engine} runs, and stops at its next step"
             text.append(self.debugger.limit.describe() if gate.stands else runs)
@@ -163,7 +154,13 @@ class Gate:
         self.lock.notify_all()
         try:
             while self._standing is record and self.controlled:
-                self._work()
+                while self._tasks:
+                    task, future = self._tasks.popleft()
+                    try:
+                        future.set_result(task())
+                    except Exception as error:
+                        future.set_exception(error)
+                    self.lock.notify_all()
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     self.controlled, self.expired = False, seconds
@@ -172,15 +169,6 @@ class Gate:
         finally:
             if self._standing is record:
                 self._standing = None
-            self.lock.notify_all()
-
-    def _work(self) -> None:
-        while self._tasks:
-            task, future = self._tasks.popleft()
-            try:
-                future.set_result(task())
-            except Exception as error:
-                future.set_exception(error)
             self.lock.notify_all()
 
     @property

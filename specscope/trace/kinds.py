@@ -67,73 +67,65 @@ TABLE = FileKind("a table with a column of lengths", ReadAs.WATCH)
 WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
 BARE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")  # each a key of a resourceSpans
-# By paths of keys: a kind is what has all of one of its sets. The first that fits is meant.
-_BY_KEYS: tuple[tuple[FileKind, tuple[str, ...]], ...] = (
-    (CAPTURE, ("resourceSpans", "resource_spans")),
-    (FileKind("a trace as Jaeger's API gives it", ReadAs.CAPTURES), ("result.resourceSpans", "result.resource_spans")),
+# By paths of keys: a kind is what has all of one of its sets, with strokes between. The first that fits is meant.
+_BY_KEYS: tuple[tuple[FileKind, str], ...] = (
+    (CAPTURE, "resourceSpans | resource_spans"),
+    (FileKind("a trace as Jaeger's API gives it", ReadAs.CAPTURES), "result.resourceSpans | result.resource_spans"),
     (
         FileKind("a trace as Jaeger's page saves it", ReadAs.CAPTURES),
-        ("data.traceID", "data.spans", "traceID spans", "spans processes"),
+        "data.traceID | data.spans | traceID spans | spans processes",
     ),
     (
         FileKind("a trace as Tempo gives it", ReadAs.CAPTURES),
-        (
-            *("batches.resource", "batches.scopeSpans", "batches.scope_spans", "batches.instrumentationLibrarySpans"),
-            *("trace.resourceSpans", "trace.resource_spans", "trace.batches"),
-        ),
+        "batches.resource | batches.scopeSpans | batches.scope_spans | batches.instrumentationLibrarySpans | "
+        "trace.resourceSpans | trace.resource_spans | trace.batches",
     ),
-    (FileKind("resourceSpans alone", ReadAs.CAPTURES), BARE_SPANS),
-    (FileKind("an error that Jaeger answered", ReadAs.NO_TRACE), ("error.grpcCode",)),
-    (FileKind("a list of traces that Tempo found", ReadAs.NONE), ("traces.traceID",)),
-    (FileKind("a trace in Zipkin's format", ReadAs.NONE), ("traceId id", "traceId localEndpoint")),
-    (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), ("resourceMetrics", "resourceLogs")),
+    (FileKind("resourceSpans alone", ReadAs.CAPTURES), " | ".join(BARE_SPANS)),
+    (FileKind("an error that Jaeger answered", ReadAs.NO_TRACE), "error.grpcCode"),
+    (FileKind("a list of traces that Tempo found", ReadAs.NONE), "traces.traceID"),
+    (FileKind("a trace in Zipkin's format", ReadAs.NONE), "traceId id | traceId localEndpoint"),
+    (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), "resourceMetrics | resourceLogs"),
     (
         FileKind("a result of a serving bench (bench serve)", ReadAs.WATCH),
-        (
-            *("request_throughput total_output_tokens", "spec_decode_num_drafts date"),
-            "accept_length request_throughput",  # SGLang's
-        ),
+        "request_throughput total_output_tokens | spec_decode_num_drafts date | accept_length request_throughput",
     ),
-    (FileKind("metrics as Prometheus answers", ReadAs.WATCH), ("data.resultType",)),
+    (FileKind("metrics as Prometheus answers", ReadAs.WATCH), "data.resultType"),
     (
         FileKind("results of Spec-Bench or EAGLE", ReadAs.WATCH),
-        ("choices.accept_lengths", "choices.idxs", "choices.new_tokens choices.wall_time"),
+        "choices.accept_lengths | choices.idxs | choices.new_tokens choices.wall_time",
     ),
-    (
-        FileKind("a result of specdec_bench", ReadAs.WATCH),
-        ("Acceptance_Length_Histogram", "Average_AL", "Request_AL"),
-    ),
-    (FileKind("results of AIPerf", ReadAs.WATCH), ("spec_decode_acceptance", "metadata.request_start_ns metrics")),
+    (FileKind("a result of specdec_bench", ReadAs.WATCH), "Acceptance_Length_Histogram | Average_AL | Request_AL"),
+    (FileKind("results of AIPerf", ReadAs.WATCH), "spec_decode_acceptance | metadata.request_start_ns metrics"),
     (
         FileKind("a benchmark of GuideLLM, which holds no acceptance", ReadAs.SERVER),
-        ("metadata.guidellm_version", "benchmarks.type_", "benchmarks.config benchmarks.metrics"),
+        "metadata.guidellm_version | benchmarks.type_ | benchmarks.config benchmarks.metrics",
     ),
-    (FileKind("an export of SGLang's requests", ReadAs.WATCH), ("spec_verify_ct",)),
-    (FileKind("a result with counts of drafts", ReadAs.WATCH), ("num_drafts", "accept_lengths", "accepted_lengths")),
-    (FileKind("an answer of llama.cpp", ReadAs.WATCH), ("timings.predicted_n", "generation_settings timings")),
-    (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), ("is_processing n_ctx",)),
+    (FileKind("an export of SGLang's requests", ReadAs.WATCH), "spec_verify_ct"),
+    (FileKind("a result with counts of drafts", ReadAs.WATCH), "num_drafts | accept_lengths | accepted_lengths"),
+    (FileKind("an answer of llama.cpp", ReadAs.WATCH), "timings.predicted_n | generation_settings timings"),
+    (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), "is_processing n_ctx"),
     (
         FileKind("iteration statistics of TensorRT-LLM", ReadAs.NONE),
-        ("specDecodingStats.numDraftTokens", "iterLatencyMS iter", "iterLatencyMS numActiveRequests"),
+        "specDecodingStats.numDraftTokens | iterLatencyMS iter | iterLatencyMS numActiveRequests",
     ),
     (
         FileKind("an answer of TensorRT-LLM", ReadAs.NONE),
-        ("request_perf_metrics.speculative_decoding", "choices.request_perf_metrics.speculative_decoding"),
+        "request_perf_metrics.speculative_decoding | choices.request_perf_metrics.speculative_decoding",
     ),
-    (REQUEST_DUMP, ("obj.sampling_params", "obj.text", "requests.obj.text")),
-    (SHAREGPT, ("conversations", "conversation")),
-    (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), ("turns multiturn", "messages question_id")),
-    (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), ("turns", "prompt prompt_id")),
-    (FileKind("an answer of SGLang", ReadAs.WATCH), ("meta_info", "sglext choices")),
-    (FileKind("figures of a request of vLLM", ReadAs.WATCH), ("spec_decode_metrics", "num_draft_tokens")),
-    (ANSWER, ("choices object", "choices usage", "metrics.speculative_decoding")),
-    (LLAMACPP_JSON_LOG, ("type time level msg",)),
-    (WRAPPED_LOG, ("log stream", "message level", "message levelname")),
-    (PROMPT_FILE, ("prompt", "messages")),
-    (FileKind("a speculative configuration", ReadAs.TREES), ("num_speculative_tokens", "speculative_num_steps")),
-    (FileKind("a model's config.json", ReadAs.NONE), ("architectures", "model_type")),
-    (FileKind("a file of step costs", ReadAs.COSTS), ("step.rows",)),
-    (TEXTS, ("text",)),
+    (REQUEST_DUMP, "obj.sampling_params | obj.text | requests.obj.text"),
+    (SHAREGPT, "conversations | conversation"),
+    (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), "turns multiturn | messages question_id"),
+    (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), "turns | prompt prompt_id"),
+    (FileKind("an answer of SGLang", ReadAs.WATCH), "meta_info | sglext choices"),
+    (FileKind("figures of a request of vLLM", ReadAs.WATCH), "spec_decode_metrics | num_draft_tokens"),
+    (ANSWER, "choices object | choices usage | metrics.speculative_decoding"),
+    (LLAMACPP_JSON_LOG, "type time level msg"),
+    (WRAPPED_LOG, "log stream | message level | message levelname"),
+    (PROMPT_FILE, "prompt | messages"),
+    (FileKind("a speculative configuration", ReadAs.TREES), "num_speculative_tokens | speculative_num_steps"),
+    (FileKind("a model's config.json", ReadAs.NONE), "architectures | model_type"),
+    (FileKind("a file of step costs", ReadAs.COSTS), "step.rows"),
+    (TEXTS, "text"),
 )
 # By how the text of the first lines is written
 _BY_TEXT = (
@@ -220,7 +212,7 @@ def kind_of(start: bytes) -> FileKind | None:
     if looks_like_json(text):
         paths = set(_key_paths(start))
         for kind, sets in _BY_KEYS:
-            if any(paths.issuperset(keys.split()) for keys in sets):
+            if any(paths.issuperset(keys.split()) for keys in sets.split(" | ")):
                 return kind
     return next((kind for kind, pattern in _TEXTS if pattern.search(text)), None)
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.interval import counts
+from specscope.trace.history.place import why
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import Undrafted
-from specscope.trace.history.why import why
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import Origin, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary

@@ -77,11 +77,6 @@ def declared(value: Any, kind: Any) -> Any:  # noqa: ANN401
         raise UnreadableError(plain_error(error)) from None
 
 
-def of_histogram(histogram: Sequence[int]) -> tuple[int, ...]:
-    """`accepted_at`: steps that accepted at least 1, 2, ... tokens."""
-    return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
-
-
 def of_drafts(drafts: Drafts) -> dict[str, Any]:
     """The counts of an Aggregate over these drafts."""
     deepest = max((drafted for _, drafted in drafts), default=0)

@@ -461,15 +461,10 @@ class LlamaLog(LogReader):
         told = Aggregate(self.source, **of_drafts(request.drafts))
         if request.sums is not None and request.sums[:2] != (told.accepted, told.drafted):
             told = worked_out(self.source, *request.sums, request.rates)
-        restored = {RESTORED: float(request.restored)} if request.restored else {}
-        averages = {**told.averages, **restored, **self._totals()}
-        return replace(told, request=name, emitted=request.emitted, averages=averages)
-
-    def _totals(self) -> dict[str, float]:
-        """What the server has told of all its requests: its mean length, and each drafter's share in it."""
+        averages = {**told.averages, **({RESTORED: float(request.restored)} if request.restored else {})}
         drafts, accepted = (sum(each[side] for each in self._server.values()) for side in (0, 1))
-        if not drafts:
-            return {}
-        length = {f"server so far: {LENGTH}": 1 + accepted / drafts}
-        shares = {name: tokens / accepted for name, (_, tokens) in self._server.items() if accepted}
-        return length | {f"server so far: share of accepted tokens by {name}": part for name, part in shares.items()}
+        if drafts:  # what the server has told of all its requests: its mean length, and each drafter's share in it
+            averages[f"server so far: {LENGTH}"] = 1 + accepted / drafts
+            shares = {name: tokens / accepted for name, (_, tokens) in self._server.items() if accepted}
+            averages |= {f"server so far: share of accepted tokens by {name}": part for name, part in shares.items()}
+        return replace(told, request=name, emitted=request.emitted, averages=averages)

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from specscope.trace.checked import short
+from specscope.trace.checked import decoded, short
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.declared import Share, Sum
 from specscope.watch.counts import (
@@ -32,7 +32,6 @@ from specscope.watch.counts import (
     Value,
     declared,
     of_drafts,
-    of_histogram,
 )
 from specscope.watch.logs import LogReader
 from specscope.watch.names import BEGAN, EMITTED, ENDED, MODEL, PRINTED, PRINTED_AT, REQUEST, TOOLS, Tool
@@ -166,7 +165,7 @@ def _of_steps(tool: Tool, value: Any, counts: dict[str, int]) -> tuple[int, ...]
         raise UnreadableError(f"{_word(tool.histogram or tool.lengths)} does not count the {counts['drafts']:,} steps")
     histogram = [steps[length] for length in range(tool.with_final, max(steps) + 1)]
     counts.setdefault("accepted", sum(accepted * times for accepted, times in enumerate(histogram)))
-    return of_histogram(histogram)
+    return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
 
 
 def _of_rates(rates: list[float | None], drafts: int | None) -> tuple[int, ...]:
@@ -236,6 +235,14 @@ def read_json(value: Any, time_ns: int, since: Sequence[Reading] = ()) -> list[T
         return list(saved(readings, since))
     values = value if isinstance(value, list) else [value]
     return [interval for item in values for interval in _outputs(item, time_ns)]
+
+
+def parsed(text: str | bytes) -> Any:  # noqa: ANN401
+    """JSON. Raises UnreadableError."""
+    try:
+        return decoded(text)
+    except ValueError as error:
+        raise UnreadableError(f"no JSON ({error})") from None
 
 
 def json_readings(value: Any, time_ns: int) -> list[Reading] | None:  # noqa: ANN401

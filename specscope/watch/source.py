@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from specscope.trace.record.vocabulary import printable
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.logs import LlamaLog, Log, SglangLog, VllmLog, unwrapped
 from specscope.watch.pages import Intervals, Reading, continues, engines, read_metrics, saved
-from specscope.watch.results import Chunks, Printed, json_readings, read_json, read_table
+from specscope.watch.results import Chunks, Printed, json_readings, parsed, read_json, read_table
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
@@ -74,8 +75,7 @@ class Server:
     def open(self) -> None:
         """The first reading. Raises UserError that says what to do."""
         try:
-            page = self._page()
-            readings = self._readings(page)
+            page, readings = self._read()
         except UnreadableError as error:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
@@ -87,23 +87,21 @@ class Server:
         self.recognised = engines(readings)
         self._intervals.take(readings)
 
-    def _page(self) -> str:
+    def _read(self) -> tuple[str, list[Reading]]:
+        """The page, and what is in it. Raises UserError for none, UnreadableError for what is no page of any kind."""
         try:
-            page = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
+            content = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
         except StatusError as error:
             hint = ": is the path right?" if str(error).startswith("404") else ""
             raise UserError(f"{self.url}: the server answers {error}{hint}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise UserError(f"{self.url} cannot be reached: {first_line(error)}") from None
-        if len(page) > LARGEST:
+        if len(content) > LARGEST:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
-        return page.decode("utf-8", "replace")
-
-    def _readings(self, page: str) -> list[Reading]:
-        """Raises UserError for another file, UnreadableError for what is no file of any kind."""
+        page = content.decode("utf-8", "replace")
         if looks_like_json(page) and (kind := kind_of(page.encode())):
             raise UserError(f"{self.url} is {kind.words}, not a page of metrics")
-        return read_metrics(page, time.time_ns())
+        return page, read_metrics(page, time.time_ns())
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """Its intervals, and notices as text, until `stop` is set. While it is unreachable it is tried again."""
@@ -111,7 +109,7 @@ class Server:
         while not stop.wait(max(due - time.monotonic(), 0)):
             due = max(due + self._seconds, time.monotonic())
             try:
-                intervals = self._intervals.take(self._readings(self._page()))
+                intervals = self._intervals.take(self._read()[1])
             except (UserError, UnreadableError) as error:
                 if isinstance(error, UnreadableError):
                     self.faults.add(self.name, str(error))
@@ -298,28 +296,24 @@ class File:
                 continue
             if data == "[DONE]":
                 yield from self._read(f"line {number}", chunks.end)
-            elif any(word in data for word in ('"timings"', '"speculative_decoding"', '"spec_')):
-                yield from self._document(data, number, chunks if '"timings"' in data else None)
+            elif '"timings"' in data:
+                yield from self._read(f"line {number}", partial(lambda text, _: chunks.take(parsed(text)), data))
+            elif any(word in data for word in ('"speculative_decoding"', '"spec_')):
+                yield from self._document(data, number)
         yield from self._read(f"line {number}", chunks.end)
 
-    def _document(self, text: str | bytes, number: int, chunks: Chunks | None = None) -> Iterator[ToldInterval | str]:
-        """The intervals of a JSON value, or a chunk with the sums until then.
-
-        In a list, responses that cannot be read are left out.
-        """
+    def _document(self, text: str | bytes, number: int) -> Iterator[ToldInterval | str]:
+        """The intervals of a JSON value. In a list, responses that cannot be read are left out."""
         try:
-            value = decoded(text)
-        except ValueError as error:
-            yield from self._fault(f"line {number}", f"no JSON ({error})")
+            value = parsed(text)
+        except UnreadableError as error:
+            yield from self._fault(f"line {number}", error)
             return
         is_list = isinstance(value, list) and not all(isinstance(item, dict) and "name" in item for item in value)
         for index, item in enumerate(value if is_list else [value]):
-            place = f"item {index}" if is_list else f"line {number}"
-
-            def read(now: int, item: object = item) -> list[ToldInterval]:
-                return read_json(item, now, self._since) if chunks is None else chunks.take(item)
-
-            yield from self._read(place, read)
+            yield from self._read(
+                f"item {index}" if is_list else f"line {number}", partial(read_json, item, since=self._since)
+            )
 
     def _read(self, place: str, read: Callable[[int], list[ToldInterval]]) -> Iterator[ToldInterval | str]:
         """What `read` returns at this time; where it raises, a fault of that place."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from enum import Enum, IntEnum
 from functools import cache, cached_property
@@ -236,11 +236,6 @@ def _writing(kind: Any, privacy: Privacy, only: tuple[str, ...]) -> tuple[list[t
         fields.append((field.name, (key, field.plain, always, default, field if is_special else None)))
     get = attrgetter(*(name for name, _ in fields), "__class__", "__class__")  # a tuple, however few
     return [each for _, each in fields], get
-
-
-def first(names: Iterable[str], attributes: Mapping[str, T]) -> dict[str, T]:
-    """The attributes, reordered so that these come first."""
-    return {name: attributes[name] for name in (*names, *attributes) if name in attributes}
 
 
 def checks(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from urllib.parse import quote, unquote
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from specscope.trace.record.declared import Count, Int64, Name, Short, Time
 from specscope.trace.record.records import PHASES, Phase, StepRecord
@@ -31,9 +31,9 @@ class EngineNotes(Struct, frozen=True, forbid_unknown_fields=True):
     phases: Annotated[tuple[tuple[Name, Int64, Time], ...], Meta(min_length=1, max_length=64)]  # name, gap, length
     running: Count | None = None
     waiting: Count = 0
-    used: Count = 0  # KV blocks
-    free: Count = 0
-    cached: Count = 0
+    blocks_used: Count = field(name="used", default=0)
+    blocks_free: Count = field(name="free", default=0)
+    blocks_cached: Count = field(name="cached", default=0)
     queried: Count = 0
     budget: Count | None = None
     after: Annotated[int, Meta(ge=-1, lt=2**53)] | None = None
@@ -47,20 +47,10 @@ class EngineNotes(Struct, frozen=True, forbid_unknown_fields=True):
             phases.append(Phase(name, begin + gap, begin + gap + length))
             begin = phases[-1].end_ns
             check_times(phases[-1].start_ns, begin)
-        return {
-            "phases": tuple(phases),
-            "running": self.batch if self.running is None else self.running,
-            "waiting": self.waiting,
-            "blocks_used": self.used,
-            "blocks_free": self.free,
-            "blocks_cached": self.cached,
-            "queried": self.queried,
-            "budget": self.budget,
-            "after": self.after,
-            "rewound": self.rewound,
-            "speculation": self.off is None,
-            "speculation_off": self.off or "",
-        }
+        told = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("batch", "off")}
+        running = self.batch if self.running is None else self.running
+        off = {"speculation": self.off is None, "speculation_off": self.off or ""}
+        return {**told, **off, "running": running, "phases": tuple(phases)}
 
 
 def engine_text(record: StepRecord) -> str:

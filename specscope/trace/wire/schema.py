@@ -62,8 +62,7 @@ Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]
 Likeliest = Annotated[list[Piece], Meta(max_length=2 * DIMENSIONS["t"].most * (MAX_NODES + 1))]
 
-# The order of a span's attributes, as in older captures: these first, then the others as they are declared.
-# Of a prefill, and of a decode step; SUMMARY: what a decode step says at level `steps` besides, FINAL: what follows
+# The attributes of a prefill, which a decode step has too; and what that says at level `steps` besides
 IN_PREFILL = (
     *("specscope.request.id", "specscope.request.step", "specscope.context_len", "specscope.prefill_tokens"),
     *("specscope.kv.blocks", "specscope.kv.moved", "specscope.kv.found"),
@@ -71,18 +70,6 @@ IN_PREFILL = (
 SUMMARY = (
     *("specscope.drafter", "specscope.drafted", "specscope.accepted", "specscope.emitted", "specscope.final.kind"),
     *("specscope.draft.dropped", "specscope.forced", "specscope.draft.sizing", "specscope.preceded", "specscope.rule"),
-)
-FINAL = ("specscope.final.token", "specscope.final.p", "specscope.final.coin", "specscope.final.margin")
-IN_QUEUE = (
-    *("specscope.request.id", "specscope.request.params", "specscope.request.labels"),
-    *("specscope.request.prompt_length", "specscope.request.prompt", "specscope.request.title"),
-)
-IN_ROOT = (
-    *("specscope.finish.stop", "specscope.finish.error", "specscope.request.labels", "specscope.output.tokens"),
-    *("gen_ai.input.messages", "gen_ai.output.messages", "specscope.sampling.reason", "specscope.sampling.early"),
-)
-IN_AGGREGATE = (
-    *("source", "engine", "request", "accepted_at", "proposed_at", "averages", "average_values", "reset", "rounded"),
 )
 ENGINE = "specscope.engine"  # engine_notes.py
 AGGREGATE, MAX_AVERAGES = "specscope.aggregate.", 256  # how attributes of counts begin

@@ -22,7 +22,6 @@ from urllib.parse import unquote
 from specscope.trace.checked import decoded
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.totals import RequestTally
-from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
 from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.params import SamplingParams
@@ -38,23 +37,9 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
-from specscope.trace.wire.codec import first, wired, written
+from specscope.trace.wire import schema
+from specscope.trace.wire.codec import wired, written
 from specscope.trace.wire.engine_notes import engine_text
-from specscope.trace.wire.schema import (
-    AGGREGATE,
-    CHAT,
-    ENGINE,
-    FINAL,
-    IN_AGGREGATE,
-    IN_PREFILL,
-    IN_QUEUE,
-    IN_ROOT,
-    OTHER_PARAMS,
-    OURS,
-    PARAMS,
-    SUMMARY,
-    TEXT_COMPLETION,
-)
 
 SCOPE = "specscope"
 SERVICE, OF_ENGINE = "specscope", " engine"  # the service's name by default; what is added to it for engine steps
@@ -134,7 +119,7 @@ class Encoder:
             spans += [self._queue(info, record, info.admitted_ns) for info in record.admitted]
             never = [end for end in record.finished if not end.info.admitted_ns]
             spans += [self._queue(end.info, record, end.finished_ns) for end in never]
-            engine = {ENGINE: engine_text(record)} if record.is_timed else {}
+            engine = {schema.ENGINE: engine_text(record)} if record.is_timed else {}
             for part in record.requests:
                 spans += self._request_step(part, record, self._of(record) | engine)
             if record.absent is None or not record.absent.engine:
@@ -168,7 +153,7 @@ class Encoder:
     def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
         """The span of the wait for admission, or for an end without admission."""
         values = self._written(info) | {"specscope.request.prompt_length": len(info.prompt_tokens)}
-        attributes = self._of(record) | first(IN_QUEUE, values)
+        attributes = self._of(record) | values
         trace, root = self._request_trace(info.id), self._span(info.id)
         if not info.admitted_ns:
             attributes["specscope.request.admitted"] = False
@@ -179,7 +164,7 @@ class Encoder:
         """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
         trace, root = self._request_trace(part.request), self._span(part.request)
         link = ((self._trace("step", record.step), self._span("step", record.step)),)
-        common = {**of_step, **self._written(part, only=IN_PREFILL)}
+        common = {**of_step, **self._written(part, only=schema.IN_PREFILL)}
         start, end = record.start_ns, record.end_ns
         if part.prefill_tokens or part.verdict is None:
             with_decode = {"specscope.prefill.reaches_root": part.verdict is not None}
@@ -194,7 +179,7 @@ class Encoder:
         return written(record, self.run.privacy, **how)
 
     def _decode_step(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        only = () if self.level is SpanLevel.TREES else SUMMARY
+        only = () if self.level is SpanLevel.TREES else schema.SUMMARY
         values = self._written(part.tree, only=only) | self._written(verdict, only=only)
         if not len(part.tree):
             values.pop("specscope.verdict.path", None)
@@ -203,7 +188,7 @@ class Encoder:
         named = {} if only or part.parents is None else {"parents": self._named(part, part.parents)}
         values |= self._written(part, by_hand=named, only=only)
         values |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
-        return first((*SUMMARY, *FINAL), values) | ({} if only else self._texts(part, part.tree, verdict))
+        return values | ({} if only else self._texts(part, part.tree, verdict))
 
     def _named(self, part: RequestStep, parents: ParentNotes) -> dict[str, Any]:
         """The bytes of the likeliest tokens, reversibly."""
@@ -240,7 +225,10 @@ class Encoder:
         if record.left_out is not None:
             attributes |= self._written(record.left_out)
         if record.aggregate is not None:
-            attributes |= _of_aggregate(record.aggregate)
+            told = {name: float(value) for name, value in record.aggregate.averages.items()}
+            of_names, of_values = (schema.AGGREGATE + name for name in ("averages", "average_values"))
+            averages = {of_names: [*told], of_values: [*told.values()]} if told else {}
+            attributes |= self._written(record.aggregate, by_hand={"averages": averages})
         names = [(part.request, "prefill" if part.verdict is None else "decode") for part in record.requests]
         links = tuple((self._request_trace(name), self._span(name, record.step, kind)) for name, kind in names)
         return Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
@@ -260,8 +248,8 @@ class Encoder:
             values |= _messages(end, self.run, self.vocabulary)
         if self.level is SpanLevel.REQUESTS:
             values.pop("specscope.output.tokens", None)
-        operation = CHAT if info.chat else TEXT_COMPLETION
-        attributes = self._of(record) | _genai(end, operation, self.run.target) | first(IN_ROOT, values)
+        operation = schema.CHAT if info.chat else schema.TEXT_COMPLETION
+        attributes = self._of(record) | _genai(end, operation, self.run.target) | values
         span_id = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
         return Span(
             f"{operation} {self.run.target}",
@@ -279,21 +267,21 @@ class Encoder:
 def _genai(end: RequestEnd, operation: str, model: str) -> dict[str, Any]:
     """What was asked and what it took, by the conventions."""
     info, params = end.info, end.info.params
-    told = (*PARAMS, "stop", "left_out")  # what privacy leaves out, the resource says
+    told = (*schema.PARAMS, "stop", "left_out")  # what privacy leaves out, the resource says
     others = {n: value for n, value in params.to_dict().items() if n not in told and value != DEFAULT_PARAMS.get(n)}
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "specscope",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
-        **{f"gen_ai.request.{name}": getattr(params, name) for name in PARAMS},
+        **{f"gen_ai.request.{name}": getattr(params, name) for name in schema.PARAMS},
         "gen_ai.request.stop_sequences": list(params.stop),
         "gen_ai.response.finish_reasons": [end.reason.value],
         "gen_ai.usage.input_tokens": len(info.prompt_tokens),
         "gen_ai.usage.output_tokens": len(end.output),
         "specscope.request.id": info.id,
         **({"error.type": "_OTHER"} if end.reason is FinishReason.ERROR else {}),
-        **({OTHER_PARAMS: _json(others)} if others else {}),
+        **({schema.OTHER_PARAMS: _json(others)} if others else {}),
     }
 
 
@@ -338,15 +326,14 @@ def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = Fal
     attributes |= {"service.name": name, "service.version": run.versions.get("specscope", "")}
     private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
     values = written(run, by_hand={"privacy": private})
-    speculation = {name: values.pop(name) for name in ("specscope.run.speculation",) if name in values}
-    return attributes | values | speculation  # last, to keep the order of older captures
+    return attributes | values
 
 
 def environment() -> dict[str, str]:
     """Resource attributes that the environment gives, as the OpenTelemetry SDK reads them."""
     pairs = (item.partition("=") for item in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
     given = {key.strip(): unquote(value.strip()) for key, sign, value in pairs if sign and key.strip()}
-    given = {key: value for key, value in given.items() if not key.startswith(OURS)}
+    given = {key: value for key, value in given.items() if not key.startswith(schema.OURS)}
     name = os.environ.get("OTEL_SERVICE_NAME", "").strip()
     return given | ({"service.name": name} if name else {})
 
@@ -362,12 +349,3 @@ def brief(resource: Mapping[str, Any]) -> dict[str, Any]:
     params = decoded(resource[RUN_PARAMS])
     told[RUN_PARAMS] = json.dumps({name: value for name, value in params.items() if value or name == "temperature"})
     return told | ({DRAFT_TOKENS: digest(told[DRAFT_TOKENS])} if DRAFT_TOKENS in told else {})
-
-
-def _of_aggregate(aggregate: Aggregate) -> dict[str, Any]:
-    """The attributes of an interval's counts: only what the source reports."""
-    averages: dict[str, Any] = {}
-    if aggregate.averages:
-        values = [float(value) for value in aggregate.averages.values()]
-        averages = {AGGREGATE + "averages": list(aggregate.averages), AGGREGATE + "average_values": values}
-    return first([AGGREGATE + name for name in IN_AGGREGATE], written(aggregate, by_hand={"averages": averages}))

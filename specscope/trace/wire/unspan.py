@@ -34,7 +34,6 @@ from specscope.trace.wire.codec import (
     DamagedError,
     check_times,
     checked_span,
-    first,
     read,
     read_json,
     unescaped,
@@ -76,7 +75,8 @@ def run_info(resource: Attributes) -> RunInfo:
         draft_tokens(run)
     except ValueError:  # with_vocabulary names it
         run = replace(run, draft_tokens=digest(run.draft_tokens))
-    return replace(run, params=first(DEFAULTS, {**UNSET_PARAMS, **run.params})) if run.params else run
+    params = {**UNSET_PARAMS, **run.params} if run.params else {}
+    return replace(run, params={name: params[name] for name in (*DEFAULTS, *params) if name in params})
 
 
 def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:

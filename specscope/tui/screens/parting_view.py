@@ -9,8 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
-from specscope.trace.history.place import ended_by
-from specscope.trace.history.why import brief
+from specscope.trace.history.place import brief, ended_by
 from specscope.trace.history.wording import acceptance
 from specscope.trace.record.records import RequestStep
 from specscope.tui.compared import Beside, Compared, ComparedPair

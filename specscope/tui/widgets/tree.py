@@ -11,8 +11,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from specscope.debug.viewer import Control
-from specscope.trace.history.place import at, ended_by
-from specscope.trace.history.why import brief
+from specscope.trace.history.place import at, brief, ended_by
 from specscope.trace.history.wording import about_method, about_sizing, acceptance
 from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.trace.words import how_drawn

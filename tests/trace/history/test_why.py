@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specscope.trace.history.why import brief, headline, why, why_step
+from specscope.trace.history.place import brief, headline, why, why_step
 from specscope.trace.record.records import Outcome
 from specscope.trace.wire.reading import read_capture
 from tests.trace.samples import records
