@@ -361,7 +361,10 @@ class Histograms:
                 if part.verdict is not None and len(part.tree):  # also one that a debugger goes back over, later
                     known.drafts, known.accepted = known.drafts + 1, known.accepted + part.verdict.accepted
                 if part.emitted:
-                    self._emit(known, record.end_ns)
+                    before, known.last_ns = known.last_ns, record.end_ns
+                    known.first_ns = known.first_ns or record.end_ns
+                    name = "inter_token_latency" if before else "time_to_first_token"
+                    self._see_ns(f"vllm:{name}_seconds", record.end_ns - (before or known.arrival_ns), known)
         for end in record.finished:
             if (known := self._running.pop(end.info.id, None)) is not None:
                 self._end(end, known)
@@ -372,14 +375,6 @@ class Histograms:
         if self._ratio is not None and ratio_keeps(own, info.traceparent, self._ratio) is None:
             return None
         return {"trace_id": info.traceparent.split("-")[1] if info.traceparent else f"{own:032x}"}
-
-    def _emit(self, request: _Running, now: int) -> None:
-        if request.first_ns:
-            self._see_ns("vllm:inter_token_latency_seconds", now - request.last_ns, request)
-        else:
-            request.first_ns = now
-            self._see_ns("vllm:time_to_first_token_seconds", now - request.arrival_ns, request)
-        request.last_ns = now
 
     def _end(self, end: RequestEnd, request: _Running) -> None:
         tau = Acceptance(drafts=request.drafts, accepted=request.accepted).tau

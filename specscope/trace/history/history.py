@@ -415,7 +415,8 @@ class History:
             request.info = request.info or end.info
             if not request.steps and end.figures is not None:
                 request.sums = end.figures
-                undrafted += _reasons(end.figures)
+                for name, count in end.figures.undrafted.items():  # a later version may have written others
+                    undrafted += [Undrafted(name) if name in set(Undrafted) else Undrafted.UNKNOWN] * count
         self.steps.append(record)
         self.totals.add(self.counted(record), undrafted)
         before = self._clock[-1][1] if self._clock else 0
@@ -553,12 +554,6 @@ class History:
 def _rows(record: StepRecord) -> Sequence[int]:
     assert isinstance(record.requests, PartViews)
     return record.requests.rows
-
-
-def _reasons(figures: RequestFigures) -> Iterator[Undrafted]:
-    """Why steps drafted nothing, one by one; a reason that a later version wrote is unknown."""
-    for name, count in figures.undrafted.items():
-        yield from [Undrafted(name) if name in set(Undrafted) else Undrafted.UNKNOWN] * count
 
 
 def _or_reported(tau: float | None, steps: Iterable[StepRecord]) -> float | None:

@@ -101,13 +101,12 @@ def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
     looped = step_sums(in_loops(tokens, np.repeat(np.array(texts, np.int64), sizes)), sizes).tolist()
     known = [0 if NO_TOKEN in output else len(output) for output in outputs]
     counts = iter(zip(sizes.tolist(), known, looped, strict=True))
-    return [_loops(steps, [next(counts) for _ in steps]) for steps in judged]
-
-
-def _loops(steps: Sequence[RequestStep], counts: Sequence[tuple[int, int, int]]) -> Loops:
-    """The loops of one request. `counts`: each step's output tokens, known tokens, and tokens in loops."""
-    rest = measure(step for step, (size, _, inside) in zip(steps, counts, strict=True) if not size or inside < size)
-    return Loops(sum(known for _, known, _ in counts), sum(inside for _, _, inside in counts), rest)
+    found = []
+    for steps in judged:
+        own = [next(counts) for _ in steps]
+        rest = measure(step for step, (size, _, inside) in zip(steps, own, strict=True) if not size or inside < size)
+        found.append(Loops(sum(known for _, known, _ in own), sum(inside for _, _, inside in own), rest))
+    return found
 
 
 def together(parts: Iterable[Loops]) -> Loops:

@@ -332,7 +332,8 @@ def why(history: History, step: RequestStep, node: int) -> list[str]:
     first = f"{headline(step, node, history.vocabulary)}."
     if node == len(step.tree):
         return [first, _final(step, history.vocabulary)]
-    lines = [first, _sentence(decision_text(step, node, history.vocabulary))]
+    text = decision_text(step, node, history.vocabulary)
+    lines = [first, f"{text[:1].upper()}{text[1:]}."]
     if step.verdict.outcome[node] == Outcome.REJECTED and node not in step.verdict.forced.tolist():
         place = at(step, node)
         lines += [line for line in (_wider(history, place), _other_temperature(history, place)) if line]
@@ -541,7 +542,3 @@ def _made(place: PlaceView, digits: int = 4) -> str:
     path = f"min(1, {path_ratios.parent[node]:.4g} * {p:.4g} / {q:.4g}) = {path_ratios.own[node]:.{digits}g}"
     left = "" if not verdict.judged[node] or a == path_ratios.own[node] else "left of "
     return f"a = {a:.{digits}g}, {left}the ratio of its path {path}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."

@@ -56,7 +56,10 @@ class StructuredOutputs:
 
     def __post_init__(self) -> None:
         if isinstance(self.json, Mapping):
-            object.__setattr__(self, "json", _as_text(self.json))
+            try:  # as text, in its own order: a grammar requires the properties in that order
+                object.__setattr__(self, "json", json.dumps(self.json, ensure_ascii=False, allow_nan=False))
+            except (TypeError, ValueError, RecursionError):
+                raise UserError("structured_outputs: json cannot be written as JSON: give the schema as text") from None
         for name, kind in _TYPES.items():
             object.__setattr__(self, name, checked(getattr(self, name), kind, f"structured_outputs: {name}"))
         given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) not in (None, False)]
@@ -98,14 +101,6 @@ class StructuredOutputs:
 _TYPES = field_types(StructuredOutputs)
 
 
-def _as_text(schema: Mapping[str, Any]) -> str:
-    """The schema as JSON text, in its own order: a grammar requires the properties in that order."""
-    try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        raise UserError("structured_outputs: json cannot be written as JSON: give the schema as text") from None
-
-
 def _check_json(text: str) -> None:
     """Check that a schema is JSON, an object or true, and not too deep. Raises UserError."""
     try:
@@ -116,14 +111,11 @@ def _check_json(text: str) -> None:
     if not isinstance(schema, dict) and schema is not True:
         raise UserError("structured_outputs: json must be a JSON schema: an object, or true for any JSON")
     level, depth = [schema], 0
-    while level := [x for container in level if isinstance(container, dict | list) for x in _inside(container)]:
-        depth += 1
-        if depth > DEEPEST:
+    while level:
+        inside = [list(each.values()) if isinstance(each, dict) else each for each in level]
+        level, depth = [value for each in inside if isinstance(each, list) for value in each], depth + 1
+        if level and depth > DEEPEST:
             raise UserError(f"structured_outputs: json is nested more than {DEEPEST} deep: write a flatter schema")
-
-
-def _inside(container: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(container.values()) if isinstance(container, dict) else container
 
 
 COLDEST = 1e-5  # a lower temperature is greedy, as in vLLM

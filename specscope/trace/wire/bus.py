@@ -76,7 +76,10 @@ class Subscription:
             self._busy = True
             try:
                 self._drain()
-                self._rest()
+                quiet = 0.0 if self.prompt else QUIET_SECONDS
+                if self._gathered_ns and time.monotonic_ns() - self._gathered_ns >= quiet * 1e9:
+                    self._gathered_ns = 0
+                    getattr(self.sink, "flush", lambda: None)()
             except Exception as error:
                 self.error = error
                 self._queue.clear()
@@ -92,12 +95,6 @@ class Subscription:
             if self.lossless and len(self._queue) == self.limit - 1:
                 with self._idle:
                     self._idle.notify_all()
-
-    def _rest(self) -> None:
-        quiet = 0.0 if self.prompt else QUIET_SECONDS
-        if self._gathered_ns and time.monotonic_ns() - self._gathered_ns >= quiet * 1e9:
-            self._gathered_ns = 0
-            getattr(self.sink, "flush", lambda: None)()
 
     def flush(self) -> None:
         """Wait until everything queued so far was handed over."""

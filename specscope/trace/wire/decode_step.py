@@ -83,7 +83,10 @@ def _parts(spans: Sequence[schema.DecodeStep], attributes: Sequence[Attributes],
     parsed: dict[str, list[Any]] = {}
     for field in wired(RequestStep):
         if field.notes is not None:
-            there, parsed[field.name] = _parsed(field, attributes)
+            struct = schema.Parents if field.notes is ParentNotes else notes_struct(field.notes)
+            texts = _converted([each.get(field.attribute, "") for each in attributes], field.many, field.attribute)
+            there = np.array(list(map(bool, texts)), np.bool_)
+            parsed[field.name] = [read_json(text, struct, field.attribute) for text in texts if text]
             held[field.name] = there, _of_notes(field, parsed[field.name], _some(lengths, there), nameless)
     packed = PackedParts(own, held)
     _check(packed, spans, lengths["n"], lengths["a"])
@@ -114,14 +117,6 @@ def _of_attributes(kind: type, attributes: Sequence[Attributes], lengths: Length
             else:
                 table.add_array(field, *_flat(field, values))
     return table.columns()
-
-
-def _parsed(field: WireField, attributes: Sequence[Attributes]) -> tuple[NDArray[np.bool_], list[Any]]:
-    """In which spans the notes are that a field holds as JSON, and those, parsed."""
-    struct = schema.Parents if field.notes is ParentNotes else notes_struct(field.notes)
-    texts = _converted([each.get(field.attribute, "") for each in attributes], field.many, field.attribute)
-    there = np.array(list(map(bool, texts)), np.bool_)
-    return there, [read_json(text, struct, field.attribute) for text in texts if text]
 
 
 def _of_notes(field: WireField, parsed: Sequence[Any], lengths: Lengths, nameless: bool) -> FieldColumns:

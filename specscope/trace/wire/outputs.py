@@ -146,23 +146,19 @@ class Outputs:
         Requests that the engine has not ended are cancelled. May be called again, and from any thread.
         """
         with self._closing:
-            return self._close()
-
-    def _close(self) -> list[str]:
-        failed: Exception | None = None
-        try:
-            self._bus.close(self._running.ends)
-        except Exception as error:
-            failed = error
-        for close in self._closers:
-            try:
-                close()
-            except Exception as error:
-                failed = failed or error
-        self._closers = []
+            failed: Exception | None = None
+            for close in (lambda: self._bus.close(self._running.ends), *self._closers):
+                try:
+                    close()
+                except Exception as error:
+                    failed = failed or error
+            self._closers = []
         if failed is not None:
             raise failed
-        return self._losses()
+        lines = [] if self._writer is None else self._writer.losses()
+        if self._network is not None and self._network.lost:
+            lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
+        return lines if self._spans is None else [*lines, *self._spans.losses()]
 
     @property
     def sampled(self) -> str:
@@ -183,14 +179,6 @@ class Outputs:
     def code(self) -> int:
         """After `close`: the exit code of a run, 1 where its capture lacks something."""
         return int(self._writer is not None and bool(self._writer.losses()))
-
-    def _losses(self) -> list[str]:
-        lines = [] if self._writer is None else self._writer.losses()
-        if self._network is not None and self._network.lost:
-            lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
-        if self._spans is not None:
-            lines += self._spans.losses()
-        return lines
 
 
 @dataclass
@@ -218,8 +206,10 @@ class OpenRequests:
 
     def __call__(self, record: StepRecord) -> None:
         """Take a step."""
-        if record.after is not None:
-            self._go_back(record.after)
+        if record.after is not None:  # a branch begins, and what came later belongs to another one
+            self._open = {name: known for name, known in self._open.items() if known.step <= record.after}
+            for each in self._open.values():
+                each.output = [(step, emitted) for step, emitted in each.output if step <= record.after]
         for info in record.admitted:
             self._open[info.id] = _Open(info, record.step)
         for part in record.requests:
@@ -228,12 +218,6 @@ class OpenRequests:
         for end in record.finished:
             self._open.pop(end.info.id, None)
         self._last = record
-
-    def _go_back(self, after: int) -> None:
-        """Go back to a step: a branch begins, and what came later belongs to another one."""
-        self._open = {name: known for name, known in self._open.items() if known.step <= after}
-        for known in self._open.values():
-            known.output = [(step, emitted) for step, emitted in known.output if step <= after]
 
     def ends(self) -> StepRecord | None:
         """The step that the engine still owes: nothing runs, every open request is cancelled. None for no request."""

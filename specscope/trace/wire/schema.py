@@ -190,27 +190,21 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
         if len(self.averages) != len(self.average_values) or len(set(self.averages)) != len(self.averages):
             raise ValueError(f"`{AGGREGATE}average_values` are not one for each name in `{AGGREGATE}averages`")
         aggregate = self.aggregate
-        if aggregate.accepted_at:
-            _check_positions(aggregate)
-        elif aggregate.proposed_at:
+        accepted, proposed = aggregate.accepted_at, aggregate.proposed_at
+        if proposed and not accepted:
             raise ValueError(f"`{AGGREGATE}proposed_at` without `{AGGREGATE}accepted_at`")
+        if accepted and (aggregate.drafts is None or max(accepted) > aggregate.drafts):
+            raise ValueError(f"`{AGGREGATE}accepted_at` counts more than `{AGGREGATE}drafts`")
+        if any(after > before for before, after in pairwise(accepted)):
+            raise ValueError(f"`{AGGREGATE}accepted_at` rises: a token is accepted only after the one before it")
+        if proposed and len(proposed) != len(accepted):
+            raise ValueError(f"`{AGGREGATE}proposed_at` holds {len(proposed)} values, not {len(accepted)}")
 
     @property
     def aggregate(self) -> Aggregate:
         """The interval's counts."""
         averages = dict(zip(self.averages, self.average_values, strict=True))
         return read(self, Aggregate, {"averages": averages})
-
-
-def _check_positions(aggregate: Aggregate) -> None:
-    if aggregate.drafts is None or max(aggregate.accepted_at) > aggregate.drafts:
-        raise ValueError(f"`{AGGREGATE}accepted_at` counts more than `{AGGREGATE}drafts`")
-    if any(after > before for before, after in pairwise(aggregate.accepted_at)):
-        raise ValueError(f"`{AGGREGATE}accepted_at` rises: a token is accepted only after the one before it")
-    if aggregate.proposed_at and len(aggregate.proposed_at) != len(aggregate.accepted_at):
-        raise ValueError(
-            f"`{AGGREGATE}proposed_at` holds {len(aggregate.proposed_at)} values, not {len(aggregate.accepted_at)}"
-        )
 
 
 # What tells that there are figures: captures of before, and runs that went back too far, have none
