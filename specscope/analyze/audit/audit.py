@@ -89,7 +89,9 @@ DRAFTER = {
     "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
     "draft draws": ("the recorded coin draws the drafted token from the q of the drafter run afresh", "node"),
     "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
+    "head's features": ("the head was fed the text's tokens and the target's hidden states", "step"),
 }
+FED = "head's features"
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
 TREE = ("drafter tree", "the tree is what the text gives")
 EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
@@ -215,7 +217,7 @@ class _Judging:
         self.bar.begin("target")
         more = (self.run, self.options.device, self.plans, self.target, self.bar.done, lost)
         try:
-            of_target = judge_target(self.options.target, *more, head)
+            of_target = judge_target(self.options.target, *more, head, self.drafter[FED])
             self.slack = of_target.slack
         except UserError:
             raise

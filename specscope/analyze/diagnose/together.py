@@ -2,7 +2,7 @@
 
 # Of audit, what the others follow from first:
 TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
-DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree", "draft draws")
+DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree", "draft draws", "head's features")
 # Of verify, from here on.
 # Where what comes out is not distributed as the target's
 LOSSLESS = ("emitted surprisal", "target's choice emitted")

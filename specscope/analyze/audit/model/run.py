@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.audit.model.fed import allowed_error, judge_fed
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
@@ -93,8 +94,11 @@ def judge_target(
     done: Step,
     lost: Lost,
     head: ModelSource | None = None,
+    fed: Tally | None = None,
 ) -> OfTarget:
     """Judge the target at every plan's rows. Steps with tokens that it does not have go to the plans' `unknown`.
+
+    `fed`: gets the rows that fed the head.
 
     Raises UserError where the target cannot judge at all.
     """
@@ -120,6 +124,10 @@ def judge_target(
                     judge.take(rows, logits.cpu())
         features.append(torch.cat(pieces) if pieces else torch.zeros(0))
         done(len(contexts.steps))
+    if layers and fed is not None:
+        whole = {contexts.request: states for contexts, states in zip(plans, features, strict=True)}
+        both = [(low, whole[contexts.request]) for contexts, low in zip(short, rounded, strict=True) if low is not None]
+        judge_fed(causal, layers, plans, features, allowed_error(both, len(layers)), fed)
     return OfTarget(slack, None if below is None else HeadInput(below, features, short, rounded, forms), why)
 
 
