@@ -32,7 +32,6 @@ ALLOWED = {
         "analyze",
         "live",
         "engine",
-        "train",
         "speculate",
         "model",
         "kernels",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -12,12 +12,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from specscope.analyze import tables
+from specscope.analyze.findings import Exit
 from specscope.analyze.report import Report
 from specscope.analyze.several import Several
 from specscope.analyze.table import GAP, Table
 from specscope.terminal import UNBOUNDED
 from specscope.trace.record.vocabulary import printable
 
+VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NOT_JUDGED: "bold yellow"}
 REQUESTS_SHOWN = 20
 TOP = 10  # rows of each question over many steps
 LEAST_WORDS, LEAST_PROSE, LEAST_CUT = 16, 28, 6  # characters that columns of names keep, of sentences, of cut texts
@@ -28,7 +30,7 @@ BESIDE = 4  # columns between two tables side by side
 
 def render_text(report: Report, console: Console, top: int = TOP) -> None:
     """Print the report. Text of models and users is never read as markup, and holds no control characters."""
-    console.print(_header(report))
+    console.print(header_block(tables.header(report)))
     for warning in report.warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
     shown = tables.tables(report)
@@ -56,12 +58,13 @@ def render_several(all_of_them: Several, console: Console, top: int = TOP) -> No
         render_text(report, console, top)
 
 
-def _header(report: Report) -> RichTable:
+def header_block(lines: Iterable[tuple[str, str]]) -> RichTable:
+    """What a page is about: (name, value) pairs, one below the other."""
     grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, value in tables.header(report):
-        grid.add_row(name, Text(value))
+    for name, value in lines:
+        grid.add_row(name, Text(printable(value)))
     return grid
 
 

@@ -378,7 +378,7 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 @click.option(
     "--trainer",
     metavar="FOLDER",
-    help="Compare with the head in training: a folder of specscope train, or a checkpoint of speculators.",
+    help="Compare the head's folder with the one it was trained in: specscope train's, or speculators'.",
 )
 @json_option("Print what was found as JSON.")
 @fetches_captures

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from specscope.analyze.audit.audit import Audit, of_drafter, verdict
 from specscope.analyze.audit.tally import Finding
-from specscope.analyze.findings import CheckResult, Exit
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.table import Table, count
-from specscope.analyze.text import table_block
+from specscope.analyze.text import VERDICT, header_block, table_block
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
 STYLE = {CheckResult.PASSED: "green", CheckResult.FAILED: "bold red", CheckResult.SKIPPED: "dim"}
-VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NOT_JUDGED: "bold yellow"}
 SHOWN = 3  # examples of each quantity
 
 
 def render_audit(audit: Audit, console: Console) -> None:
     """Print an audit. Text of models and users is never read as markup."""
-    console.print(_header(audit))
+    console.print(header_block(_header(audit)))
     for note in audit.notes:
         console.print(Text(f"! {printable(note)}", style="yellow"))
     console.print(table_block(_table(audit), {result.value: style for result, style in STYLE.items()}))
@@ -32,10 +30,7 @@ def render_audit(audit: Audit, console: Console) -> None:
     console.print(Text(f"\n{sentence}", style=VERDICT[audit.exit]))
 
 
-def _header(audit: Audit) -> RichTable:
-    grid = RichTable.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+def _header(audit: Audit) -> tuple[tuple[str, str], ...]:
     drafted = any(of_drafter(check.name) and check.tested for check in (f.check for f in audit.findings))
     models = audit.target + (f", drafter {audit.draft_model}" if audit.draft_model and drafted else "")
     steps = plural(audit.steps, "decode step")
@@ -43,14 +38,12 @@ def _header(audit: Audit) -> RichTable:
     rounding = f"{audit.slack:.2g} in the target's log odds" + (
         f", {audit.draft_slack:.2g} in the drafter's" if audit.draft_slack else ""
     )
-    for name, value in (
+    return (
         ("capture", audit.source),
         ("judged by", f"{models}, {audit.judge}"),
         ("audited", f"{audited}, {plural(audit.nodes, 'node')} in {audit.seconds:.1f} s"),
         ("rounding", f"{audit.dtype}: up to {rounding}"),
-    ):
-        grid.add_row(name, Text(printable(value)))
-    return grid
+    )
 
 
 def _table(audit: Audit) -> Table:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from specscope.analyze.compare import tables
 from specscope.analyze.compare.result import Comparison, Sameness
-from specscope.analyze.text import table_block
+from specscope.analyze.text import header_block, table_block
 from specscope.trace.record.vocabulary import printable
 
 STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
@@ -16,12 +15,7 @@ STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
 
 def render_text(comparison: Comparison, console: Console) -> None:
     """Print it. Text of models and users is never read as markup, and holds no control characters."""
-    grid = RichTable.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in tables.header(comparison):
-        grid.add_row(name, Text(printable(value)))
-    console.print(grid)
+    console.print(header_block(tables.header(comparison)))
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         for warning in side.warnings:
             console.print(Text(f"! {name}: {printable(warning)}", style="yellow"))

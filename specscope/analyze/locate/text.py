@@ -8,17 +8,15 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from specscope.analyze.findings import Exit
 from specscope.analyze.locate.located import Held, Located, Location, Walk
 from specscope.analyze.table import Table, count
-from specscope.analyze.text import table_block
+from specscope.analyze.text import VERDICT, table_block
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
 BEFORE, AFTER = 4, 2  # operations that are shown around the first that differs
 AGREES, DIFFERS = "✓", "✗"
 STYLE = {AGREES: "green", DIFFERS: "bold red"}
-VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NOT_JUDGED: "bold yellow"}
 INDENT = 3
 
 

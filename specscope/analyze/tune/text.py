@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from specscope.analyze.table import NONE, Table, number, percent
-from specscope.analyze.text import table_block
+from specscope.analyze.text import header_block, table_block
 from specscope.analyze.tune.tuning import TOLD, Length, TreeRow, Tuning
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
@@ -20,12 +19,7 @@ NARROW = 94  # below it the intervals of tokens/s do not fit
 
 def render_tuning(tuning: Tuning, console: Console) -> None:
     """Print it. Text of captures is never read as markup, and holds no control characters."""
-    grid = RichTable.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in header(tuning):
-        grid.add_row(name, Text(printable(value)))
-    console.print(grid)
+    console.print(header_block(header(tuning)))
     for warning in tuning.warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
     for table in tables(tuning, console.width):

@@ -13,6 +13,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.cli.captures import judge_each, need_steps
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
+from specscope.errors import UserError
 from specscope.measure.judges import audit_options
 from specscope.terminal import text_console
 
@@ -30,6 +31,8 @@ def audit_captures(
     as_json: bool,
 ) -> int:
     """Audit captures, each by itself, and print what was found; returns the exit code. Raises UserError."""
+    if trainer is not None and sample is not None:
+        raise UserError("--sample does not go with --trainer: it compares whole folders, no steps")
     from specscope.interrupt import ends_at_once
     from specscope.live.start import share_cores
 
@@ -53,11 +56,9 @@ def audit_captures(
         return of_capture(file, result.to_dict(), code=result.exit, warnings=(*reader.warnings, *result.notes))
 
     def beside_training(reader: CaptureReader, file: str, folder: str) -> Mapping[str, Any]:
-        from specscope.measure.trainer.audit import audit_trainer
-        from specscope.measure.trainer.text import render_trainer
+        from specscope.measure.trainer.audit import audit_trainer, render_trainer
 
-        with progress_bar() as progress:
-            compared = audit_trainer(reader.history, file, folder, target, draft_model, sample, progress)
+        compared = audit_trainer(reader.history, file, folder, target, draft_model)
         if not as_json:
             render_trainer(compared, text_console())
         for warning in reader.warnings:

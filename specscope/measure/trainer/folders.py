@@ -17,9 +17,8 @@ from specscope.model.heads.head_config import PARTIAL, HeadConfig
 from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
 from specscope.model.loader import LoadedModel
 from specscope.plans.heads import LAYER_IDS
-from specscope.train.training import LOG, STATE
-from specscope.whole_file import read_object
 
+STATE = "training.pt"  # what `specscope train` goes on from
 LAYER = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act"),
     "attention_bias",
@@ -39,7 +38,6 @@ class Trained:
     """A head as its training left it, in the numbers of the dtype that is served."""
 
     loaded: LoadedHead
-    published: bool  # a checkpoint of speculators, whose own class is the reference
     weights: str  # where they come from: "training.pt", "model.safetensors"
 
 
@@ -58,15 +56,12 @@ def read_trained(folder: str, target: LoadedModel, dtype: torch.dtype) -> Traine
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.data = parameter.data.to(dtype).float()
-    layout = read_object(path / "config.json")
-    ours = state.is_file() or (path / LOG).is_file()
-    published = not ours and ("speculators_config" in layout or "speculators_model_type" in layout)
     embedding = loaded.embedding
     if own:
         embedding = nn.Embedding.from_pretrained(weight_of(embedding).to(dtype).float())
     lm_head = head.lm_head if head.config.version == 3 else target.output
     made = replace(loaded, head=head, embedding=embedding, lm_head=lm_head)
-    return Trained(made, published, STATE if state.is_file() else "its published weights")
+    return Trained(made, STATE if state.is_file() else "published weights")
 
 
 def _fill(head: nn.Module, state: Path) -> None:
@@ -85,7 +80,7 @@ def served_dtype(folder: str) -> torch.dtype:
 
 def weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dtype) -> Iterator[FolderDifference]:
     """Tensors of the served head that are not the trainer's, by more than rounding to `dtype`."""
-    ours, theirs = (_tensors(loaded) for loaded in (trained, served))
+    ours, theirs = (tensors_of(loaded) for loaded in (trained, served))
     for name, right in ours.items():
         tensor = theirs.get(name)
         key = f"weights: {name}"
@@ -106,7 +101,7 @@ def weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dty
         yield FolderDifference(f"weights: {name}", f"{name} is in the served head, and not in the checkpoint")
 
 
-def _tensors(loaded: LoadedHead) -> dict[str, Tensor]:
+def tensors_of(loaded: LoadedHead) -> dict[str, Tensor]:
     """By published names, the embedding that it uses among them."""
     return {EMBEDDING: weight_of(loaded.embedding), **published_tensors(loaded.head)}
 

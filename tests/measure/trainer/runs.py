@@ -43,6 +43,6 @@ def served(path, head, tree="3", tokens=30, requests=3, install=None, target=TAR
     return path
 
 
-def compared(path, trainer, sample=None):
+def compared(path, trainer):
     """What `audit --trainer` makes of a capture."""
-    return audit_trainer(read_capture(path).history, str(path), str(trainer), None, None, sample)
+    return audit_trainer(read_capture(path).history, str(path), str(trainer), None, None)
