@@ -3,12 +3,9 @@
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.cli.run import run_attached
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
-from specscope.errors import UserError
-from specscope.lifetime import Lifetime
 from specscope.live.client import Worker
 from specscope.remote.attached import Attached
 from specscope.trace.wire.outputs import OutputOptions, Outputs
@@ -22,12 +19,21 @@ pytestmark = pytest.mark.usefixtures("patient")
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8)
 
 
+def options(port, protocol):
+    path = "" if protocol == "grpc" else "/v1/traces"
+    return OutputOptions(None, f"http://127.0.0.1:{port}{path}", protocol, SpanLevel.TREES, None)
+
+
+def settle(viewer, steps):
+    until(lambda: len(viewer.history.steps) >= steps, viewer.poll)
+
+
 def send(tiny, port, protocol, name):
     """Run a small engine that exports there; its history by hand."""
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
-    path = "" if protocol == "grpc" else "/v1/traces"
-    options = OutputOptions(None, f"http://127.0.0.1:{port}{path}", protocol, SpanLevel.TREES, None)
-    outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None)
+    outputs = Outputs(
+        options(port, protocol), engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None
+    )
     records = []
     engine.subscribe(records.append, lossless=True)
     engine.generate([name, "xyxyxyxy"], PARAMS)
@@ -36,18 +42,15 @@ def send(tiny, port, protocol, name):
     return records
 
 
-def options(attached):
-    endpoint = f"http://127.0.0.1:{attached.listening.grpc_port}"
-    return OutputOptions(None, endpoint, "grpc", SpanLevel.TREES, None)
-
-
 def test_a_paused_worker_and_one_at_a_breakpoint_are_shown_up_to_their_last_step(tiny, attached):
     config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
     prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=60, ignore_eos=True), raw=True)]
     outputs = []
 
     def opened(ready):
-        outputs.append(Outputs(options(attached), worker.bus, ready.run, ready.vocabulary, PARAMS))
+        outputs.append(
+            Outputs(options(attached.listening.grpc_port, "grpc"), worker.bus, ready.run, ready.vocabulary, PARAMS)
+        )
 
     worker = Worker(config, prompts, PARAMS, raw=True, paused=True, on_ready=opened)
     viewer = Viewer(control=worker)
@@ -76,10 +79,6 @@ def test_a_screen_that_other_machines_reach_says_who_may_write_to_it(host, says)
         assert [who in news.text for news in attached.news].count(True) == says
     finally:
         attached.close()
-
-
-def settle(viewer, steps):
-    until(lambda: len(viewer.history.steps) >= steps, viewer.poll)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -128,9 +127,3 @@ def test_memory_is_bounded(tiny, attached, monkeypatch):
     assert "lost the oldest" in attached.viewer.news[0].text
     assert all(request.info is not None for request in history.requests.values())
     assert 0 <= attached.viewer.position < len(history.steps)
-
-
-@pytest.mark.parametrize("address", ["4317", "host", ":4317", "a:b", "127.0.0.1:99999"])
-def test_a_bad_address_is_one_line(address):
-    with pytest.raises(UserError, match="write HOST:PORT"):
-        run_attached(address, None, Lifetime())

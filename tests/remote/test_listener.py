@@ -28,12 +28,9 @@ from tests.waiting import until
 BESIDE = Path(__file__).parents[1] / "data" / "vllm" / "spans.jsonl"  # vLLM's own spans, and the plugin's
 
 
-def post(attached: Attached, body: bytes, kind: str) -> int:
+def post(attached: Attached, body: bytes | list[ReadableSpan], kind: str = PROTOBUF) -> int:
+    body = body if isinstance(body, bytes) else encode_spans(body).SerializeToString()
     return receiver.post(attached.listening, body, Content_Type=kind)[0]
-
-
-def call(attached: Attached, body: bytes) -> bytes:
-    return receiver.call(attached.listening, body)
 
 
 def spans(run=RUN, change=lambda span: span.attributes) -> list[ReadableSpan]:
@@ -61,7 +58,7 @@ def test_a_cycle_of_parents_is_named_and_the_rest_is_shown(attached):
         change=lambda span: span.attributes | (cycle if (span.name, span.attributes["specscope.step"]) == third else {})
     )
     before = peak(attached._process.pid)
-    assert post(attached, encode_spans(hit).SerializeToString(), PROTOBUF) == 200
+    assert post(attached, hit) == 200
     settle(attached, lambda: attached.viewer.news)
     why = "left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of node 0"
     assert why in attached.viewer.news[0].text
@@ -71,10 +68,9 @@ def test_a_cycle_of_parents_is_named_and_the_rest_is_shown(attached):
 
 def test_faults_of_a_kind_are_told_once_and_again_when_they_are_ten_times_as_many(attached):
     wrong = spans(change=lambda span: span.attributes | {"specscope.step": -1})
-    body = encode_spans([span for span in wrong if span.name == "engine_step"][:1]).SerializeToString()
     for _ in range(25):
-        assert post(attached, body, PROTOBUF) == 200
-    assert post(attached, encode_spans(spans()).SerializeToString(), PROTOBUF) == 200
+        assert post(attached, [span for span in wrong if span.name == "engine_step"][:1]) == 200
+    assert post(attached, spans()) == 200
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     assert [notice.text.split(":")[0] for notice in attached.viewer.news] == ["left out 1×", "left out 10×"]
 
@@ -94,11 +90,11 @@ def test_spans_of_other_programs_are_counted_and_skipped(attached):
         resource = Resource({"service.name": f"vllm-{n}" if n else "vllm\x1b[2J"})
         attributes = {"gen_ai.request.id": f"cmpl-{n}", "gen_ai.usage.completion_tokens": 7}
         one = ReadableSpan("llm_request", context, resource=resource, attributes=attributes, start_time=1, end_time=2)
-        assert post(attached, encode_spans([one]).SerializeToString(), PROTOBUF) == 200
+        assert post(attached, [one]) == 200
     settle(attached, lambda: attached.others == 30)
     assert attached.status == "loading"
     assert attached.progress.endswith("; 30 spans of other services skipped")
-    assert call(attached, encode_spans(spans()).SerializeToString()) == b""
+    assert receiver.call(attached.listening, encode_spans(spans()).SerializeToString()) == b""
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     assert not attached.viewer.news
 
@@ -117,7 +113,7 @@ def test_runs_without_end_are_bounded(attached, monkeypatch):
     monkeypatch.setattr("specscope.remote.engines.BYTES", 2 * 2**20)
     for n in range(80):
         run = dataclasses.replace(RUN, run_id=f"run{n}")
-        assert post(attached, encode_spans(spans(run)).SerializeToString(), PROTOBUF) == 200
+        assert post(attached, spans(run)) == 200
         attached.viewer.poll()
     settle(attached, lambda: "run79" in attached.runs)
     assert len(attached.runs) <= 64
@@ -128,8 +124,7 @@ def test_evidence_that_is_missing_altogether_is_said(attached):
     keep = ("specscope.request", "specscope.step", "specscope.context", "specscope.prefill", "specscope.draft")
     keep += ("specscope.accepted", "specscope.emitted", "specscope.final.kind")
     summaries = spans(change=lambda span: {k: v for k, v in span.attributes.items() if k.startswith(keep)})
-    body = encode_spans([span for span in summaries if span.name == "decode_step"]).SerializeToString()
-    assert post(attached, body, PROTOBUF) == 200
+    assert post(attached, [span for span in summaries if span.name == "decode_step"]) == 200
     settle(attached, lambda: attached.viewer.news)
     assert "export at level `trees`" in attached.viewer.news[0].text
 
@@ -139,9 +134,8 @@ def test_special_tokens_without_end_are_bounded(attached):
     for n in range(3):
         tokens = list(range(n * 10_000, n * 10_000 + 1000))
         many = spans(change=lambda span, tokens=tokens: span.attributes | {"specscope.tree.special": tokens})
-        body = encode_spans([span for span in many if span.name == "decode_step"]).SerializeToString()
-        assert post(attached, body, PROTOBUF) == 200
-    assert call(attached, encode_spans(spans()).SerializeToString()) == b""
+        assert post(attached, [span for span in many if span.name == "decode_step"]) == 200
+    assert post(attached, spans()) == 200
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     vocabulary = attached.viewer.history.vocabulary
     assert vocabulary.special <= set(vocabulary.pieces)

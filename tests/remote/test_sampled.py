@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.debug import show
-from specscope.debug.session import Session
 from specscope.remote.receiver import Receiver
 from specscope.trace.metrics import Metrics
 from specscope.trace.record.aggregate import Reason
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
-from specscope.trace.wire.sampling import Sampler
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.support.records import received
@@ -91,38 +85,3 @@ def test_metrics_and_the_capture_count_everything(engine, tmp_path):
     assert back.history.steps == records
     assert back.warnings == []
     assert back.history.run.sampling == ""
-
-
-def test_a_sample_says_what_it_is(engine, tmp_path):
-    """As a collector's file exporter writes what was sent."""
-    taken, path = [], tmp_path / "run.jsonl"
-    with Receiver(taken.append) as receiver:
-        outputs, records = run_all(engine, options(receiver.grpc_port, 0.0))
-        outputs.close()
-    writer = CaptureWriter(path, run_info(received(taken)[0][0]), engine.vocabulary)
-    sampler = Sampler(engine.run_info.run_id, 0.0)
-    for record in records:
-        if (sampled := sampler(record)) is not None:
-            writer(sampled)
-    writer.close()
-    back = read_capture(path)
-    assert (set(back.history.requests), back.history.lost) == (KEPT, 0)
-    assert [w for w in back.warnings if "a sample of its run (ratio 0)" in w]
-    session = Session(back.history)
-    session.goto(next(at for at, step in enumerate(back.history.steps) if step.left_out and step.left_out.requests))
-    assert "left out by sampling" in show.step(session)
-
-
-def test_the_engines_thread_decides_nothing(engine, monkeypatch):
-    """It appends a record and goes on: the decision and the encoding run on the sink's thread."""
-    seen, real = set(), Sampler.__call__
-
-    def noted(self, record):
-        seen.add(threading.current_thread().name)
-        return real(self, record)
-
-    monkeypatch.setattr(Sampler, "__call__", noted)
-    with Receiver(lambda spans: None) as receiver:
-        outputs, _ = run_all(engine, options(receiver.grpc_port, 0.5))
-        outputs.close()
-    assert seen == {"specscope-sink"}

@@ -1,20 +1,22 @@
 """Random records: any tree, any verdict that the schema allows, tokens whose bytes are no UTF-8 or nothing at all."""
 
+from functools import cache
+from typing import get_args
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from specscope.trace.record.aggregate import Aggregate, LeftOut, Reason, Sampled
+from specscope.trace.record.declared import WireForm
 from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.params import SamplingParams, StructuredOutputs
 from specscope.trace.record.records import (
     DraftNotes,
     FinalKind,
-    FinishReason,
     Flight,
     ParentNotes,
     Phase,
-    Preceded,
     RequestEnd,
     RequestInfo,
     RequestStep,
@@ -57,9 +59,19 @@ def evidence(kind, sizes, /, **given):
     return st.builds(kind, **made, **given)
 
 
+SINGLE = {float: number, bool: st.booleans(), int: counts, str: clean_text, type(None): st.none()}
+
+
+@cache
+def _single(field):
+    kinds = get_args(field.base) or (field.base,)
+    of_kinds = [SINGLE[kind] if kind in SINGLE else st.sampled_from(kind) for kind in kinds]
+    return text if field.wire.form is WireForm.ESCAPED else st.one_of(*of_kinds)
+
+
 def _of(field, sizes):
     if field.dtype is None:
-        return number if field.is_float else {bool: st.booleans(), int: counts}[field.base]
+        return _single(field)
     shape = tuple(sizes[letter] for letter in field.dimensions)
     values = floats(shape, field.dtype) if field.is_float else ints(shape, TOKENS - 1 if field.is_id else 10**6)
     return values | st.just(np.zeros(0, field.dtype)) if field.wire.per.endswith("?") else values
@@ -153,19 +165,10 @@ params = st.builds(
 @st.composite
 def infos(draw, name):
     arrival = draw(times)
-    return RequestInfo(
-        id=name,
-        arrival_ns=arrival,
-        admitted_ns=arrival + draw(counts),
-        prompt=draw(text),
-        prompt_tokens=np.array(draw(st.lists(st.integers(0, 2**31 - 1), max_size=5)), dtype=np.int32),
-        params=draw(params),
-        labels=draw(labels),
-        title=draw(text),
-        traceparent=draw(st.sampled_from(["", f"00-{7:032x}-{9:016x}-01", f"00-{1 << 100:032x}-{1 << 60:016x}-00"])),
-        chat=draw(st.booleans()),
-        served=draw(st.booleans()),
-    )
+    told = {"id": st.just(name), "arrival_ns": st.just(arrival), "admitted_ns": st.just(arrival + draw(counts))}
+    told["traceparent"] = st.sampled_from(["", f"00-{7:032x}-{9:016x}-01", f"00-{1 << 100:032x}-{1 << 60:016x}-00"])
+    sizes = {"prompt": draw(st.integers(0, 5))}
+    return draw(evidence(RequestInfo, sizes, params=params, labels=labels, title=text, **told))
 
 
 passes = st.lists(st.tuples(times, counts), max_size=3).map(
@@ -178,30 +181,43 @@ def aggregates(draw):
     """Sums of an interval, of which any may not be told."""
     at = tuple(sorted(draw(st.lists(counts, max_size=4)), reverse=True))
     drafts = draw(st.integers(at[0], 2 * 10**6)) if at else draw(st.none() | counts)
-    proposed = draw(st.just(()) | st.just((drafts,) * len(at))) if at else ()
-    maybe = st.none() | counts
-    return Aggregate(
-        source=draw(st.sampled_from(["vLLM /metrics", "SGLang /metrics"])),
-        engine=draw(clean_text),
-        request=draw(clean_text),
-        drafts=drafts,
-        drafted=draw(maybe),
-        accepted=draw(maybe),
-        emitted=draw(maybe),
-        accepted_at=at,
-        proposed_at=proposed,
-        running=draw(maybe),
-        waiting=draw(maybe),
-        kv_usage=draw(st.none() | st.floats(0, 1)),
-        averages=draw(st.dictionaries(clean_text.filter(bool), st.floats(0, 1e6), max_size=2)),
-        reset=draw(st.booleans()),
-        rounded=draw(st.booleans()),
-    )
+    told = {"source": st.sampled_from(["vLLM /metrics", "SGLang /metrics"]), "accepted_at": st.just(at)}
+    told["proposed_at"] = st.sampled_from([(), (drafts,) * len(at)])
+    told["averages"] = st.dictionaries(clean_text.filter(bool), st.floats(0, 1e6), max_size=2)
+    return draw(evidence(Aggregate, {}, drafts=st.just(drafts), kv_usage=st.none() | st.floats(0, 1), **told))
 
 
 sampled = st.none() | st.builds(Sampled, st.sampled_from(Reason), st.floats(0, 1), st.booleans())
 # Of this step; that whole steps before it are missing, test_sampling.py has
 left_out = st.none() | st.builds(LeftOut, st.just(0), counts, counts, counts, counts, counts)
+
+
+@st.composite
+def parts(draw, name):
+    """A request's step; one that judged nothing has only what a prefill chunk has."""
+    tree = draw(trees())
+    verdict = draw(st.none() | verdicts(tree))
+    emitted = draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0
+    sizes = {"b": draw(st.integers(0, 3)), "v": 0}
+    told = {"request": st.just(name), "index": st.just(0) | counts, "emitted": st.just(emitted)}
+    if verdict is None:
+        told |= {"drafter": st.just("none"), "tree": st.just(DraftTree.empty()), "sizing": st.just("")}
+        told |= dict.fromkeys(("verdict", "notes", "preceded", "parents", "method", "form", "logprobs"), st.none())
+        return draw(evidence(RequestStep, sizes, **told))
+    told |= {"drafter": st.sampled_from(["ngram", "none"]), "tree": st.just(tree), "verdict": st.just(verdict)}
+    told |= {"moved": ints(draw(st.integers(0, 2)), len(tree) - 1) if len(tree) else st.just(none)}
+    notes_of = {"notes": notes, "parents": parent_notes, "method": method_notes, "form": form_notes}
+    told |= {field: st.none() | of(tree) for field, of in notes_of.items()} | {
+        "logprobs": st.none() | logprobs(emitted)
+    }
+    return draw(evidence(RequestStep, sizes, **told))
+
+
+@st.composite
+def ends(draw, info):
+    sizes = {"output": draw(st.integers(0, 4))}
+    told = {"info": st.just(info), "finished_ns": times, "sampled": sampled}
+    return draw(evidence(RequestEnd, sizes, **told))
 
 
 @st.composite
@@ -213,77 +229,18 @@ def runs(draw, max_steps=4):
     for step in range(draw(st.integers(1, max_steps))):
         admitted = tuple(draw(infos(next(names))) for _ in range(draw(st.integers(0, 2))))
         alive |= {info.id: info for info in admitted}
-        parts = []
-        for name in alive:
-            tree = draw(trees())
-            verdict = draw(st.none() | verdicts(tree))
-            emitted = draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0
-            parts.append(
-                RequestStep(
-                    request=name,
-                    index=draw(st.just(0) | counts),
-                    context_len=draw(counts),
-                    prefill_tokens=draw(counts),
-                    drafter=draw(st.sampled_from(["ngram", "none"])) if verdict is not None else "none",
-                    tree=tree if verdict is not None else DraftTree.empty(),
-                    verdict=verdict,
-                    emitted=emitted,
-                    notes=draw(st.none() | notes(tree)) if verdict is not None else None,
-                    sizing=draw(clean_text) if verdict is not None else "",
-                    preceded=draw(st.none() | st.sampled_from(Preceded)) if verdict is not None else None,
-                    found=draw(counts),
-                    blocks=draw(ints(draw(st.integers(0, 3)))),
-                    moved=draw(ints(draw(st.integers(0, 2)), len(tree) - 1))
-                    if verdict is not None and len(tree)
-                    else none,
-                    parents=draw(st.none() | parent_notes(tree)) if verdict is not None else None,
-                    method=draw(st.none() | method_notes(tree)) if verdict is not None else None,
-                    form=draw(st.none() | form_notes(tree)) if verdict is not None else None,
-                    logprobs=draw(st.none() | logprobs(emitted)) if verdict is not None else None,
-                )
-            )
+        requests = tuple(draw(parts(name)) for name in alive)
         ending = [name for name in alive if draw(st.booleans())]
-        ends = tuple(
-            RequestEnd(
-                info=alive.pop(name),
-                finished_ns=draw(times),
-                reason=draw(st.sampled_from(FinishReason)),
-                stop=draw(text),
-                output=np.array(draw(st.lists(st.integers(0, TOKENS - 1), max_size=4)), dtype=np.int32),
-                error=draw(clean_text),
-                sampled=draw(sampled),
-            )
-            for name in ending
-        )
         moments = sorted(draw(st.lists(times, min_size=6, max_size=6)))
         phases = ("schedule", "draft", "forward", "verify", "commit")
-        records.append(
-            StepRecord(
-                step=step,
-                phases=tuple(Phase(n, a, b) for n, a, b in zip(phases, moments[:-1], moments[1:], strict=True)),
-                running=draw(counts),
-                waiting=draw(counts),
-                blocks_used=draw(counts),
-                blocks_free=draw(counts),
-                speculation=draw(st.booleans()),
-                speculation_off=draw(clean_text),
-                admitted=admitted,
-                requests=tuple(parts),
-                preempted=tuple(draw(st.lists(st.sampled_from(sorted(alive)), max_size=1))) if alive else (),
-                finished=ends,
-                passes=draw(passes),
-                device_ns=tuple(draw(st.lists(counts, max_size=5))),
-                branch=draw(st.integers(0, 3)),
-                after=draw(st.none() | st.integers(-1, step - 1)),
-                rewound=draw(st.booleans()),
-                aggregate=draw(st.none() | aggregates()),
-                budget=draw(st.none() | counts),
-                flight=draw(st.none() | st.builds(Flight, times, times, times)),
-                left_out=draw(left_out),
-                queried=draw(counts),
-                blocks_cached=draw(counts),
-            )
-        )
+        phases = tuple(Phase(n, a, b) for n, a, b in zip(phases, moments[:-1], moments[1:], strict=True))
+        told = {"step": step, "phases": phases, "admitted": admitted, "requests": requests}
+        told["finished"] = tuple(draw(ends(alive.pop(name))) for name in ending)
+        told["preempted"] = tuple(draw(st.lists(st.sampled_from(sorted(alive)), max_size=1))) if alive else ()
+        drawn = {"passes": passes, "device_ns": st.lists(counts, max_size=5).map(tuple), "branch": st.integers(0, 3)}
+        drawn |= {"after": st.none() | st.integers(-1, step - 1), "aggregate": st.none() | aggregates()}
+        drawn |= {"flight": st.none() | st.builds(Flight, times, times, times), "left_out": left_out}
+        records.append(draw(evidence(StepRecord, {}, **drawn, **{name: st.just(each) for name, each in told.items()})))
     return records
 
 

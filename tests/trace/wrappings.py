@@ -65,12 +65,12 @@ def _framed(messages: list[bytes], *, compressed: bool = False) -> bytes:
     return b"".join(len(message).to_bytes(4, "big") + message for message in messages)
 
 
-def _field(payload: bytes) -> bytes:
-    """The first field of a message, with these bytes."""
+def field(tag: int, payload: bytes) -> bytes:
+    """A field of a message that has a length, with these bytes."""
     size, length = len(payload), b""
     while size > 0x7F:
         length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
-    return b"\n" + length + bytes([size]) + payload
+    return bytes([tag]) + length + bytes([size]) + payload
 
 
 def _text(value: dict[str, Any]) -> Any:
@@ -155,7 +155,7 @@ WRAPPINGS: dict[str, Callable[[Lines], bytes]] = {
     "oldest Tempo": _old_tempo,
     "names of protobuf": lambda lines: _dump(_in_protobuf_json(lines, snake=True)),
     "protobuf": lambda lines: export(one(lines)),
-    "Tempo's protobuf": lambda lines: _field(export(one(lines))) + b"\x18\x01",
+    "Tempo's protobuf": lambda lines: field(0x0A, export(one(lines))) + b"\x18\x01",
     "proto of the file exporter": lambda lines: _framed([export(line) for line in lines]),
     "compressed proto": lambda lines: _framed([export(line) for line in lines], compressed=True),
     "compressed JSON": lambda lines: _framed([_dump(line) for line in lines], compressed=True),

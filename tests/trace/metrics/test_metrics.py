@@ -1,59 +1,104 @@
-"""Metrics, through a real Prometheus parser."""
+"""Metrics, through Prometheus' and OpenMetrics' own parsers: counters, gauges, histograms over requests, the log."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+import dataclasses
+import urllib.request
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as plain_families
 
+from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.metrics import Metrics, log_line
-from specscope.trace.record.records import (
-    FinishReason,
-    Phase,
-    RequestEnd,
-    RequestInfo,
-    RequestStep,
-    StepRecord,
-)
+from specscope.trace.metrics import HISTOGRAMS, OPENMETRICS, PLAIN, Metrics, log_line
+from specscope.trace.record.aggregate import Reason
+from specscope.trace.record.records import FinishReason, Phase
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.sampling import ratio_keeps
+from specscope.trace.wire.spans import Encoder, own_trace
 from tests.counting import lines_run
 from tests.support import records as made
+from tests.trace.strategies import RUN
+from tests.waiting import HANG_SECONDS
 
-MS = 1_000_000
+MS = made.MS
+RUN_OF_100 = dataclasses.replace(RUN, max_context=100)
+LENGTH = "specscope:request_acceptance_length"
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def part(drafted: int, accepted: int, emitted: int | None = None, request: str = "a", **more: int) -> RequestStep:
+def part(drafted, accepted, request="a", **more):
     """A chain of `drafted` tokens of which the first `accepted` were accepted."""
     outcome = made.outcomes(drafted, range(accepted), range(accepted, min(accepted + 1, drafted)))
     tree, path = made.chain(range(drafted)), range(accepted)
     judged = made.verdict(outcome, path, kind=made.kind_of(tree.parent.tolist(), path))
-    return made.part(request, tree, judged, **{"context": 10, "emitted": emitted} | more)
+    return made.part(request, tree, judged, context=10, **more)
 
 
-def record(step: int, parts: Sequence[RequestStep], start_ms: int | None = None, **change: object) -> StepRecord:
+def record(step, parts, start_ms=None, **change):
+    """A step of 50 ms; one begins every 100 ms."""
     start = (step * 100 if start_ms is None else start_ms) * MS
     during = (Phase("schedule", start, start + MS), Phase("commit", start + MS, start + 50 * MS))
     return made.record(step, parts, during, **{"blocks_used": 30, "blocks_free": 70} | change)
 
 
-def info(name: str, prompt_tokens: int) -> RequestInfo:
-    return made.info(name, tokens=[0] * prompt_tokens)
+def asked(name, prompt=12, **more):
+    return made.info(name, tokens=[0] * prompt, arrived=100 * MS, admitted=150 * MS, **more)
 
 
-def end(name: str, reason: FinishReason) -> RequestEnd:
-    return made.end(info(name, 1), reason=reason)
+def end(name, reason):
+    return made.end(asked(name), reason=reason)
+
+
+def life(info, steps, reason=FinishReason.LENGTH):
+    """A request's steps, 100 ms and 20 ms long each: (drafted, accepted)."""
+    parts = [part(drafted, accepted, info.id, index=1) for drafted, accepted in steps]
+    ends = (made.end(info, [0] * sum(one.emitted for one in parts), reason),)
+    return [
+        made.record(
+            number, [one], admitted=(info,) if number == 1 else (), finished=ends if number == len(parts) else ()
+        )
+        for number, one in enumerate(parts, 1)
+    ]
+
+
+def filled(records, **options):
+    metrics = Metrics("m", **options)
+    for one in records:
+        metrics(one)
+    return metrics
+
+
+def histograms(*records, ratio=None):
+    return filled(records, run=RUN_OF_100, ratio=ratio)
+
+
+def samples(metrics):
+    """What a scraper that takes OpenMetrics reads."""
+    page, kind = metrics.page(OPENMETRICS)
+    assert kind.startswith(OPENMETRICS)
+    return [sample for family in openmetrics_families(page.decode()) for sample in family.samples]
+
+
+def value(metrics, name, **labels):
+    [sample] = [one for one in samples(metrics) if one.name == name and labels.items() <= one.labels.items()]
+    assert sample.labels.items() >= {"model_name": "m", "engine": "0"}.items()
+    return sample.value
+
+
+def exemplars(metrics):
+    """The trace ids at each histogram."""
+    ids = {}
+    for sample in samples(metrics):
+        if sample.exemplar is not None:
+            assert set(sample.exemplar.labels) == {"trace_id"}
+            ids.setdefault(sample.name.removesuffix("_bucket"), set()).add(sample.exemplar.labels["trace_id"])
+    return ids
 
 
 RECORDS = [
-    record(
-        0,
-        [part(0, 0), part(0, 0, request="b")],
-        admitted=(info("a", 12), info("b", 5)),
-        waiting=4,
-    ),
-    record(1, [part(3, 3), part(3, 1, request="b")]),
-    record(2, [part(2, 0), part(3, 2, emitted=1, request="b")], preempted=("c",), waiting=3),
+    record(0, [part(0, 0), part(0, 0, "b")], admitted=(asked("a"), asked("b", 5)), waiting=4),
+    record(1, [part(3, 3), part(3, 1, "b")]),
+    record(2, [part(2, 0), part(3, 2, "b", emitted=1)], preempted=("c",), waiting=3),
     record(3, [part(1, 1)], finished=(end("b", FinishReason.EOS), end("c", FinishReason.CANCELLED)), blocks_used=60),
     record(4, [], finished=(end("a", FinishReason.STOP),), waiting=1, blocks_used=60, blocks_free=40),
 ]
@@ -70,34 +115,8 @@ COUNTERS = {
 GAUGES = {"num_requests_running": 0, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.6}
 
 
-def own(labels: dict) -> tuple[str, ...]:
-    """The labels besides vLLM's two, which every series must carry."""
-    assert labels["model_name"] == 'SmolLM2 "135M"'
-    assert labels["engine"] == "0"
-    return tuple(value for name, value in labels.items() if name not in ("model_name", "engine"))
-
-
-def filled(**options: object) -> Metrics:
-    metrics = Metrics('SmolLM2 "135M"', **options)
-    for one in RECORDS:
-        metrics(one)
-    return metrics
-
-
-def text_of(metrics: Metrics) -> str:
-    return metrics.page()[0].decode()
-
-
-def parsed(text: str) -> dict[str, dict[tuple[str, ...], float]]:
-    return {
-        sample.name: {own(s.labels): s.value for s in family.samples}
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def test_the_prometheus_text_has_vllms_names() -> None:
-    text = text_of(filled(lost=lambda: 2))
+def test_the_prometheus_text_has_vllms_names():
+    text = filled(RECORDS, lost=lambda: 2).page()[0].decode()
     want = {f"vllm:{name}_total": values for name, values in COUNTERS.items()}
     want |= {f"vllm:{name}": {(): pytest.approx(value)} for name, value in GAUGES.items()}
     want["specscope:lost_records_total"] = {(): 2}
@@ -106,13 +125,23 @@ def test_the_prometheus_text_has_vllms_names() -> None:
     assert "# TYPE vllm:kv_cache_usage_perc gauge\n" in text
 
 
-def test_before_the_first_record_everything_is_zero() -> None:
-    found = parsed(text_of(Metrics('SmolLM2 "135M"')))
+def parsed(text):
+    """Values by the labels besides vLLM's two, which every series must carry."""
+    found = {}
+    for sample in (sample for family in plain_families(text) for sample in family.samples):
+        labels = dict(sample.labels)
+        assert (labels.pop("model_name"), labels.pop("engine")) == ("m", "0")
+        found.setdefault(sample.name, {})[tuple(labels.values())] = sample.value
+    return found
+
+
+def test_before_the_first_record_everything_is_zero():
+    found = parsed(Metrics("m").page()[0].decode())
     assert found["vllm:spec_decode_num_drafts_total"] == {(): 0}
     assert found["vllm:kv_cache_usage_perc"] == {(): 0}
 
 
-def test_the_log_line_is_vllms() -> None:
+def test_the_log_line_is_vllms():
     counts = Acceptance(drafts=44, drafted=220, accepted=20, accepted_at=[16, 2, 2, 0, 0])
     assert log_line(counts, 220 / 18.70) == (
         "SpecDecoding metrics: Mean acceptance length: 1.45, Accepted throughput: 1.70 tokens/s, Drafted throughput: "
@@ -121,15 +150,15 @@ def test_the_log_line_is_vllms() -> None:
     )
 
 
-def test_no_line_where_nothing_was_drafted_and_no_division_by_zero() -> None:
+def test_no_line_where_nothing_was_drafted_and_no_division_by_zero():
     assert log_line(Acceptance(steps=5, emitted=5), 10) is None
     line = log_line(Acceptance(drafts=1, drafted=2, accepted=0, accepted_at=[0, 0]), 0)
     assert line is not None
     assert "Mean acceptance length: 1.00, Accepted throughput: 0.00" in line
 
 
-def test_one_line_an_interval_in_the_records_time() -> None:
-    lines: list[str] = []
+def test_one_line_an_interval_in_the_records_time():
+    lines = []
     metrics = Metrics(log=lines.append, seconds=1.0)
     for step in range(25):  # a step every 100 ms, each 50 ms long: ten fit in a second
         metrics(record(step, [part(2, 1)]))
@@ -144,8 +173,8 @@ def test_one_line_an_interval_in_the_records_time() -> None:
     assert metrics.totals.acceptance.accepted == 25  # the totals go on over the intervals
 
 
-def test_idle_time_between_two_requests_is_in_no_interval() -> None:
-    lines: list[str] = []
+def test_idle_time_between_two_requests_is_in_no_interval():
+    lines = []
     metrics = Metrics(log=lines.append, seconds=1.0)
     metrics(record(0, [part(2, 1)], start_ms=0))
     metrics(record(1, [part(2, 1)], start_ms=60_000))
@@ -153,9 +182,119 @@ def test_idle_time_between_two_requests_is_in_no_interval() -> None:
     assert [line.count("Drafted throughput: 40.00 tokens/s") for line in lines] == [1, 1]
 
 
-def test_a_step_of_eight_requests_is_cheap() -> None:
+def test_a_step_of_eight_requests_is_cheap():
     """About 25 us where the trees' depths are known already, of the first record as of the last."""
     records = [record(n, [part(5, 2) for _ in range(8)]) for n in range(200)]
     metrics = Metrics(log=lambda _: None)
     work = [lines_run(metrics, one)[0] for one in records]
     assert max(work) < 2000  # 845 lines of Python each, at most 1,033
+
+
+# Histograms over requests
+
+
+def test_acceptance_length_of_each_request():
+    lives = (("a", [(0, 0), (3, 3), (3, 0)]), ("b", [(2, 0)]), ("c", [(0, 0)]))
+    metrics = histograms(*(record for name, steps in lives for record in life(asked(name), steps)))
+    assert value(metrics, LENGTH + "_count") == 2, "c has no drafts"
+    assert value(metrics, LENGTH + "_sum") == 2.5 + 1
+    assert value(metrics, LENGTH + "_bucket", le="1.0") == 1, "of b, nothing was accepted"
+    assert value(metrics, LENGTH + "_bucket", le="2.0") == 1
+    assert value(metrics, LENGTH + "_bucket", le="2.5") == 2
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_a_request_that_fails_has_a_length_of_acceptance_and_no_latency(reason):
+    metrics = histograms(*life(asked("a"), [(2, 1), (2, 1)], reason))
+    ended = reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+    assert value(metrics, LENGTH + "_count") == 1
+    assert value(metrics, "vllm:e2e_request_latency_seconds_count") == ended
+    assert value(metrics, "vllm:request_prompt_tokens_sum") == 12 * ended
+    assert value(metrics, "vllm:request_generation_tokens_sum") == 4 * ended
+
+
+def test_latencies_and_lengths():
+    metrics = histograms(*life(asked("a"), [(3, 1), (3, 1), (3, 0)]))  # each step ends 20 ms after it began
+    for name, seconds in {
+        "time_to_first_token_seconds": 0.02,  # arrived at 100 ms; the first step ends at 120
+        "inter_token_latency_seconds": 0.2,
+        "request_time_per_output_token_seconds": 0.2 / 4,
+        "e2e_request_latency_seconds": 0.22,
+        "request_queue_time_seconds": 0.05,
+        "request_prefill_time_seconds": 0,  # admitted at 150 ms, after the step: never below nothing
+        "request_decode_time_seconds": 0.2,
+        "request_inference_time_seconds": 0.17,
+        "request_prompt_tokens": 12,
+        "request_generation_tokens": 5,
+        "iteration_tokens_total": 3 * 4,
+    }.items():
+        assert value(metrics, f"vllm:{name}_sum") == pytest.approx(seconds), name
+
+
+def test_the_buckets_of_lengths_are_vllms():
+    metrics = histograms(*life(asked("a"), [(1, 1)]))
+    for name in ("prompt", "generation"):
+        found = [one.labels["le"] for one in samples(metrics) if one.name == f"vllm:request_{name}_tokens_bucket"]
+        assert found == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
+
+
+def test_an_exemplar_is_the_trace_that_the_spans_are_in():
+    alone, called = life(asked("a"), [(3, 3), (3, 0)]), life(asked("b", traceparent=CALLER), [(3, 0), (3, 0)])
+    encoder = Encoder(RUN_OF_100, Vocabulary())
+    spans = [span for record in (*alone, *called) for span in encoder.encode(record)]
+    traces = {f"{span.trace:032x}" for span in spans if span.name == "decode_step"}
+    assert traces == {f"{own_trace(RUN.run_id, 'a'):032x}", CALLER.split("-")[1]}
+    found = exemplars(histograms(*alone, *called))
+    assert found[LENGTH] == traces, "they are in two buckets"
+    by_request = {*HISTOGRAMS, "vllm:request_prompt_tokens", "vllm:request_generation_tokens"}
+    assert set(found) == by_request - {"vllm:iteration_tokens_total"}, "a step is of no one request"
+    assert all(ids <= traces for ids in found.values())
+
+
+ACCEPTS = (  # headers of curl, of Prometheus 2 and 3, and of whom it may concern
+    ("*/*", PLAIN),
+    ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", PLAIN),
+    ("application/openmetrics-text-no;version=1.0.0", PLAIN),
+    (f"{OPENMETRICS};version=1.0.0,{OPENMETRICS};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5", OPENMETRICS),
+    (f"{OPENMETRICS};version=1.0.0;escaping=underscores;q=0.5,text/plain;version=1.0.0;q=0.3,*/*;q=0.1", OPENMETRICS),
+    (f"{OPENMETRICS};version=one;escaping=,;;=", OPENMETRICS),
+    (f"{OPENMETRICS} ; Q=0.000 , */*", PLAIN),
+    (f"{OPENMETRICS};version=1.0.0;q=0,{OPENMETRICS};version=0.0.1;q=0.001", OPENMETRICS),
+    (f"{OPENMETRICS};q=never", OPENMETRICS),
+    ("Application/OpenMetrics-Text", OPENMETRICS),
+)
+
+
+def test_over_http_the_scraper_decides():
+    metrics = histograms(*life(asked("a"), [(3, 3), (3, 0)]))
+    url = f"http://127.0.0.1:{metrics.serve_prometheus(0)}/metrics"
+    try:
+        for accept, kind in ACCEPTS:
+            request = urllib.request.Request(url, headers={"Accept": accept})
+            with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
+                assert answer.headers["Content-Type"].startswith(kind)
+                text = answer.read().decode()
+            assert (" # {" in text) == (kind == OPENMETRICS)
+            assert '\nvllm:e2e_request_latency_seconds_count{engine="0",model_name="m"} 1.0\n' in text
+        with pytest.raises(UserError, match=url.split("/")[2]):
+            Metrics().serve_prometheus(int(url.split(":")[2].removesuffix("/metrics")))
+    finally:
+        metrics.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=HANG_SECONDS)
+
+
+def test_a_request_whose_spans_are_not_sent_is_no_exemplar():
+    names = [f"r{number}" for number in range(40)]
+    kept = {name for name in names if ratio_keeps(own_trace(RUN.run_id, name), "", 0.5) is Reason.RATIO}
+    assert 0 < len(kept) < 40
+    records = [record for name in names for record in life(asked(name), [(3, 3), (3, 0)])]
+    for ratio, chosen in ((0.5, kept), (None, set(names))):
+        [newest] = exemplars(histograms(*records, ratio=ratio))[LENGTH]
+        last = max(chosen, key=names.index)
+        assert newest == f"{own_trace(RUN.run_id, last):032x}"
+
+
+def test_what_ended_is_forgotten():
+    metrics = histograms(*(one for n in range(50) for one in life(asked(f"r{n}"), [(3, 3), (3, 0)])))
+    assert not metrics._histograms._running
