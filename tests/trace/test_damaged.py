@@ -58,29 +58,19 @@ FAULTS = {
     "emitted too much": ({"specscope.emitted": 2**30}, "`specscope.emitted`"),
     "text one short": ({"specscope.tree.text": ["a"]}, "`specscope.tree.text` holds 1 texts for 3 tokens"),
     "text not escaped": ({"specscope.tree.text": ["\\xzz", "a", "b"]}, "`specscope.tree.text` is not escaped"),
-    "fed rows without positions": (
-        FED | {"specscope.draft.fed_position": [3]},
-        "`specscope.draft.fed_position` holds 1",
-    ),
-    "norms that are no rows": (
-        FED | {"specscope.draft.fed_norms": [1.0] * 5},
-        "`specscope.draft.fed_norms` holds 5 val",
-    ),
-    "draw margins one short": (
-        FED | {"specscope.draft.draw_margin": [0.5]},
-        "`specscope.draft.draw_margin` holds 1",
-    ),
-    "draft coins one short": (FED | {"specscope.draft.coin": [0.5]}, "`specscope.draft.coin` holds 1 values, not 2"),
-    "a draft coin of text": (
-        FED | {"specscope.draft.coin": [0.5, "tails"]},
-        "Expected `float`, got `str` in `specscope.draft.coin[1]`",
-    ),
-    "lower ends one short": (FED | {"specscope.draft.low": [0.5]}, "`specscope.draft.low` holds 1 values, not 2"),
     "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),
     "step of -1": ({"specscope.step": -1}, "Expected `int` >= 0 in `specscope.step`"),
     "step of 2**62": ({"specscope.step": 2**62}, "in `specscope.step`"),
     "step of text": ({"specscope.step": "2"}, "Expected `int`, got `str` in `specscope.step`"),
 }
+OF_DRAFTERS = {
+    "fed_position": ([3], "`specscope.draft.fed_position` holds 1"),
+    "fed_norms": ([1.0] * 5, "`specscope.draft.fed_norms` holds 5 val"),
+    "draw_margin": ([0.5], "`specscope.draft.draw_margin` holds 1"),
+    "coin": ([0.5, "tails"], "Expected `float`, got `str` in `specscope.draft.coin[1]`"),
+    "low": ([0.5], "`specscope.draft.low` holds 1 values, not 2"),
+}
+FAULTS |= {name: (FED | {f"specscope.draft.{name}": value}, text) for name, (value, text) in OF_DRAFTERS.items()}
 OF_OTHERS = {
     "labels": ("queue", {"specscope.request.labels": "[1, 2]"}, "`specscope.request.labels`: Expected `object`"),
     "deep labels": ("queue", {"specscope.request.labels": "[" * DEPTH + "]" * DEPTH}, "`specscope.request.labels`"),

@@ -96,7 +96,7 @@ def test_times_are_of_its_arrival_and_first_token():
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(totals, "KEPT", 100)
     tally, engine, chance = RequestTally(RUN), FakeEngine(), random.Random(0)
-    for _ in range(2000):
+    for _ in range(400):
         engine.path.clear()
         tally.add(engine.step([("", {})], END if chance.random() < 0.9 else [], [(2, 1)]))
         engine.alive = dict(list(engine.alive.items())[-3:])  # ends that were lost on the way

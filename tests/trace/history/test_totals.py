@@ -32,6 +32,10 @@ def test_counts_at_any_position(history):
             own = [part for part in parts if part.request == name]
             assert history.acceptance_at(position, name) == stats.measure(own)
             assert history.requests[name].count_at(position) == len(own)
+        each = [stats.measure(part for part in parts if part.request == name) for name in history.requests]
+        mean, over = history.mean_tau_at(position)
+        assert mean == pytest.approx(stats.mean_tau(each)) if over else mean is None
+        assert over == sum(one.tau is not None for one in each)
 
 
 def test_why_steps_drafted_nothing_at_any_position_also_after_going_back():
@@ -54,17 +58,6 @@ def replaced(history: History) -> History:
     for step in history.steps:
         whole.append(step)
     return whole
-
-
-def test_mean_over_requests(history):
-    for position in (0, 5, 20, len(history.steps) - 1):
-        parts = [
-            stats.measure(part for r in history.steps[: position + 1] for part in r.requests if part.request == name)
-            for name in history.requests
-        ]
-        mean, over = history.mean_tau_at(position)
-        assert mean == pytest.approx(stats.mean_tau(parts)) if over else mean is None
-        assert over == sum(part.tau is not None for part in parts)
 
 
 def test_buckets_of_the_plot(history):

@@ -6,8 +6,6 @@ import dataclasses
 
 import pytest
 
-from specscope.debug import show
-from specscope.debug.session import Session
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import about_sizing, acceptance, accepted_text, ending, plural
@@ -66,16 +64,6 @@ def test_what_was_accepted_is_said_of_nodes_and_of_depth(parents, path, words):
 def test_a_prefill_chunk_says_so():
     chunk = part(0, DraftTree.empty(), None, 0, prefill=1)
     assert {acceptance(chunk), accepted_text(chunk), draw_tree(chunk, History().vocabulary)} == {"prefill of 1 token"}
-
-
-def test_the_console_says_it_in_the_same_words():
-    history = replay().history
-    session = Session(history=history)
-    session.position = next(at for at, record in enumerate(history.steps) if len(record.requests[1].tree) > 4)
-    session.request = "r1"
-    part = session.part
-    assert part is not None
-    assert acceptance(part) in show.where(session)
 
 
 def test_running_out_of_tokens_is_not_called_length():

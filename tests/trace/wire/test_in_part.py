@@ -55,11 +55,13 @@ def sent_parts(spans):
     }
 
 
-@given(runs(max_steps=6), vocabularies, st.randoms(use_true_random=False), st.sampled_from([0.5, 0.9, 1.0]))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@pytest.mark.parametrize("behind", [1, 64])
+shares = st.sampled_from([0.5, 0.9, 1.0])
+
+
+@given(runs(max_steps=6), vocabularies, st.randoms(use_true_random=False), shares, st.sampled_from([1, 64]))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_step_that_is_there_is_read_and_none_is_invented(
-    tmp_path, monkeypatch, behind, records, vocabulary, chance, share
+    tmp_path, monkeypatch, records, vocabulary, chance, share, behind
 ):
     """`behind`: with 1, most files are read twice; with 64, none is."""
     monkeypatch.setattr(unspan, "STEPS_BEHIND", behind)
@@ -86,9 +88,7 @@ def test_every_step_that_is_there_is_read_and_none_is_invented(
         if record.absent is not None and not record.absent.engine:
             assert {*record.absent.names} == {p.request for p in whole.requests} - {p.request for p in record.requests}
     absent = [record.absent for record in known]
-    steps = any(
-        record.requests or record.admitted or record.absent is None or not record.absent.engine for record in known
-    )
+    steps = any(r.requests or r.admitted or r.absent is None or not r.absent.engine for r in known)
     assert back.in_part == (steps and any(what is not None for what in absent))  # requests' own spans alone are no part
     assert not back.in_part or len(kept) < len(spans)
 

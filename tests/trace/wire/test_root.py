@@ -10,7 +10,7 @@ from opentelemetry.sdk.resources import Resource
 
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import FinishReason, RequestInfo
+from specscope.trace.record.records import FinishReason
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import span_json
@@ -78,19 +78,11 @@ def test_at_level_requests_it_is_all_that_is_sent():
 
 def deep(steps, depth):
     """Records of a request whose drafts are this deep."""
-    info = RequestInfo(
-        "chatcmpl-0123456789abcdef0123456789abcdef",
-        NS,
-        NS + 10**9,
-        "p" * 10000,
-        np.arange(5000, dtype=np.int32),
-        SamplingParams(temperature=0.7, top_k=50, top_p=0.95, seed=2**62, stop=("\n\n",)),
-        {"kind": "code", "tenant": "a" * 36},
-        "title",
-        f"00-{2**127:032x}-{2**63:016x}-01",
-        chat=True,
-        served=True,
-    )
+    params = SamplingParams(temperature=0.7, top_k=50, top_p=0.95, seed=2**62, stop=("\n\n",))
+    labels, caller = {"kind": "code", "tenant": "a" * 36}, f"00-{2**127:032x}-{2**63:016x}-01"
+    more = {"title": "title", "traceparent": caller, "chat": True, "served": True, "params": params}
+    name, prompt = "chatcmpl-0123456789abcdef0123456789abcdef", "p" * 10000
+    info = made.info(name, prompt, np.arange(5000), labels, arrived=NS, admitted=NS + 10**9, **more)
     tree = DraftTree.build(list(range(depth)), list(range(-1, depth - 1)))
     bonus = verdict(tree, [1] * depth, list(range(depth)), 7, "bonus")
     part = made.part(info.id, tree, bonus, emitted=depth + 1, index=0, context=5, prefill=0, drafter="ngram")

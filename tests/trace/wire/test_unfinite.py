@@ -11,8 +11,7 @@ from tests.trace.damage import SAMPLES, TRACES, small, with_wrong_numbers
 from tests.trace.look_at import look_at
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(("name", "seed"), [(name, seed) for seed, name in enumerate(SAMPLES)])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_wrong_numbers_are_shown_and_nothing_is_left_out(tmp_path, name, seed):
     path = tmp_path / "run.jsonl"
