@@ -16,6 +16,10 @@ from tests.watch.samples import PEOPLE, text
 from tests.watch.server import Page
 
 
+def counts(one):
+    return one.drafts, one.drafted, one.accepted, one.emitted, one.accepted_at
+
+
 def only(page):
     (reading,) = read_metrics(page, 1)
     return difference(None, reading).aggregate
@@ -57,34 +61,6 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
     assert one.accepted_at == (32, 18, 7, 3, 3)
     in_chat = {"object": "chat.completion", "choices": [{"meta_info": META | {"spec_verify_ct": 43} | figures}]}
     assert read_json(in_chat, 7)[0].aggregate.accepted_at == (32, 18, 7, 3, 3)
-
-
-def test_a_llamacpp_page_of_a_million_is_rounded():
-    page = (PEOPLE / "prom_llamacpp.txt").read_text()
-    large = page.replace("num_accepted_tokens_total 150", "num_accepted_tokens_total 2.22222e+06")
-    for position, value in enumerate((1_200_001, 800_003, 222_219)):
-        large = large.replace(
-            f'{{position="{position}"}} {(80, 50, 20)[position]}', f'{{position="{position}"}} {value}'
-        )
-    one = only(
-        large.replace("drafts_total 100", "drafts_total 1.3e+06").replace("tokens_total 300", "tokens_total 3.9e+06")
-    )
-    assert one.accepted == 2_222_223  # the sum of the positions, which are whole numbers
-    assert one.rounded
-    assert not only(page).rounded
-    assert only(page).accepted == 150
-
-
-def test_answers_of_llamacpp():
-    for name, counts in {
-        "llamacpp/chat.json": (None, 95, 95, 120),
-        "llamacpp/completion.json": (None, 47, 47, 60),
-        "llamacpp_resp.json": (None, 514, 365, 42),
-        "llamacpp/stream.txt": (35, 136, 64, 100),
-    }.items():
-        source, (one,) = read(PEOPLE / name)
-        assert source.recognised == "llama.cpp response"
-        assert (one.drafts, one.drafted, one.accepted, one.emitted) == counts, name
 
 
 def test_a_stream_has_the_drafts_that_the_log_has():
@@ -184,10 +160,6 @@ def times(page, factor):
     return counter.sub(lambda match: f"{match[1]} {float(match[2]) * factor:.1f}", page)
 
 
-def counts(one):
-    return one.drafts, one.drafted, one.accepted, one.emitted, one.accepted_at
-
-
 @pytest.mark.parametrize("engine", PAGES)
 def test_the_page_of_each_engine_grows_and_starts_again(engine):
     page, intervals = PAGES[engine], Intervals()
@@ -199,6 +171,7 @@ def test_the_page_of_each_engine_grows_and_starts_again(engine):
     ]
     grown, more, idle, again = told
     assert since_it_began.drafts
+    assert not since_it_began.rounded
     assert counts(grown) == counts(since_it_began)
     assert more.drafts == 3 * since_it_began.drafts
     assert (idle.drafts, idle.reset) == (0, False)

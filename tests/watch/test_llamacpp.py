@@ -95,19 +95,33 @@ END = (
 )
 
 
-def test_a_draft_that_is_judged_again_counts_once():
-    (one,) = taken([STEP.format(2, 4) + " (restore checkpoint)", STEP.format(2, 2), STEP.format(1, 4)])
-    assert (one.drafts, one.drafted, one.accepted) == (2, 6, 3)
-    assert one.averages == {RESTORED: 1}
-    assert notes(one) == [f"1 {RESTORED}"]
-    assert one.accepted_at == (2, 1, 0, 0)
+LAUNCH = "0.01.716.605 I slot launch_slot_: id  1 | task 1 | processing task, is_child = 0"
+RESTORE = STEP.format(2, 4) + " (restore checkpoint)"
+OLDER = END.format(5, 12, "2.67").replace("acceptance", "acceptance rate").partition(", mean")[0]
+LOGS = {
+    "a draft that is judged again": ([RESTORE, STEP.format(2, 2), STEP.format(1, 4)], [(2, 6, 3, (2, 1, 0, 0))]),
+    "lines are missing: the server's sums": ([STEP.format(2, 4), END.format(5, 12, "2.67")], [(3, 12, 5, ())]),
+    "of an older server": ([OLDER], [(None, 12, 5, ())]),
+    "a request that has not ended": ([STEP.format(2, 4)], [(1, 4, 2, (1, 1, 0, 0))]),
+    "a server that starts again uses its numbers again": (
+        [STEP.format(2, 4), LAUNCH, STEP.format(1, 4)],
+        [(1, 4, 2, (1, 1, 0, 0)), (1, 4, 1, (1, 0, 0, 0))],
+    ),
+    "no drafts": ([line for line in (LLAMA / "steps.log").read_text().splitlines() if "draft" not in line], []),
+}
 
 
-def test_where_lines_are_missing_the_servers_sums_count():
-    (one,) = taken([STEP.format(2, 4), END.format(5, 12, "2.67")])
-    assert (one.accepted, one.drafted, one.drafts, one.accepted_at) == (5, 12, 3, ())
-    (one,) = taken([END.format(5, 12, "2.67").replace("acceptance", "acceptance rate").partition(", mean")[0]])
-    assert (one.accepted, one.drafted, one.drafts) == (5, 12, None)  # an older server
+@pytest.mark.parametrize(("lines", "figures"), LOGS.values(), ids=LOGS)
+def test_what_a_log_tells(lines, figures):
+    told = taken(lines)
+    assert [(one.drafts, one.drafted, one.accepted, one.accepted_at) for one in told] == figures
+    restored = RESTORE in lines
+    assert [(one.averages, notes(one)) for one in told if restored] == [({RESTORED: 1}, [f"1 {RESTORED}"])] * restored
+
+
+def test_a_request_is_told_when_it_has_ended():
+    assert taken([STEP.format(2, 4)], last=False) == []  # more may come
+    assert [one.accepted for one in taken([END.format(2, 4, "3.00")], last=False)] == [2]
 
 
 @pytest.mark.parametrize("prefix", ["", "2026-05-17 11:04:29.854 | "])
@@ -135,22 +149,6 @@ def test_positions_of_a_line_of_their_own():
     first, second = taken(lines)
     assert (first.drafts, first.accepted_at) == (16, (16, 16, 16, 15))
     assert (second.drafts, second.accepted_at) == (19, (13, 11, 9, 7))
-
-
-def test_requests_that_have_not_ended():
-    assert taken([STEP.format(2, 4)], last=False) == []  # more may come
-    assert [one.accepted for one in taken([STEP.format(2, 4)])] == [2]
-    assert [one.accepted for one in taken([END.format(2, 4, "3.00")], last=False)] == [2]
-
-
-def test_a_server_that_starts_again_uses_its_numbers_again():
-    launch = "0.01.716.605 I slot launch_slot_: id  1 | task 1 | processing task, is_child = 0"
-    assert [one.accepted for one in taken([STEP.format(2, 4), launch, STEP.format(1, 4)])] == [2, 1]
-
-
-def test_a_log_without_drafts_has_no_figures():
-    lines = [line for line in (LLAMA / "steps.log").read_text().splitlines() if "draft" not in line]
-    assert taken(lines) == []
 
 
 @pytest.mark.parametrize("line", [STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.0")])

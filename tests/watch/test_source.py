@@ -24,22 +24,27 @@ def aggregates(path, **more):
     return source, [one.aggregate for one in told]
 
 
-@pytest.mark.parametrize(
-    ("name", "what", "drafts"),
-    [
-        ("log.txt", "vLLM's log", [4, 4, 106, 45, 22]),
-        ("chat_greedy.json", "vLLM response", [4]),
-        ("chat_stream.txt", "vLLM response", [23]),
-        ("completion_greedy.json", "vLLM response", [30]),
-        ("get_metrics.json", "vLLM get_metrics()", [233]),
-        ("spec_decode_metrics.json", "vLLM response", [4, 2, 1, 3, 8, 5]),
-        ("metrics_after.txt", "vLLM /metrics, engine 0", [155]),
-    ],
-)
-def test_what_a_file_holds_is_recognised(name, what, drafts):
-    source, told = aggregates(DATA / name)
+FILES = {
+    "vllm/log.txt": ("vLLM's log", [4, 4, 106, 45, 22]),
+    "vllm/chat_greedy.json": ("vLLM response", [4]),
+    "vllm/chat_stream.txt": ("vLLM response", [23]),
+    "vllm/completion_greedy.json": ("vLLM response", [30]),
+    "vllm/get_metrics.json": ("vLLM get_metrics()", [233]),
+    "vllm/spec_decode_metrics.json": ("vLLM response", [4, 2, 1, 3, 8, 5]),
+    "vllm/metrics_after.txt": ("vLLM /metrics, engine 0", [155]),
+    "people/llamacpp/chat.json": ("llama.cpp response", [(None, 95, 95, 120)]),
+    "people/llamacpp/completion.json": ("llama.cpp response", [(None, 47, 47, 60)]),
+    "people/llamacpp_resp.json": ("llama.cpp response", [(None, 514, 365, 42)]),
+    "people/llamacpp/stream.txt": ("llama.cpp response", [(35, 136, 64, 100)]),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_file_holds_is_recognised(name):
+    (source, told), (what, figures) = aggregates(DATA.parent / name), FILES[name]
     assert source.recognised == what
-    assert [one.drafts for one in told] == drafts
+    whole = [(one.drafts, one.drafted, one.accepted, one.emitted) for one in told]
+    assert figures == [each if isinstance(figures[0], tuple) else each[0] for each in whole]
     assert source.faults.total == 0
 
 
@@ -278,16 +283,13 @@ def test_a_password_is_sent_and_never_shown():
     assert source.name == server.url.split("/")[2]
 
 
-LOGINS = ["http://me:secret@h:99999/", "ftp://me:secret@h/", "http://me:sec/ret@h", "x://a@secret@"]
+BAD = ["http://me:secret@h:99999/", "ftp://me:secret@h/", "http://me:sec/ret@h", "x://a@secret@"]
 
 
-@pytest.mark.parametrize(
-    "url", [*LOGINS, "ftp://a/metrics", "http://", "http://h:99999/", "http://a b/", "http://[::1", "file:///etc"]
-)
+@pytest.mark.parametrize("url", [*BAD, "http://", "http://a b/", "http://[::1", "file:///etc"])
 def test_a_password_in_a_bad_address_is_not_shown_either(url):
     with pytest.raises(UserError, match="write http://HOST:PORT/metrics") as caught:
         metrics_url(url)
-    assert "secret" not in str(caught.value)
-    assert "sec/" not in str(caught.value)
+    assert "sec" not in str(caught.value).replace("write http", "")
     assert metrics_url("http://h:8000") == metrics_url("http://h:8000/") == "http://h:8000/metrics"
     assert metrics_url("https://h/v1/metrics") == "https://h/v1/metrics"

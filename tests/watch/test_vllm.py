@@ -78,14 +78,6 @@ def test_a_line_is_worked_out_to_counts_that_give_the_same_line(made):
         assert log_line(again, 10.0) == line
 
 
-def test_many_drafts_are_near_enough():
-    truth = counted(3, [(3, 3)] * 70_000 + [(3, 1)] * 50_000 + [(3, 0)] * 31_234)
-    told = aggregate(log_line(truth, 10.0))
-    assert told.rounded
-    assert told.drafts == pytest.approx(truth.drafts, rel=0.005)
-    assert [a / b for a, b in zip(told.accepted_at, truth.accepted_at, strict=True)] == pytest.approx([1] * 3, abs=0.01)
-
-
 LINE = (
     "INFO 11-22 10:40:17 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 1.06, Accepted throughput: "
     "1.20 tokens/s, Drafted throughput: 63.59 tokens/s, Accepted: 6 tokens, Drafted: 318 tokens, Per-position "
@@ -117,25 +109,20 @@ def test_a_damaged_line_is_named(line, why):
         aggregate(line)
 
 
-RATES = "0.019, 0.019, 0.019, Avg"
-LONG = [
-    f"{' ' * 2**21}x",
-    f"{'0, ' * 2**20}x",
-    "Per-position acceptance rate: " * 2**16,
-    f"{', '.join(['0.5'] * 2**20)}, Avg",
-    f"0.{'5' * 2**20}, Avg",
-]
+LONG = [f"{' ' * 2**21}x", f"{'0, ' * 2**20}x", "Per-position acceptance rate: " * 2**16, f"0.{'5' * 2**20}, Avg"]
+LONG.append(f"{', '.join(['0.5'] * 2**20)}, Avg")
 
 
-@pytest.mark.parametrize("rates", LONG, ids=range(len(LONG)))
-def test_a_long_line_takes_no_longer_than_it_is(rates):
+def test_a_long_line_takes_no_longer_than_it_is():
     """In a process of its own: a search that goes on for ever could not be stopped here."""
-    line = LINE.replace(RATES, rates)
-    code = "import sys; from specscope.watch.logs import aggregate; aggregate(sys.stdin.read())"
+    code = "import sys; from specscope.watch.logs import aggregate\nfor line in sys.stdin:\n"
+    code += " try: aggregate(line)\n except ValueError as error: print(type(error).__name__, error)"
+    lines = "\n".join(LINE.replace("0.019, 0.019, 0.019, Avg", rates) for rates in LONG)
     done = subprocess.run(
-        [sys.executable, "-c", code], input=line, text=True, capture_output=True, timeout=HANG_SECONDS
+        [sys.executable, "-c", code], input=lines, text=True, capture_output=True, timeout=HANG_SECONDS
     )
-    assert "UnreadableError: a `SpecDecoding metrics:` line " in done.stderr or done.returncode == 0
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all("UnreadableError a `SpecDecoding metrics:` line " in line for line in done.stdout.splitlines())
 
 
 def test_the_engines_and_processes_of_a_log_are_bounded():
@@ -188,13 +175,10 @@ def test_whose_a_line_is(lines, engines):
     assert [told.aggregate.engine for told in read(*lines)] == engines
 
 
-def test_a_log_without_engines_is_told_as_it_grows():
+def test_a_line_without_an_engine_waits_for_the_next_or_until_nothing_comes():
     """Those lines alone, from grep: only the first waits, and only for the second."""
     reader = Log(VllmLog, NOW, [])
     assert [len(reader.take(LINE)) for _ in range(3)] == [0, 2, 1]
-
-
-def test_what_waits_is_told_when_nothing_comes_and_is_of_the_same_engine():
     reader = Log(VllmLog, NOW, [])
     told = reader.take(LINE) + reader.rest()
     told += [one for line in (load("000"), LINE, load("000"), LINE) for one in reader.take(line)]

@@ -33,6 +33,12 @@ def outputs(folder=None):
     return open_outputs
 
 
+def long_log(folder, count):
+    """A log of so many intervals of 4 drafts each."""
+    (folder / "long.log").write_text((text("log.txt").splitlines()[1] + "\n") * count)
+    return File(str(folder / "long.log"), follow=False)
+
+
 def ended(watch):
     until(lambda: watch.done)
 
@@ -42,9 +48,7 @@ def taken(watch):
 
 
 def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
-    line = text("log.txt").splitlines()[1] + "\n"
-    (tmp_path / "long.log").write_text(line * (WAITING + 500))
-    watch = Watch([File(str(tmp_path / "long.log"), follow=False)], outputs())
+    watch = Watch([long_log(tmp_path, WAITING + 500)], outputs())
     watch.start()
     until(lambda: len(watch.news) >= WAITING)
     time.sleep(0.3)  # it may take too many: a slow machine sees it less often
@@ -57,13 +61,7 @@ def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
 
 
 def test_a_table_keeps_sums_and_no_records(tmp_path):
-    line = text("log.txt").splitlines()[1] + "\n"
-    (tmp_path / "long.log").write_text(line * 300)
-    watch, rows, printed = (
-        Watch([File(str(tmp_path / "long.log"), follow=False)], outputs()),
-        IntervalRows(),
-        io.StringIO(),
-    )
+    watch, rows, printed = Watch([long_log(tmp_path, 300)], outputs()), IntervalRows(), io.StringIO()
     console, before = Console(file=printed, width=200), alive()
     watch.start()
     ended(watch)
@@ -82,9 +80,7 @@ def alive():
 
 
 def test_stopping_does_not_wait_for_what_is_not_shown(tmp_path):
-    line = text("log.txt").splitlines()[1] + "\n"
-    (tmp_path / "long.log").write_text(line * (WAITING + 500))
-    watch = Watch([File(str(tmp_path / "long.log"), follow=False)], outputs(tmp_path))
+    watch = Watch([long_log(tmp_path, WAITING + 500)], outputs(tmp_path))
     watch.start()
     until(lambda: len(watch.news) >= WAITING)  # nobody takes any: it waits
     ends(watch.stop)
