@@ -285,7 +285,9 @@ class Columns:
         """
         seen: set[object] = set()
         fresh = []
-        for visit, position, greedy in zip(self.visits, self.position.tolist(), self.greedy.tolist(), strict=True):
+        numbered = zip(self.visits, self.position.tolist(), self.greedy.tolist(), strict=True)
+        coins = np.where(self.drawn_by_coin, self.draft_coin, 0.0)
+        for step, (visit, position, greedy) in enumerate(numbered):
             if greedy:
                 fresh.append(True)
                 continue
@@ -294,7 +296,9 @@ class Columns:
             seed = visit.request.id if own_coins or info is None else info.params.seed
             keys: list[object] = [(seed, position)]
             if not self.ours:
-                keys += [(seed, coin) for coin in visit.part.told("verdict", "coin").tolist() if coin > 0]
+                nodes = slice(self.start[step], self.start[step + 1])
+                mine = (*self.coin[nodes].tolist(), self.final_coin.item(step), *coins[nodes].tolist())
+                keys += [(seed, coin) for coin in mine if coin > 0]
             fresh.append(seen.isdisjoint(keys))
             seen.update(keys)
         return np.array(fresh, np.bool_)
