@@ -90,7 +90,12 @@ BY_ACCEPTANCE: tuple[Hypothesis, ...] = (
     by_acceptance.drafter_rotary,
     by_acceptance.kv_decay,
 )
-HEALTHY: tuple[Hypothesis, ...] = (healthy.weak_drafter, healthy.hard_text, healthy.tree_too_small)
+HEALTHY: tuple[Hypothesis, ...] = (
+    healthy.weak_drafter,
+    healthy.hard_text,
+    healthy.high_temperature,
+    healthy.tree_too_small,
+)
 
 
 @dataclass(frozen=True)

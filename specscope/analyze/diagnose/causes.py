@@ -580,6 +580,11 @@ class Cause(Enum):
         "the text is hard here: the target itself is unsure",
         "nothing is wrong; shorter drafts cost less",
     )
+    HIGH_TEMPERATURE = (
+        "high_temperature",
+        "the temperature is high: p is too wide for drafts to be accepted often",
+        "nothing is wrong; a lower temperature, or shorter drafts",
+    )
     TREE_TOO_SMALL = (
         "tree_too_small",
         "the tree is too small: its deepest level is still accepted",
@@ -589,4 +594,4 @@ class Cause(Enum):
     @property
     def is_fault(self) -> bool:
         """Whether something is wrong where it is named."""
-        return self not in (Cause.WEAK_DRAFTER, Cause.HARD_TEXT, Cause.TREE_TOO_SMALL)
+        return self not in (Cause.WEAK_DRAFTER, Cause.HARD_TEXT, Cause.HIGH_TEMPERATURE, Cause.TREE_TOO_SMALL)

@@ -1,6 +1,9 @@
-"""Explanations in which nothing is wrong: a weak drafter, hard text, a tree that is too small."""
+"""Explanations in which nothing is wrong: a weak drafter, hard text, a high temperature, a tree that is too small."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,36 +15,45 @@ from specscope.trace.history.wording import plural
 WEAK = 0.5  # of the first drafted tokens accepted
 HARD = 1.0  # nats: about as unsure as between three equal tokens
 EASY = 0.75  # conditional acceptance at the deepest level: one more level would gain about as much
+WIDEST = 2**18  # tokens: no vocabulary is larger
 FEWEST = 20  # drafts, or trials at a depth
 
 
 def weak_drafter(case: Case) -> Suspect | None:
-    """Most first drafts are rejected, and the text is not known to be hard."""
-    figures = case.history.acceptance
+    """Most first drafts are rejected, and neither hard text nor the temperature explains it."""
+    figures, entropy = case.history.acceptance, Entropy.of(case)
     if figures.drafts < FEWEST or not figures.conditional or figures.conditional[0] is None:
         return None
     first = figures.conditional[0]
-    entropy = _entropy(case)
-    if first >= WEAK or (entropy is not None and entropy[0] > HARD):
+    if first >= WEAK or (entropy is not None and (entropy.is_hard or entropy.is_heated)):
         return None
     lines = [f"the first drafted level is accepted in {first:.0%} of {figures.drafts:,} drafts"]
-    if entropy is not None:
-        nats, bound, roots = entropy
-        lines.append(
-            f"the target itself is sure there: its own entropy is {bound}{nats:.2f} nats (n = {plural(roots, 'root')})"
-        )
+    if entropy is not None and entropy.most <= HARD:
+        lines.append(f"the target itself is sure there: its own entropy is {entropy.words}")
+    elif entropy is not None:
+        lines.append(f"whether the text is hard is not known: the target's own entropy is {entropy.words}")
     return Suspect(Cause.WEAK_DRAFTER, REMARK * (1 - first), tuple(lines))
 
 
 def hard_text(case: Case) -> Suspect | None:
     """The target's own distribution is wide: no drafter could guess it."""
-    entropy = _entropy(case)
-    if entropy is None or entropy[0] <= HARD:
+    entropy = Entropy.of(case)
+    if entropy is None or not entropy.is_hard:
         return None
-    nats, bound, roots = entropy
-    line = f"the entropy of the target's own distribution is {bound}{nats:.2f} nats where drafts are tried "
-    line += f"(n = {plural(roots, 'root')})"
-    return Suspect(Cause.HARD_TEXT, REMARK * min(nats / 4, 1.0), (line,))
+    line = f"where drafts are tried, the entropy of the target's own distribution is {entropy.words}"
+    return Suspect(Cause.HARD_TEXT, REMARK * min(entropy.least / 4, 1.0), (line,))
+
+
+def high_temperature(case: Case) -> Suspect | None:
+    """The temperature makes the distribution wide that drafts are judged by."""
+    entropy = Entropy.of(case)
+    if entropy is None or entropy.is_hard or not entropy.is_heated:
+        return None
+    line = (
+        f"where drafts are tried, p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats;"
+        f" the target's own is {entropy.words}"
+    )
+    return Suspect(Cause.HIGH_TEMPERATURE, REMARK * min(entropy.sampled / 4, 1.0), (line,))
 
 
 def tree_too_small(case: Case) -> Suspect | None:
@@ -62,30 +74,61 @@ def tree_too_small(case: Case) -> Suspect | None:
     return Suspect(Cause.TREE_TOO_SMALL, REMARK * rate / 2, (line,))
 
 
-def _entropy(case: Case) -> tuple[float, str, int] | None:
-    """Mean entropy of the target's raw distribution at the roots that were tried, in nats, with "" or "at least ".
+@dataclass(frozen=True)
+class Entropy:
+    """Of the target at the roots that were tried, in nats, as means."""
 
-    At temperature 1 without other rules it is recorded. Else the likeliest tokens by raw p bound it from below, with
-    the mass that they leave counted as one token. None where the capture does not say.
-    """
-    c = case.evidence
-    e = c.parents
-    if not len(e):
-        return None
-    roots = np.flatnonzero((e.row == c.root_row[e.step]) & c.told[e.step])
-    if len(roots) < FEWEST:
-        return None
-    params = [c.params[step] for step in e.step[roots].tolist()]
-    plain = np.array(
-        [p.temperature == 1 and not p.moved and not p.top_k and p.top_p == 1 and not p.min_p for p in params], np.bool_
-    )
-    if plain.all():
-        return float(e.entropy[roots].mean()), "", len(roots)
-    if not e.top_p.shape[1]:
-        return None
-    top = np.clip(e.top_p[roots], 0, 1)
-    rest = np.clip(1 - top.sum(axis=1, keepdims=True), 0, 1)
-    shares = np.concatenate([top, rest], axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        least = -np.where(shares > 0, shares * np.log(shares), 0).sum(axis=1)
-    return float(np.where(plain, e.entropy[roots], least).mean()), "at least ", len(roots)
+    least: float  # of its own distribution, before temperature and rules: at least this,
+    most: float  # and at most this
+    sampled: float  # of p, as drafts are judged by it
+    temperature: float  # the highest
+    roots: int
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether the target itself is unsure."""
+        return self.least > HARD
+
+    @property
+    def is_heated(self) -> bool:
+        """Whether it may be sure, but p is wide at a temperature above 1."""
+        return self.temperature > 1 and self.sampled > HARD
+
+    @property
+    def words(self) -> str:
+        """Its own, with the roots that it was taken at."""
+        least, most = f"{self.least:.2f}", f"{self.most:.2f}"
+        value = least if least == most else f"between {least} and {most}"
+        return f"{value} nats (n = {plural(self.roots, 'root')})"
+
+    @staticmethod
+    def of(case: Case) -> Entropy | None:
+        """None where the capture does not say.
+
+        At temperature 1 without other rules the target's own is recorded. Else the likeliest tokens by raw p bound it:
+        the mass that they leave is one token at the least, and spread evenly at the most. Heat makes a distribution
+        wider: without other rules p has the larger entropy above temperature 1, the smaller below it.
+        """
+        c = case.evidence
+        e = c.parents
+        roots = np.flatnonzero((e.row == c.root_row[e.step]) & c.told[e.step])
+        if len(roots) < FEWEST:
+            return None
+        params = [c.params[step] for step in e.step[roots].tolist()]
+        uncut = np.array([not p.moved and not p.top_k and p.top_p == 1 and not p.min_p for p in params], np.bool_)
+        heat, sampled = np.array([p.temperature for p in params]), e.entropy[roots]
+        least, most = np.zeros(len(roots)), np.full(len(roots), math.log(WIDEST))
+        if e.top_p.shape[1]:
+            top = np.clip(e.top_p[roots], 0, 1)
+            rest = np.clip(1 - top.sum(axis=1), 0, 1)
+            shares = np.concatenate([top, rest[:, None]], axis=1)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                least = -np.where(shares > 0, shares * np.log(shares), 0).sum(axis=1)
+            most = least + rest * math.log(WIDEST)
+        elif not uncut.all():
+            return None
+        known = uncut & (heat > 0)
+        least = np.where(known & (heat <= 1), np.maximum(least, sampled), least)
+        most = np.where(known & (heat >= 1), np.minimum(most, sampled), most)
+        own, wide, given = (float(values.mean()) for values in (least, np.maximum(least, most), sampled))
+        return Entropy(own, wide, given, float(heat.max()), len(roots))

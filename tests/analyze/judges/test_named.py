@@ -259,8 +259,32 @@ def test_the_targets_own_entropy_is_told_of_a_greedy_run():
     assert healthy.hard_text(Case.of(history)) is None
     hard = healthy.hard_text(Case.of(changed(history, unsure)))
     assert hard is not None
-    assert "at least 1.61 nats" in hard.for_[0]  # five alike: ln 5
+    assert "is between 1.61 and " in hard.for_[0]  # five alike: ln 5; the fifth may be many tokens
     assert "(n = 60 roots)" in hard.for_[0]
+
+
+def heated(part):
+    """The target's likeliest token holds a fifth of its own mass, and p is wide."""
+    if part.parents is None:
+        return None
+    few = np.zeros_like(part.parents.top_p)
+    few[:, 0] = 0.2
+    wide = np.full_like(part.parents.entropy, 9.0)
+    return dataclasses.replace(part, parents=dataclasses.replace(part.parents, top_p=few, entropy=wide))
+
+
+@pytest.mark.parametrize(("temperature", "cause"), [(2.5, Cause.HIGH_TEMPERATURE), (0.5, Cause.HARD_TEXT)])
+def test_a_lower_bound_shows_no_sure_target_and_a_high_temperature_explains_low_acceptance(temperature, cause):
+    """At 2.5 the target's own entropy lies below p's, somewhere from 0.5 nats on; at 0.5 it lies above p's 9."""
+    history = changed(sample("sampled"), heated)
+    for request in history.requests.values():
+        params = dataclasses.replace(request.info.params, temperature=temperature)
+        request.info = dataclasses.replace(request.info, params=params)
+    case = Case.of(history)
+    found = [check(case) for check in (healthy.weak_drafter, healthy.hard_text, healthy.high_temperature)]
+    assert [suspect.cause for suspect in found if suspect is not None] == [cause]
+    (line,) = next(suspect for suspect in found if suspect is not None).for_
+    assert "between 0.50 and 9.00 nats" in line if temperature > 1 else "is between 9.00 and" in line
 
 
 def test_the_deepest_level_that_is_judged_is_no_last_one():
