@@ -49,10 +49,8 @@ def high_temperature(case: Case) -> Suspect | None:
     entropy = Entropy.of(case)
     if entropy is None or entropy.is_hard or not entropy.is_heated:
         return None
-    line = (
-        f"where drafts are tried, p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats;"
-        f" the target's own is {entropy.words}"
-    )
+    of_p = f"p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats"
+    line = f"where drafts are tried, {of_p}; the target's own is {entropy.words}"
     return Suspect(Cause.HIGH_TEMPERATURE, REMARK * min(entropy.sampled / 4, 1.0), (line,))
 
 
