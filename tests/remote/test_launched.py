@@ -102,14 +102,12 @@ def test_where_there_are_steps_a_notice_has_its_last_lines(tmp_path):
         assert lines[-1].startswith("RuntimeError: Engine core")
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_the_screen_shows_the_log_while_it_loads_and_how_it_ended(tmp_path, size):
+async def test_the_screen_shows_the_log_while_it_loads_and_how_it_ended(tmp_path):
     ends = f"print({DIES!r}); raise SystemExit(3)"
     code = f"print('loading weights'); input(); print('specscope: watching it'); input(); {ends}"
-
     with launched(tmp_path, code) as (control, viewer):
         app = ScopeApp(viewer, title="vLLM")
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=(80, 24)) as pilot:
             await shown(pilot, lambda: "loading weights" in said(app))
             assert "◌ loading" in said(app, "#status")
             assert not app.query_one("#requests").display

@@ -188,21 +188,6 @@ def test_what_a_decoder_holds_is_bounded():
 # Files
 
 
-def test_a_damaged_span_of_a_file_is_named_and_the_rest_is_shown(tmp_path):
-    path = tmp_path / "run.jsonl"
-    write(path, records())
-    text = path.read_text()
-    at = text.index('"specscope.tree.parent","value":')
-    parents = '{"arrayValue":{"values":[{"intValue":"-1"},{"intValue":"0"}]}}'
-    assert parents in text[at:]
-    path.write_text(text[:at] + text[at:].replace(parents, parents.replace('"-1"', '"1"'), 1))
-    reader = read_capture(path)
-    assert [len(record.requests) for record in reader.history.steps] == [1, 1, 0, 1]
-    assert reader.history.lost == 1
-    assert reader.warnings[0].startswith("left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of")
-    assert reader.warnings[1] == "a part of its run, without 1 part of a request in a step"
-
-
 def test_one_step_without_evidence_does_not_cost_the_file(tmp_path):
     path = tmp_path / "run.jsonl"
     lines = small("planted")

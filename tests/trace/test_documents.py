@@ -17,28 +17,6 @@ objects = st.dictionaries(text, values, min_size=1, max_size=3)
 few = settings(max_examples=40)
 
 
-def read(content):
-    found = documents(enumerate(content.encode().splitlines(keepends=True), 1), "x")
-    return [json.loads(document) for _, document in found if document.strip()]
-
-
-@few
-@given(
-    st.lists(objects, min_size=1, max_size=4),
-    st.sampled_from([None, 0, 1, 4]),
-    st.sampled_from(["", " ", "\n", "\n\n"]),
-)
-def test_documents_one_after_the_other(written, indent, between):
-    texts = [json.dumps(value, indent=indent, ensure_ascii=False).replace("\u2028", " ") for value in written]
-    assert read(between.join(texts)) == [json.loads(one) for one in texts]
-
-
-@few
-@given(st.lists(objects, min_size=1, max_size=4), st.sampled_from([None, 0, 1, 4]))
-def test_documents_in_an_array(written, indent):
-    assert read(json.dumps(written, indent=indent)) == written
-
-
 @few
 @given(st.lists(objects, min_size=1, max_size=4), st.integers(1, 40))
 def test_a_cut_leaves_the_documents_before_it(written, lost):
@@ -69,6 +47,10 @@ def test_entries_of_lists_are_found_in_pieces_of_any_size(written, indent, size,
         wanted.append(("d", {}))
     assert found == wanted
     assert list(splitter.rest()) == []
+    whole = [
+        json.loads(one) for _, one in documents(enumerate(content.splitlines(keepends=True), 1), "x") if one.strip()
+    ]
+    assert whole == around
 
 
 def test_lines_are_as_they_are_where_the_first_is_whole_or_no_json():

@@ -20,7 +20,6 @@ from tests.trace.sampled_runs import FakeEngine, sampled_runs
 from tests.trace.samples import records as sample_records
 from tests.trace.strategies import RUN, runs, vocabularies
 
-NAMES = ("eagle", "evidence", "ngram", "sampled", "planted")
 TOKEN = 77_000_000
 any_run = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -57,7 +56,7 @@ def stand(history, name):
     raise AssertionError(name)
 
 
-def named(records):
+def named(records, like="<{}>"):
     """The records with what each request asked in words and ids of its own, so that they can be searched for."""
 
     def info(asked):
@@ -66,8 +65,7 @@ def named(records):
         texts = {"prompt": f"<prompt {number}>", "title": f"<title {number}>", "labels": {"kind": f"<label {number}>"}}
         return replace(asked, id=name(asked.id), prompt_tokens=tokens, traceparent="", **texts)
 
-    def name(text):
-        return f"<{text}>"
+    name = like.format
 
     return [
         replace(
@@ -131,24 +129,6 @@ def test_whatever_a_step_holds_goes_along(tmp_path, records, vocabulary, data):
     roots = {f"text_completion {RUN.target}", f"chat {RUN.target}"}
     assert {span.name for span in spans} <= {"queue", "prefill", "decode_step", *roots}
     assert {span.attributes["specscope.request.id"] for span in spans} <= {*chosen}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_of_a_sample_capture(name, tmp_path):
-    history = read_capture(TRACES / f"{name}.jsonl").history
-    for request in list(history.requests):
-        count = len(history.requests[request].steps)
-        for place, steps in ((request, (0, count)), (f"{request}@3:7", (3, 8)), (f"{request}@5:", (5, count))):
-            _, reader = cut(tmp_path, history, [place])
-            assert steps_of(reader.history, request) == steps_of(history, request)[slice(*steps)]
-            back = reader.history.requests[request]
-            assert (back.end, back.info) == (history.requests[request].end, history.requests[request].info)
-            assert reader.history.run == history.run
-            output = [token for token, _ in history.requests[request].output(steps[0])]
-            assert back.earlier() == output
-            tail = history.requests[request].before(steps[0], 10**6)
-            assert back.before(0, 10**6) == tail
-            assert back.before(0, len(output) + 3) == tail[-len(output) - 3 :]
 
 
 def test_a_requests_figures_are_of_all_its_steps(tmp_path):
@@ -228,11 +208,9 @@ def test_the_environment_says_nothing_of_a_run_that_was_recorded_elsewhere(tmp_p
         ("r3@17", Stretch("r3", 17, 17)),
         ("r3@10:40", Stretch("r3", 10, 40)),
         ("r3@10:", Stretch("r3", 10)),
-        ("a@b", Stretch("a@b")),
         ("a@b@2:3", Stretch("a@b", 2, 3)),
         ("@3", Stretch("@3")),
         ("r3@:4", Stretch("r3@:4")),
-        ("r3@1:x", Stretch("r3@1:x")),
         ("r3@1/2", Stretch("r3@1/2")),
     ],
 )
@@ -241,15 +219,7 @@ def test_steps_as_they_are_written(text, stretch):
 
 
 def test_a_request_whose_name_reads_like_a_place(tmp_path):
-    renamed = [
-        replace(
-            record,
-            admitted=tuple(replace(info, id="a@1") for info in record.admitted),
-            requests=tuple(replace(part, request="a@1") for part in record.requests),
-            finished=tuple(replace(end, info=replace(end.info, id="a@1")) for end in record.finished),
-        )
-        for record in sample_records()
-    ]
+    renamed = named(sample_records(), "a@1")
     _, reader = cut(tmp_path, told(renamed), ["a@1@2:3"], vocabulary=Vocabulary())
     assert [part.index for _, part in steps_of(reader.history, "a@1")] == [2, 3]
     _, reader = cut(tmp_path, told(renamed), ["a@1"], vocabulary=Vocabulary())

@@ -78,17 +78,12 @@ def test_a_name_that_comes_again_is_another_request():
     assert [each.drafted for each in figures] == [2, 6]
 
 
-def test_times_are_of_its_arrival_and_first_token():
-    engine = FakeEngine()
-    records = [engine.step([("", {})], [], [(2, 1)]), engine.step([], END, [(2, 1)])]
-    ((figures, *_),) = told(records)
-    end = records[1].finished[0]
-    assert figures.queue_s == pytest.approx(1e-3)
-    assert figures.first_s == (records[0].end_ns - end.info.arrival_ns) / 1e9
-    assert figures.total_s == (end.finished_ns - end.info.arrival_ns) / 1e9
+def test_times_that_cannot_be_are_none():
+    engine, tally = FakeEngine(), RequestTally(RUN)
+    record = engine.step([("", {})], END, [(2, 1)])
+    end = record.finished[0]
     late = dataclasses.replace(end, info=dataclasses.replace(end.info, arrival_ns=2**62, admitted_ns=0))
-    tally = RequestTally(RUN)
-    tally.add(dataclasses.replace(records[1], requests=(), finished=(late,)))
+    tally.add(dataclasses.replace(record, requests=(), finished=(late,)))
     figures = tally.figures(late)
     assert (figures.queue_s, figures.first_s, figures.total_s) == (None, None, None)
 

@@ -7,6 +7,8 @@ from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import SYNTHETIC, Aggregate
 
 SGLANG = {"sglang:spec_accept_length": 2.5, "sglang:spec_accept_rate": 0.5}
+MEAN, DECODED = {"spec_accept_length": 2.6}, {"avg_decoded_tokens_per_iter": 2}
+COUNTED = Aggregate("SGLang response", drafts=4, drafted=12, accepted=6, averages=MEAN)
 
 
 @pytest.mark.parametrize(
@@ -17,18 +19,12 @@ SGLANG = {"sglang:spec_accept_length": 2.5, "sglang:spec_accept_rate": 0.5}
         (Aggregate("SGLang log", averages=SGLANG), ["its own interval", "tokens that are configured"]),
         (
             Aggregate("SGLang /metrics", drafts=4, averages=SGLANG),
-            ["own interval", "configured", "when a request ends"],
+            ["own interval", "configured", "a request ends"],
         ),
-        (
-            Aggregate("SGLang response", drafts=4, drafted=12, accepted=6, averages={"spec_accept_length": 2.6}),
-            ["drafts are SGLang's verifications", "configured tokens, whatever was drafted"],
-        ),
-        (Aggregate("SGLang response", averages={"spec_accept_length": 2.6}), ["the prompt's first token too"]),
+        (COUNTED, ["drafts are SGLang's verifications", "configured tokens, whatever was drafted"]),
+        (Aggregate("SGLang response", averages=MEAN), ["the prompt's first token too"]),
         (Aggregate("serving bench", averages={"avg_spec_accept_length": 2.6}), ["since its server started"]),
-        (
-            Aggregate("TensorRT-LLM response", averages={"avg_decoded_tokens_per_iter": 2}),
-            ["those without a draft too"],
-        ),
+        (Aggregate("TensorRT-LLM response", averages=DECODED), ["those without a draft too"]),
         (Aggregate(f"llama.cpp log, {SYNTHETIC}", drafts=1, accepted=1), ["made up"]),
     ],
 )

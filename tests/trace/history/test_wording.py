@@ -1,18 +1,13 @@
 """One way to say a count, an acceptance and an end."""
 
-from __future__ import annotations
-
-import dataclasses
-
 import pytest
 
 from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
-from specscope.trace.history.wording import about_sizing, acceptance, accepted_text, ending, plural
+from specscope.trace.history.wording import acceptance, accepted_text, ending, plural
 from specscope.trace.record.records import FinalKind, FinishReason
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.trace.samples import part, verdict
-from tests.tui.sample import replay
 
 
 @pytest.mark.parametrize(
@@ -21,26 +16,6 @@ from tests.tui.sample import replay
 def test_counts(count, text):
     assert plural(count, "request") == text
     assert plural(count, "entry", "entries").endswith(" entry" if count == 1 else " entries")
-
-
-def tree_step():
-    """A step of r1, whose tree has more nodes than it is deep."""
-    steps = replay().history.requests["r1"].steps
-    return next(step for step in steps if step.verdict is not None and len(step.tree) > step.tree.max_depth)
-
-
-def test_what_the_text_had_was_verified_though_the_head_s_draft_would_not_pay():
-    """Issue 43: such a step said that no draft pays, and judged two nodes."""
-    figures = ": a pass must bring 0.16 tokens and 4 nodes 2.61; it would bring 0.22"
-    for drafter, model in (("suffix+eagle", "head"), ("ngram+draft_model", "draft model")):
-        for told in ("no draft pays", f"the {model}'s draft would not pay"):
-            step = dataclasses.replace(tree_step(), drafter=drafter, sizing=told + figures)
-            verified = f"the {model}'s draft would not pay, and the text's was verified{figures}"
-            assert about_sizing(step) == verified
-            assert about_sizing(dataclasses.replace(step, tree=DraftTree.empty())) == told + figures
-    probe = dataclasses.replace(tree_step(), drafter="suffix+eagle", sizing="a probe after 3 steps without drafts")
-    assert about_sizing(probe) == probe.sizing
-    assert about_sizing(dataclasses.replace(tree_step(), sizing="")) == ""
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,18 @@ from tests.vllm.stand import RUN as VLLM_RUN
 from tests.vllm.stand import Engine, params
 
 
+def open_sinks(bus, **asked):
+    """Those that the environment asks for."""
+    settings = PluginSettings.read({f"SPECSCOPE_{name}": value for name, value in asked.items()})
+    return sinks(settings, bus, RUN, Vocabulary(), (0, 0))
+
+
+def close(bus, opened):
+    bus.close()
+    for each in opened.closers:
+        each()
+
+
 def record():
     engine = Engine()
     engine.step({"a": []}, new={"a": ([1, 1], params())})
@@ -73,15 +85,12 @@ def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     """Spans alone: the same parts as in specscope's own outputs."""
     taken, bus, engine = [], Bus(), FakeEngine()
     with Receiver(taken.append) as receiver:
-        asked = {"SPECSCOPE_CAPTURE": str(tmp_path / "a.jsonl"), "SPECSCOPE_SAMPLE": "0"}
-        asked["SPECSCOPE_OTLP_ENDPOINT"] = f"http://127.0.0.1:{receiver.grpc_port}"
-        opened = sinks(PluginSettings.read(asked), bus, RUN, Vocabulary(), (0, 0))
+        url = f"http://127.0.0.1:{receiver.grpc_port}"
+        opened = open_sinks(bus, CAPTURE=str(tmp_path / "a.jsonl"), SAMPLE="0", OTLP_ENDPOINT=url)
         ends = [(0, FinishReason.ERROR), (0, FinishReason.EOS)]
         bus.publish(engine.step([(SAMPLED, {}), ("", {})], [], [(2, 1)]))
         bus.publish(engine.step([], ends, [(2, 1)]))
-        bus.close()
-        for close in opened.closers:
-            close()
+        close(bus, opened)
     names = [(span.name, span.attributes.get("specscope.request.id")) for _, span in received(taken)]
     assert [name for name, request in names if request == "r1"] == []
     assert [name for name, request in names if request == "r0"][-1].startswith("text_completion")
@@ -91,37 +100,27 @@ def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
 
 @pytest.mark.parametrize("happens", ["an older capture", "deleted meanwhile", "a full disk", "nothing"])
 def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happens, tmp_path, caplog):
-
     path = tmp_path / "a.jsonl"
     if happens == "an older capture":
         path.write_text('{"resourceSpans": []}\n')
     bus = Bus()
-    opened = sinks(PluginSettings.read({"SPECSCOPE_CAPTURE": str(path)}), bus, RUN, Vocabulary(), (0, 0))
+    opened = open_sinks(bus, CAPTURE=str(path))
     if happens == "deleted meanwhile":
         path.unlink()
     with room_for(path.stat().st_size + 10) if happens == "a full disk" else nullcontext():
         bus.publish(sample(0, ()))
-        bus.close()
-        for close in opened.closers:
-            close()
+        close(bus, opened)
     new = tmp_path / "a.2.jsonl"
-    assert opened.places == [
-        f"writing to {new} ({path} exists)" if happens == "an older capture" else f"writing to {path}"
-    ]
-    assert (
-        caplog.messages
-        == {
-            "an older capture": [],
-            "deleted meanwhile": [
-                f"specscope: {path} was deleted or replaced during the run: what was captured is lost"
-            ],
-            "a full disk": [
-                f"specscope: {path}: File too large: 1 step not captured so far, and the run goes on",
-                f"specscope: 1 step not captured: {path} could not be written",
-            ],
-            "nothing": [],
-        }[happens]
-    )
+    places = {"an older capture": f"writing to {new} ({path} exists)"}
+    assert opened.places == [places.get(happens, f"writing to {path}")]
+    told = {
+        "deleted meanwhile": [f"{path} was deleted or replaced during the run: what was captured is lost"],
+        "a full disk": [
+            f"{path}: File too large: 1 step not captured so far, and the run goes on",
+            f"1 step not captured: {path} could not be written",
+        ],
+    }
+    assert caplog.messages == [f"specscope: {line}" for line in told.get(happens, [])]
     if happens in ("an older capture", "nothing"):
         assert len(read_capture(new if new.exists() else path).history.steps) == 1
 
@@ -130,13 +129,10 @@ def test_a_sink_that_cannot_be_opened_is_lacking_and_the_others_are_there(tmp_pa
     file, bus = tmp_path / "no folder" / "a.jsonl", Bus()
     with Receiver(lambda spans: None) as receiver:
         url = f"http://127.0.0.1:{receiver.grpc_port}"
-        asked = {"SPECSCOPE_CAPTURE": str(file), "SPECSCOPE_OTLP_ENDPOINT": url}
-        opened = sinks(PluginSettings.read(asked), bus, RUN, Vocabulary(), (0, 0))
+        opened = open_sinks(bus, CAPTURE=str(file), OTLP_ENDPOINT=url)
         assert opened.places == [f"sending spans to {url}"]
         assert opened.lacking == [f"the capture (cannot write {file}: No such file or directory)"]
-        bus.close()
-        for close in opened.closers:
-            close()
+        close(bus, opened)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Sums of intervals: in spans, in figures, in metrics and in a history."""
 
-import copy
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.history import History
@@ -131,11 +129,16 @@ def test_what_is_taken_back_was_never_there(told, data):
 
 
 @given(aggregates())
-def test_every_interval_can_be_written_as_cells(told):
+def test_every_interval_can_be_written_as_cells_and_served_as_metrics(told):
     found = cells(interval(0, told), told)
     assert found.keys() == COLUMNS.keys()
     assert len(at_depth(told)) in (0, len(told.accepted_at))
     assert missing(told)
+    metrics = Metrics("m", log=lambda line: None, seconds=1)
+    metrics(interval(0, told))
+    samples = [line for line in metrics.page()[0].decode().splitlines() if line and not line.startswith("#")]
+    assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
+    metrics.close()
 
 
 def test_the_length_of_drafts_follows_from_their_sum():
@@ -169,14 +172,3 @@ def test_metrics_of_intervals_are_those_that_were_told():
     text = metrics.page()[0].decode()
     assert "vllm:spec_decode_num_drafts_total{" not in text  # a sum of which a part is not known is none
     assert "vllm:num_requests_running{" not in text
-
-
-@given(st.lists(aggregates(), min_size=1, max_size=5))
-@settings(max_examples=50)
-def test_metrics_of_any_intervals_can_be_served(told):
-    metrics = Metrics("m", log=lambda line: None, seconds=1)
-    for step, one in enumerate(copy.deepcopy(told)):
-        metrics(interval(step, one))
-    samples = [line for line in metrics.page()[0].decode().splitlines() if line and not line.startswith("#")]
-    assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
-    metrics.close()

@@ -135,7 +135,7 @@ def read_back(spans, privacy):
 
 
 @given(runs(max_steps=3), vocabularies, st.sampled_from((Privacy.NO_TEXT, Privacy.NO_TOKENS)))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_rest_survives_the_trip(records, vocabulary, privacy):
     run = dataclasses.replace(RUN, privacy=privacy)
     decoder, back = read_back(written(records, run, vocabulary), privacy)

@@ -16,6 +16,21 @@ def steps(count):
     return [record(i, ()) for i in range(count)]
 
 
+class Gathering:
+    """A sink that gathers what it is given until it is flushed."""
+
+    def __init__(self):
+        self.waiting, self.out, self.flushes = [], [], 0
+
+    def __call__(self, item):
+        self.waiting.append(item.step)
+
+    def flush(self):
+        self.flushes += 1
+        self.out += self.waiting
+        self.waiting = []
+
+
 def test_a_lossless_sink_gets_everything_and_the_wait_is_counted():
     bus, seen, gate = Bus(), [], threading.Event()
 
@@ -61,15 +76,20 @@ def test_a_lossy_sink_drops_the_oldest_and_never_blocks():
     assert seen == sorted(seen)
 
 
-def test_a_lossless_sink_that_fails_stops_the_publisher():
+def full(*_):
+    raise OSError("disk full")
+
+
+class FullLater(Gathering):
+    flush = full
+
+
+@pytest.mark.parametrize("sink", [full, FullLater()], ids=["a record", "a flush"])
+def test_a_lossless_sink_that_fails_stops_the_publisher(sink):
     bus = Bus()
-
-    def full(item):
-        raise OSError("disk full")
-
-    subscription = bus.subscribe(full, lossless=True)
+    subscription = bus.subscribe(sink, lossless=True)
     bus.publish(record(0, ()))
-    subscription.flush()
+    until(lambda: subscription.error is not None)
     with pytest.raises(OSError, match="disk full"):
         bus.publish(record(1, ()))
     with pytest.raises(OSError, match="disk full"):
@@ -88,21 +108,6 @@ def test_a_lossy_sink_that_fails_disturbs_nobody():
         bus.publish(item)
     bus.close()
     assert seen == [0, 1, 2]
-
-
-class Gathering:
-    """A sink that gathers what it is given until it is flushed."""
-
-    def __init__(self):
-        self.waiting, self.out, self.flushes = [], [], 0
-
-    def __call__(self, item):
-        self.waiting.append(item.step)
-
-    def flush(self):
-        self.flushes += 1
-        self.out += self.waiting
-        self.waiting = []
 
 
 def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkeypatch):
@@ -143,16 +148,3 @@ def test_a_prompt_sink_is_woken_by_the_end_of_a_request(monkeypatch):
     bus.publish(last)
     until(lambda: sink.out == [item.step for item in (*others, last)])
     bus.close()
-
-
-def test_a_flush_that_fails_ends_the_sink_as_a_record_would():
-    class Full(Gathering):
-        def flush(self):
-            raise OSError("disk full")
-
-    bus = Bus()
-    subscription = bus.subscribe(Full(), lossless=True)
-    bus.publish(record(0, ()))
-    until(lambda: subscription.error is not None)
-    with pytest.raises(OSError, match="disk full"):
-        bus.publish(record(1, ()))

@@ -64,18 +64,6 @@ def test_it_tells_what_the_request_came_to():
     assert told["gen_ai.latency.time_to_first_token"] == (records()[1].end_ns - NS + 10**6) / 1e9
 
 
-def test_at_level_requests_it_is_all_that_is_sent():
-    spans = [
-        span for level in [Encoder(RUN, VOCABULARY, SpanLevel.REQUESTS)] for r in records() for span in level.encode(r)
-    ]
-    assert [span.name for span in spans] == ["text_completion a/model"]
-    assert "specscope.output.tokens" not in spans[0].attributes
-    refused = dataclasses.replace(records()[-1].finished[0], reason=FinishReason.ERROR, error="too long")
-    refused = dataclasses.replace(refused, info=dataclasses.replace(refused.info, admitted_ns=0))
-    only = Encoder(RUN, VOCABULARY, SpanLevel.REQUESTS).encode(sample(0, (), finished=(refused,)))
-    assert [span.attributes["specscope.drafts"] for span in only] == [0]
-
-
 def deep(steps, depth):
     """Records of a request whose drafts are this deep."""
     params = SamplingParams(temperature=0.7, top_k=50, top_p=0.95, seed=2**62, stop=("\n\n",))
