@@ -28,16 +28,18 @@ def test_a_cut_leaves_the_documents_before_it(written, lost):
 
 
 entries = st.lists(objects, max_size=4)
+betweens = st.sampled_from([",", "", " ", "\n", "\n\n"])
 
 
 @few
-@given(st.lists(entries | objects, max_size=4), st.sampled_from([None, 0, 1, 4]), st.integers(1, 9), st.booleans())
-def test_entries_of_lists_are_found_in_pieces_of_any_size(written, indent, size, outer):
+@given(st.lists(entries | objects, max_size=4), st.sampled_from([None, 0, 1, 4]), st.integers(1, 9), betweens)
+def test_entries_of_lists_are_found_in_pieces_of_any_size(written, indent, size, between):
     """Those of a.b and of d; a document without either is one."""
     names = ("a.b", "d")
     around = [{"x": {"d": [1]}, "a": {"c": [[]], "b": value, "e": {}}, "d": [{}, "]"]} for value in written]
     texts = [json.dumps(value, indent=indent) for value in around]
-    content = ("[" + ",".join(texts) + "]" if outer else "\n".join(texts)).encode()
+    outer = between == ","
+    content = (f"[{between.join(texts)}]" if outer else between.join(texts)).encode()
     splitter = Splitter(pytest.fail, outer=outer, lists=names)
     pieces = [content[at : at + size] for at in range(0, len(content), size)]
     found = [(one.list_name, json.loads(one.text)) for piece in pieces for one in splitter.take(1, piece)]
