@@ -29,6 +29,7 @@ class Store:
     def __init__(self, answers, otherwise=NONE, login=None):
         """`login`: an Authorization without which 401 is answered."""
         self.answers, self.asked, self.connections = dict(answers), [], set()
+        self._otherwise = otherwise
         outer, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,7 +39,7 @@ class Store:
                 with lock:
                     outer.asked.append((self.path, self.headers))
                     outer.connections.add(self.client_address)
-                answer = outer.answers.get(self.path.partition("?")[0], otherwise)
+                answer = outer.answer(self.path.partition("?")[0])
                 if login is not None and self.headers["Authorization"] != login:
                     answer = Answer(b"who are you?", 401)
                 self.send_response(answer.status)
@@ -56,6 +57,9 @@ class Store:
         self.url = f"http://{self.host}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
+
+    def answer(self, path):
+        return self.answers.get(path, self._otherwise)
 
     @property
     def paths(self):

@@ -27,16 +27,12 @@ TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
 P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]
 
 
-def test_a_node_that_was_accepted_for_one_below_it_had_no_say():
+def test_how_a_coin_stands_to_its_a():
+    """A node that was accepted for one below it had no say; under match the coin draws."""
     (found,), _ = traversal.verify(batch_of(TREE, P, {}, [0.5, 0.99, 0.4, 0.5]))
-    assert found.path.tolist() == [0, 1]
-    assert [coin_sign(found, node) for node in (0, 1)] == ["↓", "<"]
-
-
-def test_under_match_the_coin_draws():
+    assert (found.path.tolist(), [coin_sign(found, node) for node in (0, 1)]) == ([0, 1], ["↓", "<"])
     (found,), _ = match.verify(batch_of(TREE, P, {}, [0.5, 0.7, 0.4, 0.1]))
-    assert found.path.tolist() == [2]
-    assert [coin_sign(found, node) for node in (0, 2)] == ["≠", "="]
+    assert (found.path.tolist(), [coin_sign(found, node) for node in (0, 2)]) == ([2], ["≠", "="])
     assert found.coin[0] == found.coin[2] == 0.7
 
 

@@ -1,14 +1,21 @@
-"""SamplingParams refuse what is out of range, naming the field."""
+"""Sampling parameters and forms of outputs: what is out of range is refused by name, and what is not comes back."""
 
+import dataclasses
 import json
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 
 from specscope.errors import UserError
-from specscope.trace.record.params import SamplingParams
-from tests.trace.strategies import params
+from specscope.trace.record.params import SamplingParams, StructuredOutputs
+from specscope.trace.record.records import RequestInfo
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.spans import Encoder, resource_attributes
+from specscope.trace.wire.unspan import Decoder, run_info
+from tests.trace.samples import record
+from tests.trace.strategies import RUN, params
 
 
 @given(params)
@@ -52,3 +59,67 @@ def test_unknown_names_are_refused_with_the_known_ones():
 
 def test_a_single_stop_string_is_taken_as_one():
     assert SamplingParams(stop="end").stop == ("end",)
+
+
+def test_a_schema_as_a_mapping_is_kept_as_text_in_its_order():
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert StructuredOutputs(json=schema).json == json.dumps(schema)
+
+
+def test_params_of_a_capture_that_knows_no_form_are_read():
+    known = SamplingParams(seed=3).to_dict()
+    old = {name: known[name] for name in known if name not in ("structured_outputs", "min_tokens", "logprobs")}
+    assert msgspec.json.decode(json.dumps(old), type=SamplingParams) == SamplingParams(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({}, "exactly one of json, regex, choice, grammar, json_object; given: none"),
+        ({"regex": "a", "choice": ("b",)}, "given: regex and choice"),
+        ({"json": "{"}, "json is not valid JSON"),
+        ({"json": "[]"}, "an object, or true"),
+        ({"json": "[" * 2000 + "]" * 2000}, "json is not valid JSON"),
+        ({"json": '{"a":' * 65 + "1" + "}" * 65}, "nested more than 64 deep"),
+        ({"json": {"a": float("nan")}}, "cannot be written as JSON"),
+        ({"json": {"a": "\ud800"}}, "json"),
+        ({"json": " " * 65537 + "{}"}, "at most 64 KiB"),
+        ({"regex": ""}, "regex must be"),
+        ({"regex": "a" * 8193}, "at most 8 KiB"),
+        ({"regex": "a\0"}, "NUL"),
+        ({"regex": "\ud800"}, "regex must be"),
+        ({"choice": ()}, "choice must be"),
+        ({"choice": ("a", "")}, "choice must be"),
+        ({"choice": "ab"}, "choice must be"),
+        ({"choice": ("a\0",)}, "NUL"),
+        ({"choice": ("a",) * 1001}, "1 to 1000"),
+        ({"grammar": ""}, "grammar must be"),
+        ({"json_object": 1}, "json_object must be true or false"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(form, why):
+    with pytest.raises(UserError, match=why) as caught:
+        StructuredOutputs(**form)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+def test_one_form_has_one_kind_and_one_text():
+    assert StructuredOutputs(json='{"a":' * 64 + "1" + "}" * 64).kind == "json"  # so many levels are allowed
+    assert (StructuredOutputs(json="true").kind, StructuredOutputs(regex="[0-9]{3}").kind) == ("json", "regex")
+    assert StructuredOutputs(choice=("a", 'b"')).text == '["a", "b\\""]'
+    assert StructuredOutputs(json_object=True).text == ""
+
+
+def test_a_run_whose_schema_is_as_large_as_may_be_is_read():
+    """Quoted once more inside JSON it is longer than other texts of a span may be."""
+    schema = json.dumps({"enum": ['"\\' * 8 + str(i) for i in range(1600)]})
+    assert 60_000 < len(schema) <= 65_536
+    params = SamplingParams(structured_outputs=StructuredOutputs(json=schema), stop_token_ids=(3,))
+    run = run_info(resource_attributes(dataclasses.replace(RUN, params=params.to_dict())))
+    assert SamplingParams.from_dict(run.params) == params
+    info = RequestInfo("r", 1, 2, "", np.zeros(1, np.int32), params)
+    decoder, read = Decoder(), []
+    for span in Encoder(RUN, Vocabulary()).encode(record(0, [], admitted=(info,))):
+        read += decoder.feed(span)
+    assert read[0].admitted[0].params == params
