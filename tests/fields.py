@@ -112,7 +112,7 @@ def shape(field):
     """What it is over."""
     if field.dtype is None:
         return ""
-    return f"[{', '.join(field.dimensions)}]" + (" or [0]" if field.may_be_empty else "")
+    return f"[{', '.join(field.dimensions)}]" + (" or [0]" if field.wire.per.endswith("?") else "")
 
 
 def meaning(field, comment):

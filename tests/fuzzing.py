@@ -20,7 +20,7 @@ from specscope.debug.events import EventKind, types_of
 from specscope.errors import UserError
 from specscope.plans.plan import parse_plan
 from specscope.remote.receiver import JSON, PROTOBUF, Export
-from specscope.trace.history.expressions import Expression
+from specscope.trace.history.conditions import Expression
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sampling import read_ratio

@@ -18,7 +18,7 @@ from specscope.engine.prompts import read_prompts
 from specscope.errors import UserError
 from specscope.plans.plan import parse_plan
 from specscope.remote.attached import checked_address
-from specscope.trace.history.expressions import Expression
+from specscope.trace.history.conditions import Expression
 from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.trace.wire.reading import read_capture
 from specscope.tui.settings import read_settings

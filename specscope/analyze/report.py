@@ -409,7 +409,7 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text
         finish=None if end is None else end.reason.value,
         stop="" if end is None else valid(end.stop),
         error="" if end is None else valid(end.error),
-        preempted=request.preempted,
+        preempted=len(request.preemptions),
         found=request.found,
         queued_s=None if info is None or not info.admitted_ns else (info.admitted_ns - info.arrival_ns) / 1e9,
         total_s=None if end is None else (end.finished_ns - end.info.arrival_ns) / 1e9,

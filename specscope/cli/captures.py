@@ -27,7 +27,7 @@ from specscope.whole_file import write_whole
 if TYPE_CHECKING:
     from specscope.trace.history.history import History
     from specscope.trace.record.records import RunInfo
-    from specscope.trace.wire.bus import Bus
+    from specscope.trace.wire.outputs import Bus
     from specscope.trace.wire.reading import CaptureReader
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specscope.analyze.compare.columns import Side
     from specscope.analyze.compare.counts import CountsSide
     from specscope.analyze.compare.result import Comparison, Pair, SideFacts
-    from specscope.trace.history.thresholds import Threshold
+    from specscope.trace.history.conditions import Threshold
     from specscope.trace.record.records import RequestStep
     from specscope.tui.compared import Compared, ComparedPair
 

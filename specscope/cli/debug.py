@@ -125,7 +125,7 @@ def _readline(commands: Commands) -> None:
 
 def debug_vllm(path: str, script: Script | None = None) -> None:
     """The debugger over a vLLM that listens on a socket; when it ends, vLLM runs on. Raises UserError."""
-    from specscope.remote.debug_client import AttachedCommands
+    from specscope.remote.debug_socket import AttachedCommands
 
     commands = AttachedCommands(path)
     try:

@@ -131,7 +131,7 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
 
 def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
     """The flags as objects. Raises UserError."""
-    from specscope.remote.debug_server import check_socket
+    from specscope.remote.debug_socket import check_socket
     from specscope.remote.http import Limits
     from specscope.serve.service import ServeOptions
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from specscope.trace.history.interval import IntervalMeans
     from specscope.trace.history.stats import Acceptance
     from specscope.trace.record.records import RunInfo, StepRecord
-    from specscope.trace.wire.bus import Bus
-    from specscope.trace.wire.outputs import OutputOptions, Outputs
+    from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
     from specscope.watch.source import Source
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
 
@@ -225,11 +224,10 @@ class IntervalRows:
         from specscope.watch.source import Left
 
         for news in watching.take():
-            if news.run is None or news.record is None:
-                if not isinstance(news.text, Left):
-                    say(news.text)
-                continue
-            self._row(news.run, news.record, console)
+            if not isinstance(news, str):
+                self._row(*news, console)
+            elif not isinstance(news, Left):
+                say(news)
 
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text

@@ -10,7 +10,7 @@ from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.events import Event, EventKind, events, types_of
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
-from specscope.trace.history.expressions import Expression
+from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import History
 from specscope.trace.record.records import StepRecord
 from specscope.trace.words import StepFacts

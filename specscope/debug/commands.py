@@ -21,7 +21,7 @@ from specscope.debug.views import NodeView, view_text
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.trace.checked import short, whole
-from specscope.trace.history.expressions import Expression
+from specscope.trace.history.conditions import Expression
 from specscope.trace.record.records import Outcome, RequestStep
 from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import printable

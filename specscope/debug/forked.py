@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.words import draw_tree
 
 TEXT = 300  # characters of each side's output that are shown
 

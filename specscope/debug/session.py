@@ -14,7 +14,7 @@ from specscope.debug.answers import Stop, StopReason
 from specscope.debug.breakpoints import Breakpoints, step_condition, step_evidence
 from specscope.debug.stepper import Steppable, Stepper
 from specscope.errors import UserError
-from specscope.trace.history.expressions import Expression
+from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import RequestStep, StepRecord
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
 from specscope.trace.history.place import PlaceView, at, decision_text, ended_by, why_step
 from specscope.trace.history.place import why as why_node
@@ -17,7 +16,7 @@ from specscope.trace.record.aggregate import LeftOut
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
 from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, likeliest, node_rows, request_row
+from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, draw_tree, likeliest, node_rows, request_row
 
 TAIL = 12  # tokens of the context that are shown
 FED = 12  # rows fed to a head that are shown

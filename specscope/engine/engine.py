@@ -29,7 +29,7 @@ from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Flight, Moved, StepRecord
-from specscope.trace.wire.bus import Bus, Sink, Subscription
+from specscope.trace.wire.outputs import Bus, Sink, Subscription
 
 
 class Engine:

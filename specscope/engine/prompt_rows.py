@@ -24,13 +24,13 @@ from msgspec import Meta
 
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import Text, checked, checked_fields, decoded, short
-from specscope.trace.documents import documents
 from specscope.trace.files import BROKEN, open_plain, read_lines, reason
 from specscope.trace.kinds import (
     PROMPT_TABLE,
     REQUEST_DUMP,
     SHAREGPT,
     ReadAs,
+    documents,
     is_array,
     kind_of,
     looks_like_json,

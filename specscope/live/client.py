@@ -21,7 +21,7 @@ from specscope.live.server import serve
 from specscope.trace.history.history import KEPT, History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Moved, StepRecord
-from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.outputs import Bus
 
 
 class Worker:

@@ -1,12 +1,19 @@
-"""`specscope tui --listen`: engines in other processes, or on other machines, on the screen as they run."""
+"""Engines in other processes, or on other machines, on the screen as they run: those that send to `--listen`, and the
+one that `specscope vllm --screen` starts: what its log says while it loads, and how it ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import multiprocessing
+import re
+import signal
+import subprocess
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
 
 from specscope.debug.answers import Notice
 from specscope.errors import UserError
@@ -123,3 +130,115 @@ def checked_address(text: str, flag: str) -> tuple[str, int]:
     if not bare or not readable or number is None or number > 65535:
         raise UserError(f"{flag} {short(text)}: write HOST:PORT, e.g. 127.0.0.1:4317, with a port up to 65535")
     return bare, number
+
+
+KEPT_LINES = 200
+PIECE = 2**18  # bytes of a log that are read at once
+LONGEST = 2000  # characters of a line that are kept
+NOTICED = 4  # lines that a notice has room for
+OURS = "specscope: "  # how the plugin's own lines begin
+WATCHING = "watching "  # and that which says that vLLM has loaded
+PROCESS = re.compile(r"^\(\w+ pid=\d+\) ")  # vLLM begins its lines with their process
+ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w+(?:Error|Exception): .+)")  # the end of a traceback, however it was logged
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class EngineLog:
+    """Follows a file that another process writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines: tuple[str, ...] = ()  # the last ones that are not empty
+        self.ours = ""  # the plugin's last line
+        self.error = ""  # the first that it told: those after it mostly follow from it
+        self._path, self._read = path, 0
+        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._rest = b""  # of a line that has not ended
+
+    def read(self) -> bool:
+        """Take in what has come; True where there was anything."""
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            piece = file.read(PIECE)
+        self._read += len(piece)
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        for line in whole:
+            self._take(_text(line))
+        if piece:
+            self.lines = (*self._kept, *filter(None, [_text(self._rest)]))
+        return bool(piece)
+
+    def _take(self, line: str) -> None:
+        if not line.strip():
+            return
+        self._kept.append(line)
+        if line.startswith(OURS):
+            self.ours = line.removeprefix(OURS)
+        if not self.error and (found := ERROR.search(line)) is not None:
+            self.error = found[1]
+
+
+def _text(line: bytes) -> str:
+    """A line without its process and colours; of a progress bar, which writes over itself, what stands there last."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+    return PROCESS.sub("", COLOURS.sub("", text))[:LONGEST]
+
+
+class LaunchedEngine(Attached):
+    """An engine that runs beside the screen and sends to it; its output goes to a file."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("127.0.0.1", 0, 0)
+        self._name = name
+        self._engine: subprocess.Popen[bytes] | None = None
+        self._log: EngineLog | None = None
+        self._ended = False
+
+    def follow(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        """The engine has been started."""
+        self._engine, self._log = process, EngineLog(output)
+
+    def poll(self, history: History) -> bool:
+        """Take in what has come, from the engine and from its log."""
+        ended = self._engine is not None and self._engine.poll() is not None
+        changed = super().poll(history)
+        while self._log is not None and self._log.read():
+            self.log, changed = self._log.lines, True
+        if ended and not self._ended:
+            self._end(history)
+        return changed
+
+    def _end(self, history: History) -> None:
+        self._ended = True
+        assert self._engine is not None
+        if self._engine.returncode:
+            first = self._log.error if self._log is not None else ""
+            self.error = ": ".join(filter(None, [end_of(self._engine.returncode), first]))
+        if history.steps:  # otherwise the screen has room for more of them
+            self.news.append(Notice("\n".join([f"{self._name} ended: its last lines", *self.log[-NOTICED:]])))
+
+    @property
+    def status(self) -> str:
+        """`loading`; `idle` from when the plugin watches it, `attached` from its first step on; `ended`."""
+        if self._ended:
+            return "ended"
+        watched = self._log is not None and self._log.ours.startswith(WATCHING)
+        return "idle" if watched and not self.runs else super().status
+
+    @property
+    def progress(self) -> str:
+        """What the plugin said last."""
+        ours = self._log.ours if self._log is not None else ""
+        return ours or f"{self._name} is starting"
+
+
+def end_of(code: int) -> str:
+    """How a process ended."""
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def last_lines(output: Path, count: int) -> Sequence[str]:
+    """Of a log that nobody writes any more."""
+    log = EngineLog(output)
+    while log.read():
+        pass
+    return log.lines[-count:]

@@ -143,7 +143,7 @@ class Gate:
         self.controlled = False  # whether it waits at each step for the debugger; else it runs by itself
         self.interrupted = False  # whether the debugger is asked to wait no longer
         self.expired: float | None = None  # after how many seconds the worker last went on by itself
-        self._closed = True  # whether no debugger is there
+        self.is_open = False  # whether a debugger is there
         self._standing: StepRecord | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 
@@ -172,11 +172,6 @@ class Gate:
             self.lock.notify_all()
 
     @property
-    def is_open(self) -> bool:
-        """Whether a debugger is there."""
-        return not self._closed
-
-    @property
     def stands(self) -> bool:
         """Whether the engine waits at a step."""
         return self._standing is not None
@@ -196,11 +191,11 @@ class Gate:
 
     def next(self) -> StepRecord | None:
         """Let the engine go on, and wait for the next step at which it stands; None where waiting was broken off."""
-        if self._closed:
+        if not self.is_open:
             return None
         self.controlled, self._standing, self.expired = True, None, None
         self.lock.notify_all()
-        self.lock.wait_for(lambda: self.stands or self.interrupted or self._closed)
+        self.lock.wait_for(lambda: self.stands or self.interrupted or not self.is_open)
         return self._standing
 
     def interrupt(self) -> None:
@@ -212,10 +207,10 @@ class Gate:
     def open(self) -> None:
         """A debugger attaches. The engine runs on until the debugger moves it."""
         with self.lock:
-            self._closed, self.interrupted, self.expired = False, False, None
+            self.is_open, self.interrupted, self.expired = True, False, None
 
     def close(self) -> None:
         """The debugger detaches, and the engine runs on."""
         with self.lock:
-            self._closed, self.controlled = True, False
+            self.is_open, self.controlled = False, False
             self.lock.notify_all()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.debug.answers import Stop, StopReason
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
-from specscope.remote.debug_server import DebugServer
+from specscope.remote.debug_socket import DebugServer
 from specscope.serve.engine_thread import EngineThread
 from specscope.trace.history.history import KEPT, History, RecentSteps
 from specscope.trace.record.privacy import Privacy, strip

@@ -16,7 +16,7 @@ from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import DEBUG, PluginSettings
 from specscope.trace.inside.sinks import Losses, sinks, start_line, warn
-from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.outputs import Bus
 
 ENGINE = "sglang.srt.entrypoints.engine"
 QUIET, LONGEST = 0.1, 1.0  # seconds: a capture that does not grow for so long is written; waited for at most

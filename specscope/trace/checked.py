@@ -69,13 +69,12 @@ def field_types(kind: type) -> dict[str, Any]:
 
 def required_types(kind: type) -> dict[str, Any]:
     """The declared types without None, for fields that must be given."""
-    return {name: _required(hint) for name, hint in field_types(kind).items()}
-
-
-def _required(hint: Any) -> Any:  # noqa: ANN401
-    inner = base_of(hint)
-    members = [member for member in get_args(inner) if member is not NoneType]
-    return members[0] if get_origin(inner) in (Union, UnionType) else hint
+    types = field_types(kind)
+    for name, hint in types.items():
+        inner = base_of(hint)
+        if get_origin(inner) in (Union, UnionType):
+            types[name] = next(member for member in get_args(inner) if member is not NoneType)
+    return types
 
 
 def base_of(kind: Any) -> Any:  # noqa: ANN401

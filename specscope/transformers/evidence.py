@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from specscope.trace.inside.chain import Judged, Numbers, assembled
-from specscope.trace.record.parents import ParentsBuilder, RawRow, spread
+from specscope.trace.record.notes import ParentsBuilder, RawRow, spread
 from specscope.trace.record.records import ParentNotes
 from specscope.trace.record.rules import LOSSY, MATCH, STANDARD
 from specscope.trace.record.tree import Doubles, Floats, Ints

@@ -17,8 +17,7 @@ from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
 from specscope.transformers import known
 from specscope.transformers.hooks import Hooks

@@ -149,7 +149,7 @@ class RequestWitness:
         one_pass = self.source.drafter in ONE_PASS and len(made.tree) > 0
         confidence = made.confidence if self.source.threshold and made.confidence is not None else NO_FLOATS
         notes = MethodNotes(confidence=confidence, one_pass=one_pass)
-        return None if notes.is_empty else notes
+        return None if notes == MethodNotes() else notes
 
     def _sizing(self) -> str:
         """What bounds the draft, where that is more than the run's own number of tokens."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.record.parents import TINY, TOP
+from specscope.trace.record.notes import TINY, TOP
 from specscope.vllm.call import Rows
 from specscope.vllm.gathered import Gathered, GatheredTables, Layout, Table, empty_tables, layouts
 from specscope.vllm.v2 import rule

@@ -13,8 +13,7 @@ from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.inside.on_import import at_exit, on_import
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.inside.sinks import QUEUED, Losses, of_ranks, sinks, start_line, warn
-from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.outputs import OpenRequests
+from specscope.trace.wire.outputs import Bus, OpenRequests
 from specscope.vllm.processes import ENDS, engine_number, first_process_tells, give_grace, rank_of_worker
 from specscope.vllm.scheduling import SchedulerHooks
 
@@ -192,7 +191,7 @@ def _told(publish: Any, run: Any, vocabulary: Any, guard: ErrorGuard, debugger: 
 
 def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, runner: Any) -> None:
     """Open the debugger's socket, on the rank that decides what all of its engine's ranks do."""
-    from specscope.remote.debug_server import DebugServer
+    from specscope.remote.debug_socket import DebugServer
     from specscope.remote.held import HeldCommands
     from specscope.vllm.run_info import vllm_version
     from specscope.vllm.v1.debugger import limit_of

@@ -254,7 +254,7 @@ class Witness:
             unverified=max(unverified, 0),
             match_length=place.match_length if len(judged.tree) else 0,
         )
-        return None if notes.is_empty else notes
+        return None if notes == MethodNotes() else notes
 
     def _blocks(self, place: BatchPlace, context: int, count: int) -> Ints:
         """The KV blocks that a step writes to; none where the model has several kinds of cache."""

@@ -81,7 +81,10 @@ class Reading:
         """One more of its numbers. Raises UnreadableError."""
         self.time_ns = max(self.time_ns, _ns(sample, 0))
         if name in names.counters or name == names.accepted_at:
-            counter = names.counters.get(name) or _position(name, sample.labels.get("position", ""))
+            position = sample.labels.get("position", "")
+            if name not in names.counters and (not position.isdecimal() or int(position[:9]) >= POSITIONS):
+                raise UnreadableError(f"{name} has the position {position[:40]!r}")
+            counter = names.counters.get(name) or int(position[:9])
             self.counters[counter] = self.counters.get(counter, 0) + count(sample.value, name)
         elif math.isfinite(sample.value):  # else a gauge that has no value yet
             into = self.gauges if name in names.gauges else self.averages
@@ -172,13 +175,6 @@ def _ns(sample: Sample, otherwise: int) -> int:
     if not 0 <= seconds < 2**33:
         raise UnreadableError(f"a time that is none ({short(seconds)})")
     return int(seconds * 1e9) or otherwise
-
-
-def _position(name: str, position: str) -> int:
-    """The index of a position. Raises UnreadableError."""
-    if not position.isdecimal() or int(position[:9]) >= POSITIONS:
-        raise UnreadableError(f"{name} has the position {position[:40]!r}")
-    return int(position[:9])
 
 
 def _engine(names: Names, labels: Mapping[str, str], telling: Iterable[str]) -> str:

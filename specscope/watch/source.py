@@ -15,13 +15,12 @@ from itertools import chain
 from urllib.parse import urlsplit
 
 from specscope.errors import UserError, first_line
-from specscope.remote.fetch import HttpClient, StatusError
+from specscope.remote.store import HttpClient, StatusError
 from specscope.trace import kinds
 from specscope.trace.checked import checked_url, decoded, without_login
-from specscope.trace.documents import documents
 from specscope.trace.files import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.wording import Faults
-from specscope.trace.kinds import ReadAs, is_array, kind_of, looks_like_json, start_of
+from specscope.trace.kinds import ReadAs, documents, is_array, kind_of, looks_like_json, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.logs import LlamaLog, Log, SglangLog, VllmLog, unwrapped

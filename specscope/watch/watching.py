@@ -16,8 +16,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.interval import counts_run, interval_record
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.outputs import Outputs
+from specscope.trace.wire.outputs import Bus, Outputs
 from specscope.watch.counts import ENGINES, ToldInterval
 from specscope.watch.source import Source
 
@@ -38,13 +37,7 @@ class EngineRun:
     steps: int = 0
 
 
-@dataclass(frozen=True)
-class News:
-    """A record of an engine, or a notice."""
-
-    run: EngineRun | None
-    record: StepRecord | None
-    text: str = ""
+News = tuple[EngineRun, StepRecord] | str  # a record of an engine, or a notice
 
 
 class Watch:
@@ -92,7 +85,7 @@ class Watch:
 
     def _take(self, source: Source, item: ToldInterval | str) -> None:
         if isinstance(item, str):
-            self.news.append(News(None, None, item))
+            self.news.append(item)
             return
         while len(self.news) >= WAITING and not self._stop.wait(0.02):
             pass  # a file is read faster than it is shown
@@ -102,7 +95,7 @@ class Watch:
                 record = interval_record(run.steps, item.start_ns, item.end_ns, item.aggregate)
                 run.steps += 1
                 run.bus.publish(record)
-                self.news.append(News(run, record))
+                self.news.append((run, record))
 
     def _run_of(self, source: Source, interval: ToldInterval) -> EngineRun | None:
         """The run of an interval's engine; None where there are too many engines."""
@@ -111,7 +104,7 @@ class Watch:
         if key not in self.runs:
             if len(self.runs) >= ENGINES:
                 if not self._refused:
-                    self.news.append(News(None, None, f"more than {ENGINES} engines: those to come are left out"))
+                    self.news.append(f"more than {ENGINES} engines: those to come are left out")
                 self._refused += 1
                 return None
             name = f"{source.name} engine {engine}" if engine else source.name
@@ -173,12 +166,13 @@ class Watched(Engines):
             self.watch.end()
         changed, gone = bool(self.watch.news), history.gone
         for news in self.watch.take():
-            if news.run is None or news.record is None:
-                self.news.append(Notice(news.text))
+            if isinstance(news, str):
+                self.news.append(Notice(news))
                 continue
-            run = self.history(news.run.info.run_id, news.run.name, history)
-            run.run = news.run.info
-            run.append(news.record)
+            engine, record = news
+            run = self.history(engine.info.run_id, engine.name, history)
+            run.run = engine.info
+            run.append(record)
         if changed:
             self.trim(history, gone)
         if self.watch.errors and not self.error:

@@ -70,7 +70,7 @@ def test_facts_of_steps(history):
     where = items(history, nodes=False)
     table = facts_table(history, where)
     assert "depth" not in table
-    assert sum(history.requests[name].preempted for name in history.requests) > 0
+    assert sum(len(history.requests[name].preemptions) for name in history.requests) > 0
     for at, one in enumerate(where):
         request = history.requests[one.request]
         place = request.place_of(one.index)

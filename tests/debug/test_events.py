@@ -6,7 +6,7 @@ from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.events import EventKind, events
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
-from specscope.trace.history.expressions import Expression
+from specscope.trace.history.conditions import Expression
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT

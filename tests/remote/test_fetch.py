@@ -10,7 +10,7 @@ from http.client import IncompleteRead
 
 import pytest
 
-from specscope.remote.fetch import HttpClient, StatusError
+from specscope.remote.store import HttpClient, StatusError
 from tests.remote.store import Answer, Store
 from tests.waiting import ends
 

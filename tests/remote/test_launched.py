@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from specscope.debug.viewer import Viewer
-from specscope.remote.launched import KEPT_LINES, EngineLog, LaunchedEngine, end_of, last_lines
+from specscope.remote.attached import KEPT_LINES, EngineLog, LaunchedEngine, end_of, last_lines
 from specscope.tui.app import ScopeApp
 from tests.trace.samples import records
 from tests.tui.sample import until as shown

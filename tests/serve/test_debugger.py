@@ -10,7 +10,7 @@ import pytest
 
 from specscope import Engine
 from specscope.errors import UserError
-from specscope.remote.debug_client import AttachedCommands
+from specscope.remote.debug_socket import AttachedCommands
 from tests.serve.running import running
 from tests.waiting import HANG_SECONDS, wait_for
 

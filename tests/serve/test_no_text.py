@@ -5,7 +5,7 @@ import re
 import pytest
 
 from specscope.errors import UserError
-from specscope.remote.debug_client import AttachedCommands
+from specscope.remote.debug_socket import AttachedCommands
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.outputs import OutputOptions, Outputs

@@ -18,8 +18,7 @@ from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.params import StructuredOutputs
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.bus import Bus
-from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
 

@@ -103,7 +103,7 @@ def verdicts(draw, tree):
 def method_notes(tree):
     """Of a drafter that has some of what drafters of today have; at least one of it."""
     told = {"source": st.just(none) | ints(len(tree), 2), "match_source": clean_text}
-    return evidence(MethodNotes, {"n": len(tree)}, **told).map(lambda one: None if one.is_empty else one)
+    return evidence(MethodNotes, {"n": len(tree)}, **told).map(lambda one: None if one == MethodNotes() else one)
 
 
 @st.composite

@@ -7,9 +7,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace import documents as module
-from specscope.trace.documents import Splitter, documents
-from specscope.trace.kinds import CAPTURE, OTLP_PROTOBUF, SHAREGPT, VLLM_LOG, is_array, kind_of, looks_like_json
+from specscope.trace import kinds as module
+from specscope.trace.kinds import (
+    CAPTURE,
+    OTLP_PROTOBUF,
+    SHAREGPT,
+    VLLM_LOG,
+    Splitter,
+    documents,
+    is_array,
+    kind_of,
+    looks_like_json,
+)
 
 text = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(['"', "\\", "}", '{"', "[", "\\\\"])
 values = text | st.integers() | st.none() | st.lists(text, max_size=2) | st.dictionaries(text, text, max_size=2)

@@ -132,7 +132,7 @@ def test_lines_that_hold_no_span_are_not_read_without_end(barren, tmp_path, monk
 def test_documents_without_figures_are_not_read_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "MOST_UNREAD", 50)
     read, real = [], source.read_json
-    monkeypatch.setattr(source, "read_json", lambda *given: read.append(given) or real(*given))
+    monkeypatch.setattr(source, "read_json", lambda *given, **how: read.append(given) or real(*given, **how))
     (tmp_path / "a.jsonl").write_text("{}\n" * 200)
     with pytest.raises(
         UserError, match=r"a.jsonl, line 50: no speculation figures up to here; left out 50×: line 1: no"

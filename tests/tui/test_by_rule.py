@@ -3,11 +3,11 @@
 import pytest
 
 from specscope.speculate.verify import match, traversal
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.rules import MATCH, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.words import draw_tree
 from specscope.tui.widgets.decision import decision
 from specscope.tui.widgets.tree_lines import tree_lines
 from tests.speculate.verify.enumeration import dense

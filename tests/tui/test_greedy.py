@@ -6,8 +6,8 @@ import pytest
 
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.record.records import FinalKind
+from specscope.trace.words import draw_tree
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.text import probability, show_token
@@ -79,7 +79,7 @@ async def test_the_first_screen_begins_with_what_the_target_wanted(size, name):
 
 async def test_a_node_of_a_greedy_replay_tells_what_both_models_thought():
     viewer = over("eagle")
-    viewer.goto(viewer.history.requests["r2"].position_of(24))
+    viewer.goto(viewer.history.requests["r2"].at(24))
     async with running(viewer, (120, 40)) as (app, pilot):
         app.standing.pick("r2")
         await pilot.press("d")

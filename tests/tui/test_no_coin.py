@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.words import draw_tree
 from specscope.tui.widgets.decision import decision
 from specscope.tui.widgets.tree_lines import tree_lines
 from tests.trace.samples import records

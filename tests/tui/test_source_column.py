@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.wording import about_draft, about_method
 from specscope.trace.record.notes import SOURCES, MethodNotes
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import Drawn
+from specscope.trace.words import draw_tree
 from specscope.tui.widgets.tree_lines import SOURCE_INKS, tree_lines
 
 from .sample import replay

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from specscope.errors import UserError
-from specscope.remote.debug_client import AttachedCommands
-from specscope.remote.debug_server import DebugServer
+from specscope.remote.debug_socket import AttachedCommands, DebugServer
 from specscope.remote.held import HeldCommands
 from specscope.trace.record.records import Outcome
 from specscope.vllm.call import SamplerCall
@@ -219,7 +218,7 @@ def test_a_second_debugger_is_told_that_there_is_one(bench):
 CLIENT = """
 import sys
 from specscope.remote.held import HeldCommands
-from specscope.remote.debug_client import AttachedCommands
+from specscope.remote.debug_socket import AttachedCommands
 client = AttachedCommands(sys.argv[1])
 client.run("break reject if p < 0.1")
 print(client.run("continue"), flush=True)

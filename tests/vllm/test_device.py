@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specscope.trace.record.parents import TOP
+from specscope.trace.record.notes import TOP
 from specscope.vllm import gather as device
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import read

@@ -15,7 +15,7 @@ import pytest
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
-from specscope.remote.debug_client import AttachedCommands
+from specscope.remote.debug_socket import AttachedCommands
 from specscope.trace.wire.reading import read_capture
 from tests.vllm.test_real import HERE, PYTHON, model, speculation
 from tests.waiting import until

@@ -44,7 +44,7 @@ def ended(watch):
 
 
 def taken(watch):
-    return [news.record for news in watch.take() if news.record is not None]
+    return [news[1] for news in watch.take() if not isinstance(news, str)]
 
 
 def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
@@ -94,7 +94,7 @@ def test_one_source_that_fails_leaves_the_others(tmp_path):
     watch.start()
     ended(watch)
     watch.stop()
-    assert len([news for news in watch.take() if news.record]) == 5
+    assert len([news for news in watch.take() if not isinstance(news, str)]) == 5
     assert "odd.log has nothing that watch recognises" in str(watch.errors[0])
 
 

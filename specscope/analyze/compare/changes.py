@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specscope.analyze.compare.failif import LABEL
 from specscope.analyze.compare.result import Comparison, Estimate
-from specscope.trace.history.thresholds import depth_rate
+from specscope.trace.history.conditions import depth_rate
 
 MOST = 8  # of each kind
 

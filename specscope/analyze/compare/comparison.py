@@ -16,7 +16,7 @@ from specscope.analyze.compare.pairing import hint, match, unpaired
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.result import NOT_KNOWN, Comparison, Pair, PairedBy, SideFacts
 from specscope.analyze.compare.verdict import verdict
-from specscope.trace.history.thresholds import Threshold
+from specscope.trace.history.conditions import Threshold
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import MADE_UP
 from specscope.trace.record.tree import Bools, Drawn

@@ -13,9 +13,9 @@ from specscope.analyze.compare.failif import counted, judge
 from specscope.analyze.compare.result import Estimate, FailCondition
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
 from specscope.errors import UserError
+from specscope.trace.history.conditions import COUNTED, RATE, TAU, Threshold, depth_rate
 from specscope.trace.history.interval import IntervalMeans, definitions, made_up
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.thresholds import COUNTED, RATE, TAU, Threshold, depth_rate
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.reading import read_capture

@@ -25,7 +25,7 @@ from specscope.analyze.compare.result import (
     PairedBy,
 )
 from specscope.analyze.evidence.columns import KINDS, PRECEDED
-from specscope.trace.history.thresholds import RATE, TAU, depth_rate
+from specscope.trace.history.conditions import RATE, TAU, depth_rate
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import sound

@@ -1,6 +1,6 @@
 """`--fail-if "tau drops > 2%"`: what a build must not lose.
 
-trace/history/thresholds.py has the grammar. FIGURE is a row of the table of figures, by its name there, a count, or a
+trace/history/conditions.py has the grammar. FIGURE is a row of the table of figures, by its name there, a count, or a
 row `GROUP: VALUE` of the table by group, as `tau where GROUP is VALUE` (`tau where label kind is code`; `label ` may be
 left out). A change hits where its 95 % interval lies wholly beyond X: noise alone hits it in at most one of forty
 builds. Where the interval reaches both sides of X, the report says so, and the build does not fail. `tau < 1.5` is
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from specscope.analyze.compare.result import FIGURES, Estimate, FailCondition
 from specscope.errors import UserError
 from specscope.trace.checked import short
-from specscope.trace.history.thresholds import COUNTED, TAU, Threshold, Way, parse_thresholds
+from specscope.trace.history.conditions import COUNTED, TAU, Threshold, Way, parse_thresholds
 from specscope.trace.history.wording import plural
 
 LABEL = "label "  # before the name of a label that groups requests

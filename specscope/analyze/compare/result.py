@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from specscope.analyze.findings import Reference
-from specscope.trace.history.thresholds import RATE, TAU
+from specscope.trace.history.conditions import RATE, TAU
 from specscope.trace.record.notes import SOURCES
 
 NOT_KNOWN = "not known"  # a model or drafter of a side whose run is not recorded

@@ -24,7 +24,7 @@ from specscope.analyze.compare.result import (
     PartingCause,
     Sameness,
 )
-from specscope.trace.history.thresholds import TAU
+from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
 
 RARE = 0.01  # of the pairs; up to that share may be rounding, which has no sharp bound

@@ -135,7 +135,7 @@ class StepRows:
     def _pieces(self, tokens: NDArray[Any]) -> pa.Array:
         """The texts of token ids."""
         known, codes = np.unique(tokens, return_inverse=True)
-        pieces = [self._vocabulary.piece(token) for token in known.tolist()]
+        pieces = [self._vocabulary.pieces.get(token) for token in known.tolist()]
         lacks = np.array([piece is None for piece in pieces], np.bool_)[codes]
         texts = ["" if piece is None else piece.decode("utf-8", "backslashreplace") for piece in pieces]
         return pa.DictionaryArray.from_arrays(

@@ -359,7 +359,7 @@ def _miss(misses: dict[Miss, int], which: Miss) -> Cell:
 
 def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell:
     """A token's text and id, and how often it occurred."""
-    shown, known = vocabulary.show(token), vocabulary.piece(token) is not None
+    shown, known = vocabulary.show(token), vocabulary.pieces.get(token) is not None
     shown = shown if len(shown) <= TOKEN else shown[: TOKEN - 1] + "…"
     text = f"{printable(shown)} #{token}" if known else f"#{token}"
     return (text if count is None else f"{text} ×{count:,}"), text

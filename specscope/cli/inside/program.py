@@ -15,7 +15,7 @@ from specscope.cli.streams import need_terminal, show
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
-from specscope.remote.launched import LaunchedEngine, last_lines
+from specscope.remote.attached import LaunchedEngine, last_lines
 
 GRACE_SECONDS = 20  # for a program to end its own processes
 PRINTED = 12  # lines of its output, where it failed

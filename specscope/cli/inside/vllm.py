@@ -28,7 +28,7 @@ from specscope.cli.options import asked_privacy
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
-from specscope.remote.debug_server import check_socket
+from specscope.remote.debug_socket import check_socket
 from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
 

@@ -16,7 +16,7 @@ from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.verify import host
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.speculate.verify.left import Left, Residual
-from specscope.trace.record.parents import ParentsBuilder, RawRow, spread
+from specscope.trace.record.notes import ParentsBuilder, RawRow, spread
 from specscope.trace.record.records import FinalKind, ParentNotes, Verdict
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn, Floats
 

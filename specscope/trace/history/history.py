@@ -113,11 +113,6 @@ class RequestHistory:
         return self.totals.total if self.sums is None else measure((self.sums,))
 
     @property
-    def preempted(self) -> int:
-        """How many times the request was preempted."""
-        return len(self.preemptions)
-
-    @property
     def state(self) -> str:
         """`running`, or the reason it finished."""
         return self.end.reason.value if self.end else "running"
@@ -174,11 +169,6 @@ class RequestHistory:
 
     def _index(self, row: int) -> int:
         return int(self.parts.field(row, "", "index"))
-
-    def position_of(self, index: int) -> int | None:
-        """The position in History.steps of the request's step of that number; None where it is not known."""
-        place = self.place_of(index)
-        return None if place is None else self.engine_steps[place]
 
     def at(self, index: int) -> int:
         """The position in History.steps of the request's step of that number. Raises UserError if it is not known."""

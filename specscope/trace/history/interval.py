@@ -194,11 +194,6 @@ def clock(ns: int) -> str:
         return NONE
 
 
-def at_depth(aggregate: Aggregate) -> list[str]:
-    """The rate at each depth as vLLM has it: accepted there / drafts; a dash where nothing was drafted."""
-    return [NONE if value is None else f"{value:.3f}" for value in counts(aggregate).per_position]
-
-
 def notes(aggregate: Aggregate) -> list[str]:
     """Further remarks on an interval, in words: the current draft depth, a restart, how few steps drafted."""
     depth = aggregate.averages.get(DEPTH)
@@ -231,8 +226,8 @@ def runs(values: Sequence[T]) -> list[tuple[str, T]]:
 
 
 def by_position(aggregate: Aggregate) -> str:
-    """The rates of an interval in a line; those of long drafts with their positions."""
-    rates = at_depth(aggregate)
+    """The rates of an interval in a line, as vLLM has them; those of long drafts with their positions."""
+    rates = [NONE if value is None else f"{value:.3f}" for value in counts(aggregate).per_position]
     if len(rates) <= LONG:
         return " ".join(rates)
     return ", ".join(f"{rate} at {positions}" for positions, rate in runs(rates))

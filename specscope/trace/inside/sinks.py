@@ -12,7 +12,7 @@ from specscope.trace.inside.hooking import log
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.bus import Bus, Subscription
+from specscope.trace.wire.outputs import Bus, Subscription
 from specscope.trace.wire.sampling import sampling_text
 
 QUEUED = 4096  # records that may wait to be written; more are lost, and counted

@@ -289,11 +289,6 @@ class RequestStep(ArrayEq):
             return []
         return np.flatnonzero(self.notes.draw_margin < ROUNDING.get(dtype, 0.0)).tolist()
 
-    @property
-    def tokens_shown(self) -> list[int]:
-        """The tokens of the tree, and the final one."""
-        return [*self.tree.token.tolist(), *([] if self.verdict is None else [self.verdict.token])]
-
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""
         if not self.is_judged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -89,14 +89,6 @@ class DraftTree:
             path.append(node)
             node = int(self.parent[node])
         return path[::-1]
-
-    def walk(self) -> Iterator[tuple[int, int]]:
-        """(node, depth) depth first, siblings in draw order: the order in which a tree is drawn."""
-        stack = [(node, 1) for node in reversed(self.children(ROOT))]
-        while stack:
-            node, depth = stack.pop()
-            yield node, depth
-            stack.extend((child, depth + 1) for child in reversed(self.children(node)))
 
     @staticmethod
     def build(

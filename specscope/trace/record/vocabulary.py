@@ -27,10 +27,6 @@ class Vocabulary:
     pieces: dict[int, bytes] = field(default_factory=dict)  # id -> bytes; filled by model/loader or a reader
     special: set[int] = field(default_factory=set)  # ids that are markup, not text: shown, but not part of output
 
-    def piece(self, token: int) -> bytes | None:
-        """The token's bytes, or None where they are unknown."""
-        return self.pieces.get(token)
-
     def show(self, token: int) -> str:
         """The token for people: one line, quotes off, control and broken characters escaped, spaces visible."""
         piece = self.pieces.get(token)

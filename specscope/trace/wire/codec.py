@@ -36,6 +36,7 @@ S = TypeVar("S", bound=Struct)
 NOTHING: Mapping[str, Any] = {}
 Number = float | Literal["NaN", "Infinity", "-Infinity"]  # in JSON; numpy reads the texts as what they stand for
 FEW, EACH = 32, 75  # values of an array that is not packed, and of each text: of at most 26 bytes
+NUMERIC = ("number", "integer")  # of JSON schemas' types
 _NULL = b"null"  # what orjson writes for such a number; no evidence of ours holds another
 _ARRAY = object()  # stands for the default of an array: no values
 
@@ -319,28 +320,27 @@ def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
 
 @cache
 def _arrays(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    schemas = {name: msgspec.json.schema(declared) for name, declared in types.items()}
-    options = {name: schema.get("anyOf", [schema]) for name, schema in schemas.items()}
-    return {name: types[name] for name, each in options.items() if any(one.get("type") == "array" for one in each)}
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind) if _items(field.type)}
+
+
+@cache
+def _items(declared: Any) -> str:  # noqa: ANN401
+    """The type of an array's values, as JSON schemas have it; "" where none is declared."""
+    schema = msgspec.json.schema(declared)
+    arrays = [one for one in schema.get("anyOf", [schema]) if one.get("type") == "array"]
+    return str(arrays[0].get("items", {}).get("type", "any")) if arrays else ""
 
 
 def is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401
     """Whether an array came as a text of JSON, or as several."""
     if isinstance(value, list):
-        return bool(value) and isinstance(value[0], str) and _holds_numbers(declared)
+        return bool(value) and isinstance(value[0], str) and _items(declared) in NUMERIC
     return isinstance(value, str) and value[:1] in ("[", "")
-
-
-@cache
-def _holds_numbers(declared: Any) -> bool:  # noqa: ANN401
-    items: dict[str, object] = msgspec.json.schema(declared).get("items", {})
-    return items.get("type") in ("number", "integer")
 
 
 def array_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
     """An array that came as a text of JSON, or as several. Raises DamagedError."""
-    if isinstance(text, str) and text.startswith('["[') and _holds_numbers(declared):
+    if isinstance(text, str) and text.startswith('["[') and _items(declared) in NUMERIC:
         text = read_json(text, list[str], name)
     if isinstance(text, list):
         return [value for part in text for value in array_of_text(name, part, declared)]

@@ -47,7 +47,7 @@ class ReadPart:
     """A decode step that was read."""
 
     step: RequestStep  # in columns with others
-    shown: list[int]  # RequestStep.tokens_shown
+    shown: list[int]  # the tokens of the tree, and the final one
     named: list[int]  # ParentNotes.named
     likeliest: Sequence[str]  # texts of these, if there are any
     weight: int  # bytes that it takes, roughly

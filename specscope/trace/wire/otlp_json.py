@@ -199,7 +199,11 @@ def all_elements(arrays: Sequence[Any], *, floats: bool) -> tuple[list[Any], NDA
 
 
 def _scalar(value: Value) -> Any:  # noqa: ANN401
-    for scalar in (value.int_value, value.string_value, value.double_value, value.bool_value):
-        if scalar is not UNSET:
-            return scalar
-    return None
+    scalar: Any = value.int_value
+    if scalar is UNSET:
+        scalar = value.string_value
+    if scalar is UNSET:
+        scalar = value.double_value
+    if scalar is UNSET:
+        scalar = value.bool_value
+    return None if scalar is UNSET else scalar

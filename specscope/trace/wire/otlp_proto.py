@@ -23,8 +23,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from specscope.trace.documents import LARGEST
 from specscope.trace.files import BROKEN, is_compressed, open_plain, reason
+from specscope.trace.kinds import LARGEST
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import DECODE_STEP, DRAWING, NUMBERS, Parts, ReadSpan, Spans
 

@@ -1,4 +1,7 @@
-"""Connects an engine's bus to its outputs: a capture file, an OTLP endpoint, metrics."""
+"""An engine's bus, and its outputs: a capture file, an OTLP endpoint, metrics.
+
+The engine appends a record and goes on; threads of their own hand records to the sinks.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import dataclasses
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +21,8 @@ from specscope.trace.files import Existing
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
+from specscope.trace.record.records import FinishReason, Moved, RequestEnd, RequestInfo, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.bus import Bus, Subscription
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.spans import SpanLevel
 
@@ -90,20 +93,15 @@ class Outputs:
             self._open_network(options, run, vocabulary)
             self._open_metrics(options, run, log, engine)
             if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
-                self._open_capture(options.capture, options, run, vocabulary, tell)
+                existing, on_full = options.existing, tell if options.drops else None
+                self._writer = CaptureWriter(
+                    options.capture, run, vocabulary, existing=existing, on_full=on_full, service=options.service
+                )
+                bus.subscribe(self._writer, lossless=True)
+                self._closers.append(self._writer.close)
         except BaseException:
             self.close()
             raise
-
-    def _open_capture(
-        self, path: str, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary, tell: Callable[[str], None]
-    ) -> None:
-        on_full = tell if options.drops else None
-        writer = self._writer = CaptureWriter(
-            path, run, vocabulary, existing=options.existing, on_full=on_full, service=options.service
-        )
-        self._bus.subscribe(writer, lossless=True)
-        self._closers.append(writer.close)
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
         from specscope.trace.wire.sending import Sender, SpanSink, endpoint_from_environment
@@ -187,11 +185,6 @@ class _Open:
     step: int  # in which it was admitted
     output: list[tuple[int, list[int]]] = field(default_factory=list)  # by step
 
-    def end(self, now_ns: int) -> RequestEnd:
-        """The request's end if it were cancelled now."""
-        tokens = [token for _, emitted in self.output for token in emitted]
-        return RequestEnd(self.info, now_ns, FinishReason.CANCELLED, "", np.array(tokens, np.int32))
-
 
 class OpenRequests:
     """A sink that knows the requests that have not ended, so that their ends are written whatever ends the run.
@@ -223,7 +216,10 @@ class OpenRequests:
         """The step that the engine still owes: nothing runs, every open request is cancelled. None for no request."""
         if self._last is None or not self._open:
             return None
-        now_ns = max(time.time_ns(), self._last.end_ns)
+        now_ns, ends = max(time.time_ns(), self._last.end_ns), []
+        for known in self._open.values():
+            output = np.array([token for _, emitted in known.output for token in emitted], np.int32)
+            ends.append(RequestEnd(known.info, now_ns, FinishReason.CANCELLED, "", output))
         return replace(
             self._last,
             step=self._last.step + 1,
@@ -233,7 +229,7 @@ class OpenRequests:
             admitted=(),
             requests=(),
             preempted=(),
-            finished=tuple(known.end(now_ns) for known in self._open.values()),
+            finished=tuple(ends),
             passes=(),
             device_ns=(),
             after=None,
@@ -242,3 +238,168 @@ class OpenRequests:
             flight=None,
             queried=0,
         )
+
+
+Sink = Callable[[Any], None]  # of a StepRecord; or, where it follows moves, of that or a Moved
+
+LIMIT = 1024  # records that may wait for a sink
+LOSSLESS_LIMIT = 64  # for a lossless sink: what waits must still be written when the program is told to end
+POLL_SECONDS = 0.1  # records wait this long at most; waking a thread on each would disturb the engine
+QUIET_SECONDS = 0.3  # after so long without a record the engine rests: what sinks have gathered goes out
+PROMPT_SECONDS = 0.05  # a prompt sink keeps nothing back for longer
+
+
+class Subscription:
+    """One sink's queue and thread.
+
+    A lossless sink makes the publisher wait when `limit` records are queued, and the wait is counted; another
+    drops the oldest record, and counts it. A sink that gathers what it is given has a method `flush`: it is called when
+    no record has come for a while, so that nothing is kept back while the engine is paused, stands at a breakpoint or
+    has nothing to do. A prompt sink keeps nothing back for longer than PROMPT_SECONDS, and the end of a request not at
+    all: its process may be killed as soon as the answer is there. An exception in the sink ends the subscription and is
+    kept in `error`.
+    """
+
+    def __init__(self, sink: Sink, lossless: bool, limit: int, moves: bool, prompt: bool) -> None:
+        self.sink = sink
+        self.moves = moves  # whether it is also told where the run goes back
+        self.lossless = lossless
+        self.prompt = prompt
+        self.limit = limit
+        self.lost = 0  # records thrown away because the sink was behind
+        self.waited_ns = 0  # time the engine waited for the sink
+        self.error: Exception | None = None
+        self._queue: deque[StepRecord | Moved] = deque()
+        self._wake = threading.Event()  # set to end the wait early: on flush, on close, when the queue is full
+        self._idle = threading.Condition()
+        self._closing = False
+        self._busy = False
+        self._gathered_ns = 0  # when the sink last took a record, 0 where nothing is to be flushed
+        self._thread = threading.Thread(target=self._run, name="specscope-sink", daemon=True)
+        self._thread.start()
+
+    def put(self, record: StepRecord | Moved) -> None:
+        """Queue a record; called on the engine's thread."""
+        if self.error is not None:
+            return
+        if len(self._queue) >= self.limit:
+            self._make_room()
+        self._queue.append(record)
+        if self.prompt and isinstance(record, StepRecord) and record.finished:
+            self._wake.set()
+
+    def _make_room(self) -> None:
+        if not self.lossless:
+            self._queue.popleft()
+            self.lost += 1
+            return
+        began = time.perf_counter_ns()
+        self._wake.set()
+        with self._idle:
+            self._idle.wait_for(lambda: len(self._queue) < self.limit or self.error is not None)
+        self.waited_ns += time.perf_counter_ns() - began
+
+    def _run(self) -> None:
+        while not (self._closing and not self._queue):
+            self._wake.wait(PROMPT_SECONDS if self.prompt else POLL_SECONDS)
+            self._wake.clear()
+            self._busy = True
+            try:
+                self._drain()
+                quiet = 0.0 if self.prompt else QUIET_SECONDS
+                if self._gathered_ns and time.monotonic_ns() - self._gathered_ns >= quiet * 1e9:
+                    self._gathered_ns = 0
+                    getattr(self.sink, "flush", lambda: None)()
+            except Exception as error:
+                self.error = error
+                self._queue.clear()
+                self._gathered_ns = 0
+            self._busy = False
+            with self._idle:
+                self._idle.notify_all()
+
+    def _drain(self) -> None:
+        while self._queue:
+            self.sink(self._queue.popleft())
+            self._gathered_ns = time.monotonic_ns()
+            if self.lossless and len(self._queue) == self.limit - 1:
+                with self._idle:
+                    self._idle.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything queued so far was handed over."""
+        self._wake.set()
+        with self._idle:
+            while (self._queue or self._busy) and self._thread.is_alive():
+                self._wake.set()
+                self._idle.wait(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Hand over what is queued and end the thread."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+
+
+class Bus:
+    """Publishes records to any number of sinks."""
+
+    def __init__(self) -> None:
+        self.subscriptions: list[Subscription] = []
+        self._lock = threading.Lock()  # held while a record is handed out, so that none follows the last
+
+    def subscribe(
+        self,
+        sink: Sink,
+        *,
+        lossless: bool = False,
+        limit: int | None = None,
+        moves: bool = False,
+        prompt: bool = False,
+    ) -> Subscription:
+        """Add a sink, which is called on a thread of its own. `moves`: it follows the run's position."""
+        subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT), moves, prompt)
+        self.subscriptions.append(subscription)
+        return subscription
+
+    def publish(self, record: StepRecord | Moved) -> None:
+        """Queue a record for every sink. Raises what a lossless sink failed with: its evidence would be lost."""
+        with self._lock:
+            for subscription in self.subscriptions:
+                if subscription.moves or isinstance(record, StepRecord):
+                    subscription.put(record)
+                if subscription.lossless and subscription.error is not None:
+                    raise subscription.error
+
+    @property
+    def lost(self) -> int:
+        """Records thrown away over all sinks."""
+        return sum(subscription.lost for subscription in self.subscriptions)
+
+    @property
+    def waited_ns(self) -> int:
+        """Time the engine waited for sinks."""
+        return sum(subscription.waited_ns for subscription in self.subscriptions)
+
+    def flush(self) -> None:
+        """Wait until every sink has everything published so far."""
+        for subscription in self.subscriptions:
+            subscription.flush()
+
+    def close(self, last: Callable[[], StepRecord | None] = lambda: None) -> None:
+        """Flush and end all subscriptions; raises the first error of a lossless sink.
+
+        `last`: called when everything has been handed over; may give one more record. What comes meanwhile is dropped.
+        """
+        with self._lock:
+            ending, self.subscriptions = self.subscriptions, []
+        for subscription in ending:
+            subscription.flush()
+        if (record := last()) is not None:
+            for subscription in ending:
+                subscription.put(record)
+        for subscription in ending:
+            subscription.close()
+        failed = [s.error for s in ending if s.lossless and s.error is not None]
+        if failed:
+            raise failed[0]

@@ -25,9 +25,9 @@ from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, every_run
-from specscope.trace.wire.bus import PROMPT_SECONDS
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, ReadSpan, Spans, read_line
+from specscope.trace.wire.outputs import PROMPT_SECONDS
 from specscope.trace.wire.schema import is_ours, newer, whole_objects
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 from specscope.trace.wire.unwrap import unwrapped

@@ -12,9 +12,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote, unquote
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 import specscope
@@ -39,7 +41,9 @@ from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import (
     EVIDENCE,
+    PHASES,
     FinishReason,
+    Phase,
     RequestEnd,
     RequestInfo,
     RequestStep,
@@ -47,7 +51,7 @@ from specscope.trace.record.records import (
     StepRecord,
 )
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.wire.codec import checks, read, wired
+from specscope.trace.wire.codec import DamagedError, check_times, checks, plain_error, read, wired
 from specscope.tree_shape import MAX_NODES
 
 # A request's own span is in the words of OpenTelemetry's GenAI conventions (semantic-conventions-genai 0.1.0), for any
@@ -71,9 +75,10 @@ SUMMARY = (
     *("specscope.drafter", "specscope.drafted", "specscope.accepted", "specscope.emitted", "specscope.final.kind"),
     *("specscope.draft.dropped", "specscope.forced", "specscope.draft.sizing", "specscope.preceded", "specscope.rule"),
 )
-ENGINE = "specscope.engine"  # engine_notes.py
+ENGINE = "specscope.engine"  # EngineNotes
 AGGREGATE, MAX_AVERAGES = "specscope.aggregate.", 256  # how attributes of counts begin
-EVIDENCE_ARRAYS = ("specscope.tree.parent", "specscope.tree.token", "specscope.verdict.path")  # of a tree
+# A decode step without any of these came without its evidence, at level `steps`
+OF_EVIDENCE = {f"specscope.{name}" for name in ("tree.parent", "tree.token", "verdict.path", "final.token", "final.p")}
 
 
 OURS = "specscope."  # how the attributes of our own resources begin
@@ -126,8 +131,6 @@ class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
     drafted: Count = field(name="specscope.drafted")
     accepted: Count = field(name="specscope.accepted")
     dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # where there are notes
-    final_token: Token | UnsetType = field(name="specscope.final.token", default=UNSET)
-    final_p: float | UnsetType = field(name="specscope.final.p", default=UNSET)
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list
@@ -135,10 +138,6 @@ class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
     special: Annotated[list[Token], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.special", default_factory=list
     )
-
-    def is_summary(self, attributes: Mapping[str, Any]) -> bool:
-        """Whether it came without its evidence, at level `steps`."""
-        return self.final_p is UNSET and self.final_token is UNSET and attributes.keys().isdisjoint(EVIDENCE_ARRAYS)
 
 
 @checks(StepRecord, LeftOut, absent={"specscope.left_out.steps": None})
@@ -209,7 +208,7 @@ class AggregateStep(EngineStep, frozen=True, kw_only=True):
 
 # What tells that there are figures: captures of before, and runs that went back too far, have none
 FIGURES = tuple(field.attribute for field in wired(RequestFigures) if field.default is MISSING)
-QUEUED = "gen_ai_latency_time_in_queue"
+QUEUED = "gen_ai_latency_time_in_queue"  # where this is told, it ran
 
 
 @checks(RequestEnd, Sampled, RequestFigures, absent=dict.fromkeys(("specscope.sampling.reason", *FIGURES)))
@@ -237,11 +236,6 @@ class Root(OfStep, frozen=True, kw_only=True):
     def has_figures(self) -> bool:
         """Whether it tells the request's sums."""
         return all(getattr(self, name.removeprefix("specscope.")) is not None for name in FIGURES)
-
-    @property
-    def was_admitted(self) -> bool:
-        """Whether it ran, as far as is known."""
-        return not self.has_figures or getattr(self, QUEUED) is not None
 
 
 @checks(ParentNotes)
@@ -306,3 +300,85 @@ def newer(resource: Mapping[str, Any]) -> str:
 def _numbers(version: str) -> tuple[int, ...]:
     """The numeric part of a version: 0.10.0rc1 is (0, 10, 0)."""
     return tuple(int(part) for part in re.findall(r"\d{1,9}", re.match(r"[0-9.]*", version)[0]))  # type: ignore[index]
+
+
+NO_TIMES = "unknown"  # the one phase of a step of which nothing but its start and end is known
+
+
+class EngineNotes(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request's step says of the engine's step that it was part of, so that its trace stands by itself.
+
+    One attribute of short text, because every step has it: `batch=3 kv=12/1444 ns=73900,2302/12963,1692/32255`. A count
+    that is absent is 0, and `running` is the batch. Of each phase it has the length in nanoseconds, before it the gap
+    after the phase before, where there is one; the first begins with the span. Phases have names (`ns=load:73900`)
+    where they are others than PHASES, in this order. The drafter's passes, an asynchronous step's flight and a device's
+    times are told by the engine step's own span alone.
+    """
+
+    batch: Count  # requests that took part
+    phases: Annotated[tuple[tuple[Name, Int64, Time], ...], Meta(min_length=1, max_length=64)]  # name, gap, length
+    running: Count | None = None
+    waiting: Count = 0
+    blocks_used: Count = field(name="used", default=0)
+    blocks_free: Count = field(name="free", default=0)
+    blocks_cached: Count = field(name="cached", default=0)
+    queried: Count = 0
+    budget: Count | None = None
+    after: Annotated[int, Meta(ge=-1, lt=2**53)] | None = None
+    rewound: bool = False
+    off: Short | None = None  # why nothing was drafted; None where drafting was on
+
+    def fields(self, start_ns: int) -> dict[str, Any]:
+        """The fields of a StepRecord that began then. Raises DamagedError."""
+        phases, begin = [], start_ns
+        for name, gap, length in self.phases:
+            phases.append(Phase(name, begin + gap, begin + gap + length))
+            begin = phases[-1].end_ns
+            check_times(phases[-1].start_ns, begin)
+        told = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("batch", "off")}
+        running = self.batch if self.running is None else self.running
+        off = {"speculation": self.off is None, "speculation_off": self.off or ""}
+        return {**told, **off, "running": running, "phases": tuple(phases)}
+
+
+def engine_text(record: StepRecord) -> str:
+    """The text of a step."""
+    counts = {
+        "running": record.running if record.running != record.batch else None,
+        "waiting": record.waiting or None,
+        "kv": f"{record.blocks_used}/{record.blocks_free}",
+        "cached": record.blocks_cached or None,
+        "queried": record.queried or None,
+        "budget": record.budget,
+        "after": record.after,
+        "rewound": int(record.rewound) or None,
+        "off": None if record.speculation else quote(record.speculation_off, errors="replace"),
+    }
+    words = {"batch": record.batch} | {name: value for name, value in counts.items() if value is not None}
+    times, last = [], record.start_ns
+    usual = tuple(phase.name for phase in record.phases) == PHASES
+    for phase in record.phases:
+        name = "" if usual else f"{quote(phase.name, safe='', errors='replace')}:"
+        gap = f"{phase.start_ns - last}/" if phase.start_ns != last else ""
+        times.append(f"{name}{gap}{phase.end_ns - phase.start_ns}")
+        last = phase.end_ns
+    return " ".join(f"{name}={value}" for name, value in {**words, "ns": ",".join(times)}.items())
+
+
+def read_engine(text: str) -> EngineNotes:
+    """The text, checked. Raises DamagedError."""
+    words: dict[str, Any] = dict(word.partition("=")[::2] for word in text.split(" "))
+    words["used"], _, words["free"] = words.pop("kv", "0/0").partition("/")
+    if "off" in words:
+        words["off"] = unquote(words["off"])
+    words["phases"] = []
+    for phase, usual in zip_longest(words.pop("ns", "").split(","), PHASES):
+        if phase is None:
+            break
+        name, _, times = phase.rpartition(":")
+        gap, _, length = times.rpartition("/")
+        words["phases"].append((unquote(name) or usual, gap or "0", length))
+    try:
+        return msgspec.convert(words, EngineNotes, strict=False)
+    except msgspec.ValidationError as error:
+        raise DamagedError(f"`{ENGINE}`: {plain_error(error)}") from None

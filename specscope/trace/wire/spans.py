@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from specscope.trace.checked import decoded
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.totals import RequestTally
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest
-from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import (
@@ -35,11 +33,11 @@ from specscope.trace.record.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, escape
 from specscope.trace.wire import schema
 from specscope.trace.wire.codec import wired, written
-from specscope.trace.wire.engine_notes import engine_text
+from specscope.trace.wire.schema import engine_text
+from specscope.trace.words import draw_tree
 
 SCOPE = "specscope"
 SERVICE, OF_ENGINE = "specscope", " engine"  # the service's name by default; what is added to it for engine steps
@@ -185,25 +183,22 @@ class Encoder:
             values.pop("specscope.verdict.path", None)
         if part.notes is not None:
             values |= {"specscope.draft.dropped": len(part.notes.dropped_token)} | self._written(part.notes, only=only)
-        named = {} if only or part.parents is None else {"parents": self._named(part, part.parents)}
-        values |= self._written(part, by_hand=named, only=only)
+        shown = [*part.tree.token.tolist(), verdict.token]
+        likeliest = None if only or part.parents is None else self._pieces(part.parents.named(shown))
+        values |= self._written(part, by_hand={"parents": {} if likeliest is None else {"text": likeliest}}, only=only)
         values |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
-        return values | ({} if only else self._texts(part, part.tree, verdict))
+        if only:
+            return values
+        values["specscope.drawing"] = draw_tree(part, self.vocabulary)  # which people read in Jaeger
+        if (texts := self._pieces(shown)) is not None:
+            values["specscope.tree.text"] = texts
+        special = [token for token in shown if token in self.vocabulary.special]
+        return values | {"specscope.tree.special": special} if special else values
 
-    def _named(self, part: RequestStep, parents: ParentNotes) -> dict[str, Any]:
-        """The bytes of the likeliest tokens, reversibly."""
+    def _pieces(self, tokens: Sequence[int]) -> list[str] | None:
+        """The bytes of tokens, reversibly; None where one is not known."""
         pieces = self.vocabulary.pieces
-        tokens = parents.named(part.tokens_shown)
-        return {"text": [escape(pieces[token]) for token in tokens]} if all(t in pieces for t in tokens) else {}
-
-    def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
-        """The tokens' bytes, reversibly, and the drawing that people read in Jaeger."""
-        pieces, tokens = self.vocabulary.pieces, part.tokens_shown
-        attributes: dict[str, Any] = {"specscope.drawing": draw_tree(part, self.vocabulary)}
-        if all(token in pieces for token in tokens):
-            attributes["specscope.tree.text"] = [escape(pieces[token]) for token in tokens]
-        special = [token for token in tokens if token in self.vocabulary.special]
-        return attributes | {"specscope.tree.special": special} if special else attributes
+        return [escape(pieces[token]) for token in tokens] if all(token in pieces for token in tokens) else None
 
     def _engine_step(self, record: StepRecord) -> Span:
         trace, root = self._trace("step", record.step), self._span("step", record.step)
@@ -241,7 +236,9 @@ class Encoder:
         info, values = end.info, self._written(end)
         # Of a step that was read in part, its reader knows them: steps of the request may be missing
         figures = end.figures or (self._tally.figures(end) if record.absent is None else None)
-        values |= self._written(info, only=("specscope.request.labels",)) | _labels(info.labels)
+        values |= self._written(info, only=("specscope.request.labels",))
+        short = [(key, value) for key, value in info.labels.items() if 0 < len(key) <= KEY and len(value) <= VALUE]
+        values |= {LABEL + key: value for key, value in short[:LABELS]}  # attributes of their own
         values |= {} if figures is None else self._written(figures)
         values |= {} if end.sampled is None else self._written(end.sampled)
         if self.run.tells_text:
@@ -305,12 +302,6 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _labels(told: Mapping[str, str]) -> dict[str, str]:
-    """Labels as attributes of their own, where they are short."""
-    short = [(key, value) for key, value in told.items() if 0 < len(key) <= KEY and len(value) <= VALUE]
-    return {LABEL + key: value for key, value in short[:LABELS]}
 
 
 def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = False) -> dict[str, Any]:

@@ -39,9 +39,8 @@ from specscope.trace.wire.codec import (
     unescaped,
 )
 from specscope.trace.wire.decode_step import ReadPart, read_parts
-from specscope.trace.wire.engine_notes import NO_TIMES, read_engine
 from specscope.trace.wire.otlp_json import ReadSpan
-from specscope.trace.wire.schema import CHAT, OTHER_PARAMS, PARAMS, UNTOLD, Resource, newer
+from specscope.trace.wire.schema import CHAT, NO_TIMES, OTHER_PARAMS, PARAMS, UNTOLD, Resource, newer, read_engine
 
 T = TypeVar("T")
 Attributes = Mapping[str, Any]
@@ -104,6 +103,11 @@ class _Pending:
     bare: set[str] = field(default_factory=set)  # requests whose steps came without their evidence
     weight: int = 0  # bytes, roughly
 
+    @property
+    def left_out(self) -> int:
+        """Steps before it that sampling left out."""
+        return 0 if self.engine is None else self.engine.left_out_steps or 0
+
     def complete(self) -> bool:
         """Whether every span that the engine step names is there."""
         if self.engine is None or len(self.parts) < len(self.engine.requests):
@@ -112,7 +116,10 @@ class _Pending:
             all(name in self.parts for name in self.engine.requests)
             and all(name in self.admitted for name in self.engine.admitted)
             and all(name in self.finished for name in self.engine.finished)
-            and all(name in self.waited or span.was_admitted for name, (*_, span) in self.finished.items())
+            and all(
+                name in self.waited or not span.has_figures or getattr(span, schema.QUEUED) is not None
+                for name, (*_, span) in self.finished.items()
+            )
         )
 
     def own(self, of_engine: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -246,7 +253,7 @@ class Decoder:
         records: list[StepRecord] = []
         opened = [each for each in map(self._opened, spans) if each is not None]
         steps = [each for each in opened if isinstance(each.span, schema.DecodeStep)]
-        evidence = [each for each in steps if not each.span.is_summary(each.attributes)]
+        evidence = [each for each in steps if not schema.OF_EVIDENCE.isdisjoint(each.attributes)]
         nameless = self.privacy >= Privacy.NO_TOKENS  # token ids were left out
         parts = read_parts([(each.span, each.attributes) for each in evidence], nameless=nameless)
         for each, part in zip(evidence, parts, strict=True):
@@ -338,8 +345,9 @@ class Decoder:
             return records
         while self._order:
             first = self._order[0]
-            if first in self._pending:
-                if not self._crowded and not (self._follows(first) and self._pending[first].complete()):
+            if (pending := self._pending.get(first)) is not None:
+                follows = first - pending.left_out <= self._next  # nothing is missing before it
+                if not self._crowded and not (follows and pending.complete()):
                     break
                 self._take(first, records)
             heappop(self._order)
@@ -351,20 +359,12 @@ class Decoder:
             heappush(self._order, step)
         return self._pending[step]
 
-    def _follows(self, step: int) -> bool:
-        """Whether nothing is missing before a step: what sampling left out there is not."""
-        span = self._pending[step].engine
-        return step - (0 if span is None else span.left_out_steps or 0) <= self._next
-
     def _take(self, step: int, records: list[StepRecord]) -> None:
-        pending = self._pending.pop(step, None)
-        if pending is None:
-            return  # all its spans were damaged
+        pending = self._pending.pop(step)
         self._held -= pending.weight
         if not (pending.engine or pending.parts or pending.admitted or pending.finished):
             return  # they were without evidence
-        left_out = 0 if pending.engine is None else pending.engine.left_out_steps or 0
-        record = self._record(step, pending, max(step - left_out - self._next, 0))
+        record = self._record(step, pending, max(step - pending.left_out - self._next, 0))
         self._next = max(self._next, step + 1)
         if record is not None:
             self._sent.append(step)
@@ -388,7 +388,13 @@ class Decoder:
                 finished += [self._end(name, *pending.finished[name])] if name in pending.finished else []
             except DamagedError as error:
                 self.faults.add(schema.ROOT_NAME, str(error))
-        batch, of_engine = self._of_engine(pending) if span is None and pending.notes else (None, None)
+        batch, of_engine = None, None  # the batch, and the record's fields, as a request's step tells them
+        if span is None and pending.notes:
+            try:
+                notes = read_engine(pending.notes)
+                batch, of_engine = notes.batch, notes.fields(pending.times[0])
+            except DamagedError as error:
+                self.faults.add("decode_step", str(error))
         absent, fields = pending.absent(batch, finished, steps), pending.own(of_engine)
         fields |= {
             "admitted": _known(pending.admitted, () if span is None else span.admitted),
@@ -406,15 +412,6 @@ class Decoder:
             return record
         before = max((sent for sent in self._sent if sent <= record.after), default=-1)
         return replace(record, after=before)
-
-    def _of_engine(self, pending: _Pending) -> tuple[int, dict[str, Any]] | tuple[None, None]:
-        """The batch of a step, and its record's fields, as a request's step tells them; None where that is damaged."""
-        try:
-            notes = read_engine(pending.notes)
-            return notes.batch, notes.fields(pending.times[0])
-        except DamagedError as error:
-            self.faults.add("decode_step", str(error))
-            return None, None
 
     def _learn(self, span: schema.DecodeStep, part: ReadPart) -> None:
         """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""

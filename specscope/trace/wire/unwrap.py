@@ -17,8 +17,18 @@ import orjson
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded, whole
-from specscope.trace.documents import LARGEST, Document, Splitter, is_whole
-from specscope.trace.kinds import BARE_SPANS, LOOK, OTLP_PROTOBUF, FileKind, is_array, looks_like_json
+from specscope.trace.kinds import (
+    BARE_SPANS,
+    LARGEST,
+    LOOK,
+    OTLP_PROTOBUF,
+    Document,
+    FileKind,
+    Splitter,
+    is_array,
+    is_whole,
+    looks_like_json,
+)
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, ReadSpan
 from specscope.trace.wire.otlp_proto import messages

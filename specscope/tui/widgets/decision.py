@@ -11,12 +11,11 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from specscope.trace.history.draw import MARKS
 from specscope.trace.history.place import BELOW, TOSSED, PlaceView, TopToken, at, coin_sign, deciding, end, last
 from specscope.trace.record.records import Outcome, RequestStep, Verdict
 from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import about_likeliest, label, likeliest
+from specscope.trace.words import MARKS, about_likeliest, label, likeliest
 from specscope.tui.text import Ink, Line, bar, cut, fit, left, line_width, probability, show_token
 
 LABEL = 9

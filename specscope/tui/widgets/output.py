@@ -128,7 +128,7 @@ def feed_step(wrapper: Wrapper[Ink], step: RequestStep, vocabulary: Vocabulary) 
 
 def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark, special: Mark) -> None:
     """Add a token: its bytes, or its id where they are unknown; special tokens stand apart."""
-    piece = vocabulary.piece(token)
+    piece = vocabulary.pieces.get(token)
     if piece is None:
         wrapper.note(f"{token_id(token)} ", mark)
     elif token in vocabulary.special:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.record.parents import (
+from specscope.trace.record.notes import (
     TOP,
     Indices,
     ParentsBuilder,

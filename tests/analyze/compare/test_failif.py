@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specscope.analyze.compare.failif import counted, judge, parse
 from specscope.analyze.compare.result import FIGURES, Estimate
 from specscope.errors import UserError
-from specscope.trace.history.thresholds import COUNTED, Threshold, Way
+from specscope.trace.history.conditions import COUNTED, Threshold, Way
 
 labels = st.text("abc ofr>%1.:", min_size=1).map(lambda text: " ".join(text.split()) or "x")
 figures = st.one_of(

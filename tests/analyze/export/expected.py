@@ -17,7 +17,7 @@ def clean(text):
 
 
 def piece(vocabulary, token):
-    found = vocabulary.piece(token)
+    found = vocabulary.pieces.get(token)
     return None if found is None else found.decode("utf-8", "backslashreplace")
 
 

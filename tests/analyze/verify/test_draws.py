@@ -11,7 +11,7 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.statistical import Chances
 from specscope.analyze.verify.sums import DrawsFromQ, Likeliest, Sum
 from specscope.analyze.verify.trial import judge
-from specscope.trace.record.parents import ParentsBuilder
+from specscope.trace.record.notes import ParentsBuilder
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.edits import check, failed
 

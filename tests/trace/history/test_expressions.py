@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.history.expressions import LONGEST, Expression, ExpressionError
+from specscope.trace.history.conditions import LONGEST, Expression, ExpressionError
 from specscope.trace.words import NODE
 
 NAMES = {name: field.type for name, field in NODE.items()}

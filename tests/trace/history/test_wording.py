@@ -2,11 +2,11 @@
 
 import pytest
 
-from specscope.trace.history.draw import draw_tree
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import acceptance, accepted_text, ending, plural
 from specscope.trace.record.records import FinalKind, FinishReason
 from specscope.trace.record.tree import ROOT, DraftTree
+from specscope.trace.words import draw_tree
 from tests.trace.samples import part, verdict
 
 

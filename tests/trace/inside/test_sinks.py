@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from specscope.remote.launched import WATCHING
+from specscope.remote.attached import WATCHING
 from specscope.remote.receiver import Receiver
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.inside.sinks import Losses, Sinks, of_ranks, sinks, start_line
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.outputs import Bus
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm.run_info import left_out
 from tests.processes import room_for

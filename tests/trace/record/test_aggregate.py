@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.history import History
-from specscope.trace.history.interval import COLUMNS, at_depth, cells, interval_record, missing
+from specscope.trace.history.interval import COLUMNS, cells, counts, interval_record, missing_text
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.totals import RunningTotals
 from specscope.trace.metrics import Metrics
@@ -99,8 +99,9 @@ def test_what_a_gauge_does_not_tell_no_figure_tells():
     assert measure([TOLD, GAUGES]).tau is None
     assert GAUGES.length == 2.31
     assert Aggregate("x", averages={"sglang:spec_accept_length": 0.0}).length is None
-    assert missing(GAUGES)[:2] == ["trees, tokens, probabilities and coins", "the number of drafts"]
-    assert missing(TOLD) == ["trees, tokens, probabilities and coins"]
+    lacking = "Not available: trees, tokens, probabilities and coins"
+    assert f"{lacking}, the number of drafts" in missing_text(GAUGES)
+    assert missing_text(TOLD).endswith(lacking)
 
 
 def test_an_interval_without_drafts_hides_nothing():
@@ -132,8 +133,8 @@ def test_what_is_taken_back_was_never_there(told, data):
 def test_every_interval_can_be_written_as_cells_and_served_as_metrics(told):
     found = cells(interval(0, told), told)
     assert found.keys() == COLUMNS.keys()
-    assert len(at_depth(told)) in (0, len(told.accepted_at))
-    assert missing(told)
+    assert len(counts(told).per_position) in (0, len(told.accepted_at))
+    assert missing_text(told)
     metrics = Metrics("m", log=lambda line: None, seconds=1)
     metrics(interval(0, told))
     samples = [line for line in metrics.page()[0].decode().splitlines() if line and not line.startswith("#")]

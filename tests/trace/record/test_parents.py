@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specscope.trace.record.parents import spread, spread_without
+from specscope.trace.record.notes import spread, spread_without
 
 
 def row(seed, off):

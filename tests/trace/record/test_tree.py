@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.history.draw import branches, draw_tree
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.words import branches, draw_tree
 from specscope.tree_shape import MAX_NODES, TreeShape, parse_tree
 from tests.trace.samples import records
 from tests.trace.strategies import trees

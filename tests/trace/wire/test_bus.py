@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from specscope.trace.wire.bus import Bus
+from specscope.trace.wire.outputs import Bus
 from tests.trace.samples import record, records
 from tests.waiting import HANG_SECONDS, until
 
@@ -112,7 +112,7 @@ def test_a_lossy_sink_that_fails_disturbs_nobody():
 
 def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkeypatch):
     """It rests where no record comes for a while: for longer, here, than a busy machine holds one up."""
-    monkeypatch.setattr("specscope.trace.wire.bus.QUIET_SECONDS", QUIET_SECONDS)
+    monkeypatch.setattr("specscope.trace.wire.outputs.QUIET_SECONDS", QUIET_SECONDS)
     bus, sink = Bus(), Gathering()
     bus.subscribe(sink)
     for round_, items in enumerate([steps(50)[:20], steps(50)[20:]]):
@@ -128,7 +128,7 @@ def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkey
 
 def test_a_prompt_sink_keeps_nothing_back(monkeypatch):
     """However long the others would gather."""
-    monkeypatch.setattr("specscope.trace.wire.bus.QUIET_SECONDS", 3 * HANG_SECONDS)
+    monkeypatch.setattr("specscope.trace.wire.outputs.QUIET_SECONDS", 3 * HANG_SECONDS)
     bus, sink = Bus(), Gathering()
     bus.subscribe(sink, prompt=True)
     bus.publish(record(0, ()))
@@ -138,7 +138,7 @@ def test_a_prompt_sink_keeps_nothing_back(monkeypatch):
 
 def test_a_prompt_sink_is_woken_by_the_end_of_a_request(monkeypatch):
     """Its own pace is slower than any answer here; the end of a request waits for nothing."""
-    monkeypatch.setattr("specscope.trace.wire.bus.PROMPT_SECONDS", 3 * HANG_SECONDS)
+    monkeypatch.setattr("specscope.trace.wire.outputs.PROMPT_SECONDS", 3 * HANG_SECONDS)
     bus, sink = Bus(), Gathering()
     bus.subscribe(sink, prompt=True)
     *others, last = records()

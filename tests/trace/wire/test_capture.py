@@ -23,6 +23,7 @@ from specscope.trace.files import CAPTURE, GZIP, ZSTD, Existing, check_output
 from specscope.trace.record.records import Absent
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter, line_json
+from specscope.trace.wire.outputs import Bus
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.sending import readable
 from specscope.trace.wire.spans import Encoder, engine_resource, resource_attributes
@@ -309,7 +310,7 @@ def test_while_a_capture_is_read_it_is_told_how_long_the_rest_takes():
 
 
 def test_a_line_without_end_is_left_out_without_being_held(tmp_path, monkeypatch):
-    for module in ("documents", "wire.unwrap"):
+    for module in ("kinds", "wire.unwrap"):
         monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", 2**20)
     write(tmp_path / "run.jsonl", some_records())
     first, *rest = (tmp_path / "run.jsonl").read_bytes().splitlines(keepends=True)

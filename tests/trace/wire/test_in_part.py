@@ -13,8 +13,8 @@ from specscope.analyze.verify.trial import judge
 from specscope.trace.record.records import Absent
 from specscope.trace.wire import unspan
 from specscope.trace.wire.capture import line_json
-from specscope.trace.wire.engine_notes import read_engine
 from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.schema import read_engine
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from tests.trace.strategies import RUN, runs, vocabularies
 

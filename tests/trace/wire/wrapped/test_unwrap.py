@@ -148,7 +148,7 @@ def test_a_text_that_looks_like_an_array_stays_text():
 def test_a_list_that_is_longer_than_the_bound(how, monkeypatch):
     """An entry at a time: four times the entries take no more memory."""
     bound = 2**17
-    for module in ("documents", "wire.unwrap", "wire.otlp_proto"):
+    for module in ("kinds", "wire.unwrap", "wire.otlp_proto"):
         monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", bound)
     monkeypatch.setattr("specscope.trace.wire.unwrap.PIECE", 2**14)
     peaks = []
@@ -179,7 +179,7 @@ def in_own_traces(count):
 
 
 def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch):
-    for module in ("documents", "wire.unwrap"):
+    for module in ("kinds", "wire.unwrap"):
         monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", 1000)
     faults = []
     entries = ['{"resource": {}}', '{"resource": {}, "x": "' + "y" * 2000 + '"}', '{"resource": {"attributes": []}}']
