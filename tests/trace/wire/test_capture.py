@@ -23,7 +23,6 @@ from specscope.trace.files import CAPTURE, GZIP, ZSTD, Existing, check_output
 from specscope.trace.record.records import Absent
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter, line_json
-from specscope.trace.wire.outputs import Bus
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.sending import readable
 from specscope.trace.wire.spans import Encoder, engine_resource, resource_attributes
