@@ -111,7 +111,7 @@ class ServedCommands(Commands):
 
 
 class ServedDebugger:
-    """What remote/debug_server.py needs from a debugger and from its gate."""
+    """What remote/debug_socket.py needs from a debugger and from its gate."""
 
     def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
         self.thread, self.privacy = thread, privacy
