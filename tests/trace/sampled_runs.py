@@ -6,12 +6,11 @@ import copy
 import dataclasses
 from dataclasses import dataclass, field
 
-import numpy as np
 from hypothesis import strategies as st
 
-from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinalKind, FinishReason, RequestEnd, RequestInfo, RequestStep
+from specscope.trace.record.records import FinalKind, FinishReason, RequestInfo
 from specscope.trace.record.tree import DraftTree
+from tests.support import records as made
 from tests.trace.samples import NS, record, verdict
 
 SAMPLED, NOT_SAMPLED = f"00-{5:032x}-{9:016x}-01", f"00-{6:032x}-{9:016x}-00"
@@ -44,29 +43,21 @@ class FakeEngine:
         infos = []
         for caller, labels in comes:
             name, self.names = f"r{self.names}", self.names + 1
-            infos.append(
-                RequestInfo(
-                    name, NS, NS + 10**6, "", np.arange(3, dtype=np.int32), SamplingParams(), labels, "", caller
-                )
-            )
-            self.alive[name] = Alive(infos[-1])
+            asked = made.info(name, "", range(3), labels, arrived=NS, admitted=NS + 10**6, traceparent=caller)
+            self.alive[name] = Alive(asked)
+            infos.append(asked)
         parts = tuple(self._part(one, accepted[i % len(accepted)]) for i, one in enumerate(self.alive.values()))
         finished = []
         for which, reason in ends:
             if self.alive:
                 one = self.alive.pop(sorted(self.alive)[which % len(self.alive)])
-                output = np.arange(one.emitted, dtype=np.int32)
-                finished.append(RequestEnd(one.info, NS + self.next * 10**8, reason, "", output))
-        made = dataclasses.replace(
-            record(self.next, parts, tuple(infos), tuple(finished)),
-            preempted=tuple(sorted(self.alive)[:1]) if preempted else (),
-            branch=self.branch,
-            after=self.after,
-            rewound=self.after is not None,
-        )
+                finished.append(made.end(one.info, range(one.emitted), reason, finished=NS + self.next * 10**8))
+        told = {"branch": self.branch, "after": self.after, "rewound": self.after is not None}
+        told["preempted"] = tuple(sorted(self.alive)[:1]) if preempted else ()
+        step = dataclasses.replace(record(self.next, parts, tuple(infos), tuple(finished)), **told)
         self.path.append((self.next, copy.deepcopy(self.alive), self.branch))
         self.next, self.after = self.next + 1, None
-        return made
+        return step
 
     def _part(self, one, accepted):
         drafted = CHAINS[accepted[0]]
@@ -74,11 +65,9 @@ class FakeEngine:
         kind = FinalKind.TARGET if not len(drafted) else FinalKind.BONUS if got == len(drafted) else FinalKind.RECOVERED
         outcome = [1] * got + [2] * (got < len(drafted)) + [0] * max(len(drafted) - got - 1, 0)
         judged = verdict(drafted, outcome, list(range(got)), 7, kind)
-        made = RequestStep(
-            one.info.id, one.steps, 3 + one.emitted, 2 * (not one.steps), "ngram", drafted, judged, got + 1
-        )
+        more = {"index": one.steps, "context": 3 + one.emitted, "prefill": 2 * (not one.steps)}
         one.steps, one.emitted = one.steps + 1, one.emitted + got + 1
-        return made
+        return made.part(one.info.id, drafted, judged, **more)
 
     def go_back(self, places):
         """To before one of its last steps; the next one begins a branch."""

@@ -14,12 +14,9 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 AsOfNumpy25 = TypeAliasType("AsOfNumpy25", np.ndarray[tuple[Any, ...], np.dtype[Scalar]], type_params=(Scalar,))
 
 
-def test_an_array_is_one_where_numpy_declares_it_as_an_alias():
+def test_an_array_is_one_where_numpy_declares_it_as_an_alias_and_other_types_stay_what_they_are():
     for dtype in (np.int32, np.float32, np.bool_):
         assert unaliased(AsOfNumpy25[dtype]) == np.ndarray[tuple[Any, ...], np.dtype[dtype]]
-
-
-def test_other_types_stay_what_they_are():
     for kind in (int, str | None, tuple[int, ...], np.ndarray, np.ndarray[tuple[Any, ...], np.dtype[np.int32]]):
         assert unaliased(kind) == kind
     assert unaliased(NDArray[np.int32]) == np.ndarray[tuple[Any, ...], np.dtype[np.int32]]
