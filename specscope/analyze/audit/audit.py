@@ -83,6 +83,7 @@ TARGET = {
     "target top tokens": ("the target's likeliest tokens have the model's p", "node"),
     "final token": ("a greedy request's final token is the model's choice", "step"),
     "final p": ("the final token's p is the model's", "step"),
+    "log-probabilities": ("the emitted tokens' log-probabilities are the model's", "token"),
 }
 DRAFTER = {
     "draft p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),

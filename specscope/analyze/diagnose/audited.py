@@ -18,7 +18,7 @@ from specscope.analyze.diagnose.by_text import tail_of_binomial
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
-from specscope.analyze.diagnose.together import DRAFTER, TARGET
+from specscope.analyze.diagnose.together import DRAFTER, LOGPROBS, TARGET
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Reference
 from specscope.trace.history.wording import plural
@@ -90,7 +90,7 @@ OF_DRAFT_MODEL = (*OF_DRAFTER, Prediction(Cause.DRAFTER_KV_NOT_MOVED, *MOVED))
 
 def from_audit(case: Case, audit: Audit) -> list[Suspect]:
     """Causes that fit the places where the models disagree with the capture."""
-    target = _first(audit, TARGET)
+    target = _first(audit, [name for name in TARGET if name != LOGPROBS])
     drafter = _first(audit, [name for name in DRAFTER if name != DRAWS])  # draws follow from these
     suspects: list[Suspect | None] = []
     if target is not None:
@@ -106,7 +106,7 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         suspects += [_predicted(drafter, prediction, facts, differs, items, "drafter") for prediction in predictions]
         suspects.append(_beyond(case, drafter))
         suspects += [_odd_token(case, drafter), _at_another_place(case, drafter)]
-    suspects += [_embedding(audit), _draws(case, audit)]
+    suspects += [_embedding(audit), _draws(case, audit), _logprobs(audit) if target is None else None]
     return [suspect for suspect in suspects if suspect is not None]
 
 
@@ -117,6 +117,16 @@ def _embedding(audit: Audit) -> Suspect | None:
         return None
     line = f"the head's embedding and the target's have {finding.check.detail}"
     return Suspect(Cause.HEAD_EMBEDDING, CERTAIN, (line,))
+
+
+def _logprobs(audit: Audit) -> Suspect | None:
+    """Log-probabilities that are not the model's, where its other figures are."""
+    finding = audit.finding(LOGPROBS)
+    if finding is None or finding.check.result is not CheckResult.FAILED:
+        return None
+    check = finding.check
+    line = f"{check.failed:,} of {plural(check.tested, finding.noun)}: {check.detail}"
+    return Suspect(Cause.LOGPROBS, CERTAIN, (line,), example=check.example)
 
 
 def _draws(case: Case, audit: Audit) -> Suspect | None:

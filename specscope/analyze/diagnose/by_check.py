@@ -18,6 +18,7 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Diagnosis, Suspect
 from specscope.analyze.diagnose.places import explains
+from specscope.analyze.diagnose.together import LOGPROBS
 from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.locate.located import Location
 from specscope.analyze.verify.trial import Trial
@@ -57,6 +58,7 @@ EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
     "drafts in place": drafted.in_place,
     "placeholders": drafted.placeholders,
     "features fed": drafted.fed_features,
+    LOGPROBS: verdicts.log_probabilities,
     "drafter's cache": drafted.drafters_cache,
     "tokens in the cache": accounts.token_lost,
     "positions": accounts.token_lost,

@@ -31,48 +31,25 @@ class Cause(Enum):
         "draft_position",
         "the drafts are shifted in position",
         "which token the drafter continues from: the root must be its last input, its first output depth 1",
-        (
-            *DRAFTER,
-            *OF_Q,
-            "drafts in place",
-            "likeliest draft first",
-            "drafter's likeliest",
-            "ranks",
-        ),
+        (*DRAFTER, *OF_Q, "drafts in place", "likeliest draft first", "drafter's likeliest", "ranks"),
     )
     DRAFT_PLACEHOLDERS = (
         "draft_placeholders",
         "placeholders are judged as drafts",
         "who pads drafts to a fixed length, and whether the padding is cut off before it is verified",
-        (
-            *DRAFTER,
-            "placeholders",
-            "draft vocabulary",
-            "likeliest draft first",
-            "siblings",
-        ),
+        (*DRAFTER, "placeholders", "draft vocabulary", "likeliest draft first", "siblings"),
     )
     VOCABULARY_MAP = (
         "vocabulary_map",
         "draft tokens are mapped to the wrong tokens of the target",
         "the map from the draft vocabulary (d2t): an offset that is missing, added twice or off by a row",
-        (
-            *DRAFTER,
-            *OF_Q,
-            "draft vocabulary",
-            "likeliest draft first",
-            "drafter's likeliest",
-        ),
+        (*DRAFTER, *OF_Q, "draft vocabulary", "likeliest draft first", "drafter's likeliest"),
     )
     Q_TEMPERATURE = (
         "q_temperature",
         "q is recorded at a different temperature from the one used to draw the drafts",
         "the tensor that drafts are drawn from must be the one that the ratio test uses",
-        (
-            *OF_Q,
-            *LOSSLESS,
-            "draft p",
-        ),
+        (*OF_Q, *LOSSLESS, "draft p"),
     )
     Q_NOT_DRAWN = (
         "q_not_drawn",
@@ -90,12 +67,7 @@ class Cause(Enum):
         "q_dropped",
         "drafts were sampled, but they are judged without their q",
         "how q travels from the drafter to the verifier: without it only deterministic drafts are verified correctly",
-        (
-            *DRAFTER,
-            *LOSSLESS,
-            "drafts as planned",
-            "likeliest draft first",
-        ),
+        (*DRAFTER, *LOSSLESS, "drafts as planned", "likeliest draft first"),
     )
     DRAW_BESIDE = (
         "draw_beside",
@@ -107,22 +79,13 @@ class Cause(Enum):
         "siblings_sorted",
         "sampled siblings are sorted after they were drawn",
         "re-ranking is for deterministic trees only: sampled siblings are tried in the order of their draws",
-        (
-            *OF_Q,
-            *LOSSLESS,
-            "draft coins",
-        ),
+        (*OF_Q, *LOSSLESS, "draft coins"),
     )
     SIBLINGS_PRUNED = (
         "siblings_pruned",
         "sampled siblings are dropped after they were drawn",
         "pruning by probability is for deterministic trees only: every sampled sibling must be tried",
-        (
-            *OF_Q,
-            *LOSSLESS,
-            "draft coins",
-            "drafts as planned",
-        ),
+        (*OF_Q, *LOSSLESS, "draft coins", "drafts as planned"),
     )
     SIBLINGS_SWAPPED = (
         "siblings_swapped",
@@ -150,19 +113,13 @@ class Cause(Enum):
         "features_stale",
         "the drafter is fed features from the wrong positions",
         "which rows of the target's hidden states go to the head: one of each committed position, in order",
-        (
-            *DRAFTER,
-            "features fed",
-        ),
+        (*DRAFTER, "features fed"),
     )
     FEATURES_MISSING = (
         "features_missing",
         "features are missing from what the drafter is fed",
         "whether every committed position's hidden states reach the head, prompt and accepted path alike",
-        (
-            *DRAFTER,
-            "features fed",
-        ),
+        (*DRAFTER, "features fed"),
     )
     FEATURES_LAYERS = (
         "features_layers",
@@ -174,19 +131,13 @@ class Cause(Enum):
         "drafter_kv_full",
         "the drafter's KV is stale after a full acceptance",
         "the last accepted token was never run by the drafter: it must be fed with the next root",
-        (
-            *DRAFTER,
-            "drafter's cache",
-        ),
+        (*DRAFTER, "drafter's cache"),
     )
     DRAFTER_KV_PREEMPTION = (
         "drafter_kv_preemption",
         "the drafter's KV is stale after a preemption",
         "what the drafter resets on preemption: its blocks and its count of computed tokens must be reset together",
-        (
-            *DRAFTER,
-            "drafter's cache",
-        ),
+        (*DRAFTER, "drafter's cache"),
     )
     DRAFTER_KV_NOT_MOVED = (
         "drafter_kv_not_moved",
@@ -235,67 +186,37 @@ class Cause(Enum):
         "residual_not_renormalised",
         "the residual after a rejection is wrong",
         "after a rejection p becomes max(p - q, 0), renormalised, before the next sibling is tried",
-        (
-            *LOSSLESS,
-            *OF_FINALS,
-            "p at later trials",
-            "residual mass",
-        ),
+        (*LOSSLESS, *OF_FINALS, "p at later trials", "residual mass"),
     )
     FINAL_FROM_P = (
         "final_from_p",
         "after a rejection the final token is drawn from p, not from the residual",
         "the draw after the last rejection: from max(p - q, 0), or from p without the rejected tokens",
-        (
-            *LOSSLESS,
-            *OF_FINALS,
-        ),
+        (*LOSSLESS, *OF_FINALS),
     )
     RATIO_BY_P = (
         "ratio_by_p",
         "the ratio test is not min(1, p / q)",
         "the acceptance probability of sampled drafts",
-        (
-            *LOSSLESS,
-            "accept probability",
-            "outcomes",
-        ),
+        (*LOSSLESS, "accept probability", "outcomes"),
     )
     Q_OTHER_ROW = (
         "q_other_row",
         "the ratio test uses another q than the drafts were drawn from",
         "which row of q belongs to which node and request when the verifier reads it",
-        (
-            *OF_Q,
-            *LOSSLESS,
-            "q at trials",
-            "p at later trials",
-            "residual mass",
-            "draft p",
-        ),
+        (*OF_Q, *LOSSLESS, "q at trials", "p at later trials", "residual mass", "draft p"),
     )
     Q_NOT_RENORMALISED = (
         "q_not_renormalised",
         "q is not renormalised after a sibling was taken out",
         "drawn without replacement, the next sibling's q is q without the tokens before it, divided by what is left",
-        (
-            *LOSSLESS,
-            *OF_FINALS,
-            "q at trials",
-            "p at later trials",
-            "residual mass",
-        ),
+        (*LOSSLESS, *OF_FINALS, "q at trials", "p at later trials", "residual mass"),
     )
     AGAINST_COIN = (
         "against_coin",
         "drafts are accepted or rejected against their own coin, or at temperature 0 against the target's choice",
         "the comparison: accept where coin < min(1, p / q), at temperature 0 the target's choice, and nowhere else",
-        (
-            *LOSSLESS,
-            *ACCEPTANCE,
-            "outcomes",
-            "greedy acceptance",
-        ),
+        (*LOSSLESS, *ACCEPTANCE, "outcomes", "greedy acceptance"),
     )
     TRIAL_ORDER = (
         "trial_order",
@@ -315,31 +236,19 @@ class Cause(Enum):
         "final_not_residual",
         "after a rejection the final token is drawn from something else than the residual",
         "what the recovered token is drawn from: the last residual of p, not q and not another row",
-        (
-            *LOSSLESS,
-            *OF_FINALS,
-        ),
+        (*LOSSLESS, *OF_FINALS),
     )
     FINAL_OTHER_NODE = (
         "final_other_node",
         "the final token is not drawn from the p behind the last accepted node",
         "which row the final token is drawn from, and whether the drawn token is the one that is kept",
-        (
-            *LOSSLESS,
-            *OF_FINALS,
-            "other final draws",
-            "greedy tokens",
-        ),
+        (*LOSSLESS, *OF_FINALS, "other final draws", "greedy tokens"),
     )
     NOISE_SHARED = (
         "noise_shared",
         "the residual is drawn with noise that was used before",
         "the noise (or coin) of the final draw: it must be independent of what drew and judged the draft",
-        (
-            *LOSSLESS,
-            *COINS,
-            "recovered draws",
-        ),
+        (*LOSSLESS, *COINS, "recovered draws"),
     )
     COINS_SHARED = (
         "coins_shared",
@@ -360,37 +269,31 @@ class Cause(Enum):
         "coins_by_batch",
         "coins depend on the place in the batch",
         "the key of a coin: seed and position of the request, never its row",
-        (
-            *LOSSLESS,
-            *COINS,
-            *ACCEPTANCE,
-            "recovered draws",
-            "other final draws",
-        ),
+        (*LOSSLESS, *COINS, *ACCEPTANCE, "recovered draws", "other final draws"),
     )
     RULES_OFF_PATH = (
         "rules_off_path",
         "the sampling rules are not applied along a node's own path",
         "penalties, top-k, top-p, min-p and grammar must be applied at every node, with the tokens on its path",
-        (
-            *RULED,
-            *LOSSLESS,
-        ),
+        (*RULED, *LOSSLESS),
     )
     RULES_WRONG = (
         "rules_wrong",
         "the sampling parameters are applied wrongly",
         "temperature, penalties, logit bias, min-p, top-k and top-p of the target: each once, in this order",
-        (
-            *RULED,
-            *LOSSLESS,
-        ),
+        (*RULED, *LOSSLESS),
     )
     NOT_A_NUMBER = (
         "not_a_number",
         "probabilities are not numbers, or lie outside 0 to 1",
         "where NaN or infinity enters: logits before the softmax, a row that is masked whole, a division by no mass",
         ("probabilities", *TARGET, *DRAFTER),
+    )
+    LOGPROBS = (
+        "logprobs",
+        "the log-probabilities that are handed out are not the tokens' own",
+        "whose row and which token each is read from: behind an accepted path every token has a row of its own",
+        ("log-probabilities",),
     )
     OTHER_RULE = (
         "other_rule",
@@ -415,15 +318,7 @@ class Cause(Enum):
         "p_other_row",
         "the target's p is taken from another row of the tree",
         "which row of logits judges a node: its parent's",
-        (
-            *TARGET,
-            *RULED,
-            *LOSSLESS,
-            "raw probabilities",
-            "target's choice",
-            "siblings",
-            "greedy acceptance",
-        ),
+        (*TARGET, *RULED, *LOSSLESS, "raw probabilities", "target's choice", "siblings", "greedy acceptance"),
     )
     ROWS_SWAPPED = (
         "rows_swapped",
@@ -447,82 +342,50 @@ class Cause(Enum):
         "logits_scaled",
         "a model's logits are scaled on their way to the softmax",
         "what multiplies or divides logits: a temperature applied twice, a scale of the head, a wrong tied weight",
-        (
-            *TARGET,
-            *DRAFTER,
-            *RULED,
-            *OF_Q,
-        ),
+        (*TARGET, *DRAFTER, *RULED, *OF_Q),
     )
     MASK_SIBLINGS = (
         "mask_siblings",
         "the tree's attention mask lets a node see tokens that it must not see",
         "a node sees the context, its ancestors and itself: no siblings, no other branch",
-        (
-            *TARGET,
-            *DRAFTER,
-        ),
+        (*TARGET, *DRAFTER),
     )
     POSITION_BY_INDEX = (
         "position_by_index",
         "the positions of the tree's nodes are not root + depth",
         "the rotary position of a node: its depth counts, not its index",
-        (
-            *TARGET,
-            *DRAFTER,
-        ),
+        (*TARGET, *DRAFTER),
     )
     KV_NOT_MOVED = (
         "kv_not_moved",
         "the accepted path's KV is not moved to its place",
         "the move after the verdict, where the path is not the tree's first nodes",
-        (
-            *TARGET,
-            *DRAFTER,
-            "accepted KV moved",
-        ),
+        (*TARGET, *DRAFTER, "accepted KV moved"),
     )
     BLOCKS_SHARED = (
         "blocks_shared",
         "a KV block is held by two requests",
         "the block pool: a block that is freed twice or given to two",
-        (
-            *TARGET,
-            *DRAFTER,
-            "blocks written",
-            "blocks kept",
-        ),
+        (*TARGET, *DRAFTER, "blocks written", "blocks kept"),
     )
     KV_RECOMPUTED = (
         "kv_recomputed",
         "KV that is computed after a preemption, or chunk by chunk, is wrong",
         "what a later prefill chunk sees and where it lies: positions, mask and slots of the tokens before it",
-        (
-            *TARGET,
-            *DRAFTER,
-        ),
+        (*TARGET, *DRAFTER),
     )
     KV_DECAY = (
         "kv_decay",
         "results get worse the longer the engine runs",
         "what lives longer than a request: caches of blocks by hash, reference counts, buffers that are used again",
-        (
-            *TARGET,
-            *DRAFTER,
-        ),
+        (*TARGET, *DRAFTER),
     )
     # Bookkeeping
     TOKEN_LOST = (
         "token_lost",
         "a token is lost or computed twice",
         "preemption and prefill chunk boundaries: the tokens before them and the positions after them",
-        (
-            *TARGET,
-            *DRAFTER,
-            *STEPS,
-            "coins",
-            "blocks kept",
-        ),
+        (*TARGET, *DRAFTER, *STEPS, "coins", "blocks kept"),
     )
     CACHE_NOT_CROPPED = (
         "cache_not_cropped",
@@ -534,16 +397,7 @@ class Cause(Enum):
         "counts_swapped",
         "a request gets another request's count of accepted tokens",
         "the rows of the batch when the counts are read: an asynchronous copy, a batch that was reordered",
-        (
-            *TARGET,
-            *DRAFTER,
-            *STEPS,
-            *OF_FINALS,
-            *COUNTED,
-            *LOSSLESS,
-            "coins",
-            "blocks kept",
-        ),
+        (*TARGET, *DRAFTER, *STEPS, *OF_FINALS, *COUNTED, *LOSSLESS, "coins", "blocks kept"),
     )
     PAST_THE_END = (
         "past_the_end",
@@ -555,19 +409,7 @@ class Cause(Enum):
         "verdict_late",
         "a step is given the verdict of the step before it",
         "when verdicts are read: buffers that the next step writes, copies that are read before they finish",
-        (
-            *TARGET,
-            *DRAFTER,
-            *OF_FINALS,
-            *COUNTED,
-            *COINS,
-            *ACCEPTANCE,
-            *LOSSLESS,
-            *RULED,
-            *OF_Q,
-            *STEPS,
-            *LATE,
-        ),
+        (*TARGET, *DRAFTER, *OF_FINALS, *COUNTED, *COINS, *ACCEPTANCE, *LOSSLESS, *RULED, *OF_Q, *STEPS, *LATE),
     )
     # No fault
     WEAK_DRAFTER = (

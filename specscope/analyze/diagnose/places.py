@@ -56,6 +56,7 @@ PLACES: Mapping[Cause, Places] = {
     Cause.DRAFTER_OTHER_BRANCH: {D: SEEN},
     Cause.DRAFTER_CHUNKS: {D: f"{FED}|{SEEN}"},
     Cause.HEAD_EMBEDDING: {D: FED},
+    Cause.LOGPROBS: {},
     Cause.DRAFTER_ROTARY: {D: SEEN},
     Cause.RESIDUAL: {V: ANY},
     Cause.FINAL_FROM_P: {V: ANY},

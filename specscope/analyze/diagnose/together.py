@@ -1,7 +1,8 @@
 """Which checks fail together, by their names: what the rows of causes.py are made of."""
 
 # Of audit, what the others follow from first:
-TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
+LOGPROBS = "log-probabilities"
+TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p", LOGPROBS)
 DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree", "draft draws", "head's features")
 # Of verify, from here on.
 # Where what comes out is not distributed as the target's

@@ -71,6 +71,12 @@ def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.AGAINST_COIN, CERTAIN - 0.05, lines, example=check.example)]
 
 
+def log_probabilities(case: Case, check: Check) -> list[Suspect]:
+    """Log-probabilities that are not their tokens' own."""
+    line = f"{counted(check)} have another log-probability than the evidence: {check.detail}"
+    return [Suspect(Cause.LOGPROBS, CERTAIN, (line,), example=check.example)]
+
+
 def paths(case: Case, check: Check) -> list[Suspect]:
     """Committed paths that are not the accepted nodes."""
     return other_counts(case, check)

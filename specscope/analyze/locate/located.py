@@ -158,14 +158,20 @@ class Location:
     located: tuple[Located, ...]  # by what they explain, most first
     walks: tuple[Walk, ...] = ()
     ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each with n and unit
-    unexplained: tuple[str, ...] = ()  # what differs and has no place
+    unexplained: tuple[str, ...] = ()  # what differs and has no place, besides failed checks
+    unplaced: tuple[str, ...] = ()  # checks of audit and verify that failed and have none
     left_out: tuple[str, ...] = ()  # what could not be walked or searched, and why
     seconds: float = 0.0
 
     @property
+    def without_place(self) -> tuple[str, ...]:
+        """All that differs and has no place."""
+        return (*self.unexplained, *self.unplaced)
+
+    @property
     def exit(self) -> Exit:
         """1: something is wrong; else 2: something could not be walked; else 0."""
-        return Exit.of(wrong=bool(self.located or self.unexplained), unjudged=bool(self.left_out))
+        return Exit.of(wrong=bool(self.located or self.without_place), unjudged=bool(self.left_out))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -174,7 +180,7 @@ class Location:
             "exit": int(self.exit),
             "located": [located.to_dict() for located in self.located],
             "ruled_out": list(self.ruled_out),
-            "unexplained": list(self.unexplained),
+            "unexplained": list(self.without_place),
             "left_out": list(self.left_out),
             "walks": [walk.to_dict() for walk in self.walks],
             "seconds": round(self.seconds, 3),

@@ -31,7 +31,7 @@ def render_location(location: Location, console: Console) -> None:
         render_located(located, location.source, console)
     for walk in location.walks:
         _walk(walk, console)
-    _lines("Differs, and has no place", location.unexplained, "bold red", console)
+    _lines("Differs, and has no place", location.without_place, "bold red", console)
     render_ruled_out(location.ruled_out, console)
     console.print(Text(f"\n{printable(verdict(location))}", style=VERDICT[location.exit]))
 
@@ -76,8 +76,8 @@ def verdict(location: Location) -> str:
         share = f", which explains {explained(first)}" if first.differing else ""
         near = "Located" if first.certain else "Located as a region"
         return f"{near}: {first.operation.words}{share}{rest}."
-    if location.unexplained:
-        return f"Not located: {plural(len(location.unexplained), 'difference')} without a place."
+    if location.without_place:
+        return f"Not located: {plural(len(location.without_place), 'difference')} without a place."
     operations = sum(len(walk.operations) for walk in location.walks)
     walked = f"{plural(operations, 'operation')} in {plural(len(location.walks), 'walk')} agree"
     ruled = f"{plural(len(location.ruled_out), 'comparison')} above, each with its count, agree"

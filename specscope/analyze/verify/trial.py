@@ -16,6 +16,7 @@ from specscope.analyze.verify.coins import of_requests, over_steps, unequal
 from specscope.analyze.verify.drafted import draft_checks
 from specscope.analyze.verify.drafts_drawn import drawn_checks
 from specscope.analyze.verify.exact import exact_checks, probabilities, rule_of_the_run
+from specscope.analyze.verify.logprobs import log_probabilities
 from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
@@ -137,7 +138,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
     groups: tuple[Group, ...] = (
         Group("What was recorded", (probabilities(columns), rule_of_the_run(columns, run, edited=edited))),
         Group("Each step", tuple(exact_checks(columns, ours=ours, filler=None if run is None else run.ways.filler))),
-        Group("The evidence", tuple(parent_checks(columns))),
+        Group("The evidence", (*parent_checks(columns), log_probabilities(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
         Group("The drafts", (*draft_checks(columns, run), *drawn_checks(columns, run))),
         Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),

@@ -40,6 +40,7 @@ class Findings:
     walks: list[Walk] = field(default_factory=list)
     ruled_out: list[str] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
+    unplaced: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -86,13 +87,14 @@ def locate(
                 why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
                 findings.left_out.append(f"{stage.value}: {why}")
     if tuple(stages) == tuple(Stage):
-        findings.unexplained += _without_place(ask, findings)
+        findings.unplaced += _without_place(ask, findings)
     return Location(
         source,
         ranked(findings.located),
         tuple(findings.walks),
         tuple(findings.ruled_out),
         tuple(findings.unexplained),
+        tuple(findings.unplaced),
         tuple(findings.left_out),
         time.perf_counter() - began,
     )

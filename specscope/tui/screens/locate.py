@@ -37,12 +37,12 @@ class FaultsPanel(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Each fault; then what has no place, what was ruled out and what was left out."""
         location = self._location
-        ink: Ink = "rejected" if location.unexplained else "warn" if location.left_out else "accepted-strong"
+        ink: Ink = "rejected" if location.without_place else "warn" if location.left_out else "accepted-strong"
         lines: list[Line] = [] if location.located else paragraph(verdict(location), width, ink)
         for number, fault in enumerate(location.located, 1):
             lines += _fault_lines(number, fault, width)
         rest: tuple[tuple[str, tuple[str, ...], Ink], ...] = (
-            ("no place", location.unexplained, "rejected"),
+            ("no place", location.without_place, "rejected"),
             ("ruled out", location.ruled_out, "dim"),
             ("left out", location.left_out, "warn"),
         )

@@ -13,11 +13,11 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.audit.tally import NEAR_TIE, NO_P, Tally, conditional, span, within
+from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Tally, conditional, span, within
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import UNREAD, SamplingParams, untold_limits
 from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
-from specscope.trace.record.tree import Drawn
+from specscope.trace.record.tree import ROOT, Drawn
 
 FORM = "structured_outputs"
 
@@ -99,10 +99,29 @@ class TargetJudge(_Judge):
     def _unshaped(self, rows: Sequence[int], logits: Tensor) -> None:
         """Compare what was recorded before any rule."""
         asked = [(index, *ask, ask[0].part.parents) for index, row in enumerate(rows) for ask in self.asks[row]]
+        for index, step, parent, _ in asked:
+            if step.part.logprobs is not None:
+                self._logprob(step, parent, logits[index])
         noted = [(index, step, parent, notes) for index, step, parent, notes in asked if notes is not None]
         raw = logits.softmax(-1) if noted else logits
         for index, step, parent, notes in noted:
             self._raw(step, parent, raw[index], notes)
+
+    def _logprob(self, step: AuditedStep, parent: int, logits: Tensor) -> None:
+        """Compare the log-probability of the token that was emitted behind a node of the accepted path."""
+        verdict, handed = step.part.verdict, step.part.logprobs
+        assert verdict is not None
+        assert handed is not None
+        path = [ROOT, *verdict.path.tolist()]
+        if parent not in path or (place := path.index(parent)) >= len(handed.logprob):
+            return
+        token, recorded = step.part.tokens()[place], float(handed.logprob[place])
+        judged = float(logits[token] - logits.logsumexp(-1))
+        node = path[place + 1] if place + 1 < len(path) else None
+        tally, allowed = self.tallies["log-probabilities"], self.slack + SUMMED
+        text = f"{tally.show(token)} was given {recorded:.4g}, the model says {judged:.4g}"
+        differs = not abs(recorded - judged) <= allowed
+        tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
     def _greedy(self, step: AuditedStep, parent: int, shaped: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
