@@ -21,7 +21,7 @@ from specscope.remote.receiver import Export, Receiver
 from specscope.trace.history.history import weight
 from specscope.trace.history.wording import Faults
 from specscope.trace.record.records import RunInfo, StepRecord
-from specscope.trace.wire.otlp_json import Parts, Spans
+from specscope.trace.wire.otlp_json import Spans
 from specscope.trace.wire.schema import is_ours
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 
@@ -112,16 +112,12 @@ class _Listener:
         self._spans, self._bytes = self._spans - export.count, self._bytes - len(export.body)
         return export
 
-    def _next(self) -> Parts:
-        """What is in the oldest export; nothing where none came for a while."""
-        with self._changed:
-            export = self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else None
-        return () if export is None else export.parts()
-
     def run(self) -> None:
         """Decode and send until the screen closes the pipe."""
         while not self._pipe.poll():
-            for resource, spans in self._next():
+            with self._changed:
+                export = self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else None
+            for resource, spans in () if export is None else export.parts():
                 try:
                     self._decode(resource, spans)
                 except (EOFError, OSError):

@@ -52,11 +52,6 @@ class Made:
     begins: tuple[bytes, ...]
     holds: bytes  # what other programs' files with the same start do not have
 
-    def is_of(self, head: bytes) -> bool:
-        """Whether a file that begins so is of this kind."""
-        head = head.lower()
-        return head.startswith(self.begins) and self.holds in head
-
 
 CAPTURE = Made((b'{"resourcespans":',), b'"specscope.run.id"')
 PAGE = Made((b"<!doctype html>",), b"<title>specscope ")
@@ -205,9 +200,9 @@ def _refuse_taken(number: int, path: str | Path, made: Made, existing: Existing)
         except OSError:
             pass  # a file system without locks
     with open(number, "rb", closefd=False) as file:
-        head, size = plain_start(file, str(path), HEAD), os.fstat(number).st_size
+        head, size = plain_start(file, str(path), HEAD).lower(), os.fstat(number).st_size
     os.lseek(number, 0, os.SEEK_SET)
-    if size and not made.is_of(head):
+    if size and not (head.startswith(made.begins) and made.holds in head):
         raise TakenError(f"{path} exists and was not written by this command: remove it, or give another name")
     if size and existing is not Existing.REPLACE:
         raise TakenError(f"{path} exists, and --no-clobber keeps it: remove it, or give another name")

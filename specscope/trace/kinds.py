@@ -193,7 +193,7 @@ _PROTOBUF = re.compile(
 _JSON = re.compile(
     r'\ufeff?\s*(?:\{|\[\s*(?:["\[{\]]|\Z|(?:-?\d[\d.eE+-]*|true|false|null)\s*(?:,|\Z|\][ \t]*(?:[\r\n]|\Z))))'
 )
-_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
+_KEY_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
 
 
 def looks_like_json(text: str) -> bool:
@@ -241,7 +241,7 @@ def _key_paths(start: bytes) -> Iterator[str]:
     keys: list[str] = []  # of the objects that are open
     brackets: list[bytes] = []
     last = b""
-    for match in _TOKENS.finditer(start):
+    for match in _KEY_TOKENS.finditer(start):
         token = match[0]
         if token in b"{[":
             keys += [""] if token == b"{" else []

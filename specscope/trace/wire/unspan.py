@@ -380,8 +380,14 @@ class Decoder:
     def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord | None:
         """The step's record; None where all that there is turns out to be damaged. `steps`: that are not here."""
         span = pending.engine
-        for known in pending.infos:  # not before: a request of a branch that was left ends as it was admitted there
-            self._remember(*known)
+        for info, weight in pending.infos:  # not before: a request of a branch that was left ends as it began there
+            for known in (self._infos, self._ended):
+                self._infos_held -= known.pop(info.id, (None, 0))[1]
+            self._infos[info.id] = (info, weight)
+            self._infos_held += weight
+            while self._infos_held > INFOS:  # those that never seem to end are forgotten when there is no room
+                known = self._ended or self._infos
+                self._infos_held -= known.pop(next(iter(known)))[1]
         finished = []
         for name in dict.fromkeys((*(() if span is None else span.finished), *pending.finished)):
             try:
@@ -424,16 +430,6 @@ class Decoder:
                 pieces[token] = piece = unescaped(text, "specscope.tree.text", unescape)
                 self._text += len(piece)
         self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
-
-    def _remember(self, info: RequestInfo, weight: int) -> None:
-        """Remember a request until its end; those that never seem to end are forgotten when there is no room."""
-        for known in (self._infos, self._ended):
-            self._infos_held -= known.pop(info.id, (None, 0))[1]
-        self._infos[info.id] = (info, weight)
-        self._infos_held += weight
-        while self._infos_held > INFOS:
-            known = self._ended or self._infos
-            self._infos_held -= known.pop(next(iter(known)))[1]
 
     def _end(self, name: str, start_ns: int, end_ns: int, span: schema.Root) -> RequestEnd:
         if name in self._infos:
