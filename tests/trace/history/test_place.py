@@ -71,7 +71,7 @@ def test_the_likeliest_tokens_come_with_their_texts(text):
     )
     decoder, back = decode([span for record in history.steps for span in encoder.encode(record)])
     assert len(back) == len(history.steps)
-    named = step.parents.named(step.tokens_shown)
+    named = step.parents.named([*step.tree.token.tolist(), step.verdict.token])
     assert named
     assert 327 not in named  # the final token has its text in the tree
     for token in named:

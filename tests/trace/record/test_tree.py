@@ -78,7 +78,7 @@ def test_ancestors_paths_and_drawing_agree(tree):
         assert np.flatnonzero(tree.ancestors[node]).tolist() == path
         assert tree.depth[node] == len(path)
     rows = branches(tree)
-    assert [node for node, _ in rows] == [node for node, _ in tree.walk()]
+    assert [node for node, _ in rows] == sorted(range(len(tree)), key=tree.path_to)  # depth first, in draw order
     assert sorted(node for node, _ in rows) == list(range(len(tree)))
     assert all(len(lead) == 3 * tree.depth[node] for node, lead in rows)
 

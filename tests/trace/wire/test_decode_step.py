@@ -104,4 +104,4 @@ def test_what_is_damaged_among_many_is_named_and_the_others_are_read(nameless):
     assert sorted(decoder.faults.lines()) == sorted(alone)
     for part in record.requests:
         assert part.verdict.coin.tolist() == sent.requests[0].verdict.coin.tolist()
-        assert (part.tokens_shown == sent.requests[0].tokens_shown) is not nameless
+        assert (part.tokens() == sent.requests[0].tokens()) is not nameless
