@@ -21,7 +21,8 @@ from tests.trace.samples import records as sample_records
 from tests.trace.strategies import RUN, runs, vocabularies
 
 TOKEN = 77_000_000
-any_run = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # a busy machine draws few runs in a second
+any_run = settings(max_examples=60, suppress_health_check=SLOW, deadline=None)
 
 
 def told(records, run=RUN):

@@ -56,10 +56,11 @@ def sent_parts(spans):
 
 
 shares = st.sampled_from([0.5, 0.9, 1.0])
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # a busy machine draws few runs in a second
 
 
 @given(runs(max_steps=6), vocabularies, st.randoms(use_true_random=False), shares, st.sampled_from([1, 64]))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=SLOW, deadline=None)
 def test_every_step_that_is_there_is_read_and_none_is_invented(
     tmp_path, monkeypatch, records, vocabulary, chance, share, behind
 ):
