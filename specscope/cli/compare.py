@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -125,9 +126,10 @@ def compare(
         sys.exit(counts_code)
     comparison = compare_sides(*sides, asked)
     if screen:
-        from specscope.tui.compare import run_compare
+        from specscope.tui.answer import run_answer
+        from specscope.tui.compare import compare_app
 
-        run_compare(compared(*sides, comparison), lifetime)
+        run_answer(partial(compare_app, compared(*sides, comparison)), lifetime)
         return
     code = exit_code(
         comparison.answer, comparison.conditions, any(condition.hit for condition in comparison.conditions)

@@ -1,24 +1,13 @@
-"""LocateApp: the screens of `specscope locate --tui`, and their help page."""
+"""The screens of `specscope locate --tui`, and their help page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from textual.app import SystemCommand
-from textual.screen import Screen
-
 from specscope.analyze.locate.located import Location
-from specscope.debug.viewer import Viewer
-from specscope.lifetime import Lifetime
-from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.tui.look import Look
-from specscope.tui.screens.dialogs import Lists
-from specscope.tui.screens.help import HelpScreen, Part, Row, two_columns
+from specscope.tui.answer import AnswerApp
+from specscope.tui.screens.help import Part, Row, two_columns
 from specscope.tui.screens.locate import LocateScreen
-from specscope.tui.screens.over import Over
-from specscope.tui.settings import Settings, read_settings
-from specscope.tui.shell import Shell, run_to_the_end
+from specscope.tui.settings import Settings
 from specscope.tui.text import Line
 
 OPERATIONS: tuple[Row, ...] = (
@@ -56,44 +45,11 @@ BARS: tuple[Row, ...] = (
 )
 
 
-class LocateApp(Shell):
+def locate_app(location: Location, vocabulary: Vocabulary, settings: Settings | None = None) -> AnswerApp:
     """Shows one location."""
-
-    TITLE = "specscope locate"
-
-    def __init__(self, location: Location, vocabulary: Vocabulary, settings: Settings | None = None) -> None:
-        super().__init__(settings)
-        self._location = location
-        self.viewer = Viewer(History(vocabulary=vocabulary))
-        self.take_actions(Lists(self, self.say))
-
-    def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The keys of the screen on top."""
-        yield from self.commands_of(screen)
-
-    def _look(self) -> Look:
-        return Look(self.viewer, dark=self.current_theme.dark)
-
-    def on_mount(self) -> None:
-        """The one screen."""
-        self.ready()
-        self.push_screen(LocateScreen(self._look(), self._location))
-        self.theme_changed_signal.subscribe(self, lambda _: self.look())
-
-    def look(self) -> None:
-        """Draw everything anew."""
-        for screen in self.screen_stack:
-            if isinstance(screen, Over):
-                screen.show(self._look())
-
-    def action_help(self) -> None:
-        """Keys and what the figures mean."""
-        self.push_screen(HelpScreen(locate_help_lines))
-
-
-def run_locate(location: Location, vocabulary: Vocabulary, lifetime: Lifetime) -> None:
-    """Show the location until the user leaves, or a signal ends it with SystemExit. Raises UserError."""
-    run_to_the_end(LocateApp(location, vocabulary, read_settings()), lifetime)
+    return AnswerApp(
+        "specscope locate", vocabulary, lambda look: LocateScreen(look, location), locate_help_lines, settings
+    )
 
 
 def locate_help_lines(width: int) -> list[Line]:

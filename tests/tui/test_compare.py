@@ -14,7 +14,7 @@ from textual.command import CommandPalette
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import PartingCause
 from specscope.cli.compare import compared
-from specscope.tui.compare import CompareApp, compare_help_lines
+from specscope.tui.compare import compare_app, compare_help_lines
 from specscope.tui.compared import Beside, Compared
 from specscope.tui.screens.compare_view import ChangedPanel, CompareScreen, PairsPanel
 from specscope.tui.screens.dialogs import Ask
@@ -44,7 +44,7 @@ def sample(*, seed: int = 1, planted: bool = True) -> Compared:
 
 @asynccontextmanager
 async def running(shown: Compared, size: tuple[int, int] = (120, 40)):
-    app = CompareApp(shown)
+    app = compare_app(shown)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
@@ -52,15 +52,15 @@ async def running(shown: Compared, size: tuple[int, int] = (120, 40)):
 
 @pytest.mark.parametrize("size", SIZES, ids=names)
 def test_pairs(snap_compare, size):
-    assert snap_compare(CompareApp(sample()), terminal_size=size, press=["n"])
+    assert snap_compare(compare_app(sample()), terminal_size=size, press=["n"])
 
 
 def test_parting(snap_compare):
-    assert snap_compare(CompareApp(sample()), terminal_size=(120, 40), press=["n", "enter"])
+    assert snap_compare(compare_app(sample()), terminal_size=(120, 40), press=["n", "enter"])
 
 
 def test_light(snap_compare):
-    app = CompareApp(sample(), Settings(theme="light"))
+    app = compare_app(sample(), Settings(theme="light"))
     assert snap_compare(app, terminal_size=(120, 40), press=["n", "enter"])
 
 

@@ -11,7 +11,8 @@ from rich.cells import cell_len
 
 from specscope.analyze.locate.located import Held, Location, Operation, Stage
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.tui.locate import LocateApp, locate_help_lines
+from specscope.tui.answer import AnswerApp
+from specscope.tui.locate import locate_app, locate_help_lines
 from specscope.tui.screens.held import HeldScreen, OperationPanel
 from specscope.tui.screens.help import HelpScreen
 from specscope.tui.screens.locate import FaultsPanel, LocateScreen, WalkPanel
@@ -29,8 +30,8 @@ def names(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def app_of(location: Location, theme: str = "dark") -> LocateApp:
-    return LocateApp(location, VOCABULARY, Settings(theme=theme))
+def app_of(location: Location, theme: str = "dark") -> AnswerApp:
+    return locate_app(location, VOCABULARY, Settings(theme=theme))
 
 
 @asynccontextmanager

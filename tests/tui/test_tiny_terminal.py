@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from specscope.tui.app import ScopeApp
-from specscope.tui.compare import CompareApp
+from specscope.tui.compare import compare_app
 
 from .sample import forked, live, replay
 from .test_compare import sample
@@ -48,7 +48,7 @@ def forking():
 APPS = {
     "replay": (lambda: ScopeApp(replay(14)), OVERLAYS),
     "live": (lambda: ScopeApp(forking()), "fi"),
-    "compare": (lambda: CompareApp(sample()), ("n", "enter", "c", "slash", "question_mark", "ctrl+p")),
+    "compare": (lambda: compare_app(sample()), ("n", "enter", "c", "slash", "question_mark", "ctrl+p")),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -87,9 +88,10 @@ def locate(
         chosen = tuple(map(Stage, stages)) or tuple(Stage)
         location = _located(reader.history, file, (target, draft_model, sample), named, chosen)
     if screen:
-        from specscope.tui.locate import run_locate
+        from specscope.tui.answer import run_answer
+        from specscope.tui.locate import locate_app
 
-        run_locate(location, reader.history.vocabulary, lifetime)
+        run_answer(partial(locate_app, location, reader.history.vocabulary), lifetime)
     elif as_json:
         print_json(envelope("locate", location.to_dict(), source=[file], code=location.exit, warnings=reader.warnings))
     else:
