@@ -52,7 +52,10 @@ LISTED = re.compile(
     r"|why\.json\.notes: \[\] -> \[\"the capture does not hold the drafter's likeliest tokens: [^,\"]*\"\]$"
     r"|wanted a token whose rank in the drafter is not known\.\" -> .* the target wanted another token\.\"$"
     r"|file: watch\.said\[0\]: .* is a capture, not a log, .* -> .* is a capture, not a log, "  # and results
+    r"|diagnose\[8\]: : \[(\"audit: [^\"]*\"(, )?)+\] -> \[\]$"  # what a name explains is not unexplained
+    r"|locate\[6\]: : .* -> \[.*, \"audit: head's features\"\]$"  # zeros were fed: audit says so
 )
+SINCE = ("log-probabilities", "head's features")  # checks that were added: they convict only what has a fault
 SHARED = "suffix_shared"  # what searched other requests' texts again is gone too
 JUDGED = [name for name in DRAFTERS if name != SHARED]
 MODELS = [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for name in JUDGED]
@@ -61,7 +64,18 @@ MODELS = [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for
 def by_file(name):
     """What the verbs give that need no models. The next capture is the one that it is compared with."""
     following = NAMES[(NAMES.index(name) + 1) % len(NAMES)]
-    return results_of(f"{name}.jsonl.gz", f"{following}.jsonl.gz")
+    return _without_new(results_of(f"{name}.jsonl.gz", f"{following}.jsonl.gz"), name)
+
+
+def _without_new(told, name):
+    """Without the checks of SINCE, which fail nowhere but in a capture with a fault."""
+    if isinstance(told, dict):
+        return {key: _without_new(value, name) for key, value in told.items()}
+    if not isinstance(told, list | tuple):
+        return told
+    new = [one for one in told if isinstance(one, dict) and one.get("name") in SINCE]
+    assert name.endswith("_fault") or all(one["result"] != "failed" for one in new), new
+    return [_without_new(one, name) for one in told if one not in new]
 
 
 def asked(verb, name):
@@ -77,7 +91,8 @@ def asked(verb, name):
 def audit(name):
     """What was compared, how often, and whether it agrees: the sizes of differences are the machine's."""
     (told,) = asked("audit", name)["captures"]
-    findings = [f"{one['name']}: {one['result']}, of {one['tested']}, {one['failed'] > 0}" for one in told["findings"]]
+    kept = _without_new(told["findings"], name)
+    findings = [f"{one['name']}: {one['result']}, of {one['tested']}, {one['failed'] > 0}" for one in kept]
     return [*findings, told["exit"], told["audited"], told["nodes"], told["unjudged"], told["warnings"]]
 
 
