@@ -17,6 +17,8 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import BLOCK
 
+BUSY = 0.05  # relative error of measured step times beyond which a machine was not idle
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -102,8 +104,18 @@ def tune(
         choice=choice,
         costs=costs,
         notes=tuple(_notes(data, plan, costs)),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *_unsure(costs)),
     )
+
+
+def _unsure(costs: Costs | None) -> list[str]:
+    """A warning on step times that a busy machine made uncertain."""
+    if costs is None or costs.error <= BUSY:
+        return []
+    return [
+        f"what a step costs is known to ±{costs.error:.0%} only: other programs may have used the machine; measure "
+        "again when it is idle"
+    ]
 
 
 def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[str]:

@@ -111,22 +111,27 @@ def advice(tuning: Tuning) -> str:
     choice, default = tuning.choice, tuning.named("default")
     if choice is None:
         return "No tree is recommended: without costs their tokens/s are not known."
+    beside = ""
+    if default is not None and choice.over_default is not None:
+        beside = f", {_gain(choice.over_default, f'the default {default.tree}')}"
     if choice.family == "plain":
-        return f"No drafting is predicted to be fastest ({_speed(choice)} tokens/s): --drafter none"
+        return f"No drafting is predicted to be fastest, at {_speed(choice)} tokens/s{beside}: --drafter none"
     tree = choice.tree if " " not in choice.tree else f'"{choice.tree}"'
-    line = f"Recommended: --tree {tree}   {_speed(choice)} tokens/s predicted"
-    if default is not None and default is not choice:
-        line += _over(_value(choice), _value(default), default.tree)
+    line = f"Recommended: --tree {tree}   {_speed(choice)} tokens/s predicted{beside}"
     if choice.measured is not None:
         line += f"; {number(choice.measured, 1)} measured"
-        line += "" if default is None or default is choice else _over(choice.measured, default.measured, "it")
+        known = default is not None and default is not choice and default.measured
+        line += f", {choice.measured / known - 1:+.1%} over it" if known else ""
     return line
 
 
-def _over(value: float | None, other: float | None, what: str) -> str:
-    """How much more than another tree's."""
-    name = what if what == "it" else f"the default {what}"
-    return "" if not value or not other else f", {value / other - 1:+.1%} over {name}"
+def _gain(ratio: Length, over: str) -> str:
+    """How much faster than another tree, with the interval; one that holds 1 shows no difference."""
+    line = f"{ratio.value - 1:+.1%} over {over}"
+    if ratio.low is None or ratio.high is None:
+        return line
+    same = ", about the same" if ratio.low <= 1 <= ratio.high else ""
+    return f"{line} (between {ratio.low - 1:+.1%} and {ratio.high - 1:+.1%}{same})"
 
 
 def _speed(row: TreeRow) -> str:

@@ -48,23 +48,39 @@ class Length:
 
 def lengths(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> list[Length]:
     """The acceptance lengths of several trees, from what each would have accepted in each step [S]."""
-    size = evidence.requests
-    count = np.bincount(evidence.request, minlength=size).astype(float)
-    tokens = np.bincount(evidence.request, evidence.tokens, minlength=size)
-    some = count > 0
-    tokens = tokens[some]
-    steps = []
-    for per_step in accepted:
-        mean = np.bincount(evidence.request, per_step, minlength=size)[some] / count[some]
-        steps.append(tokens / (1 + mean))
+    tokens, steps = _by_request(evidence, accepted)
     values = [float(tokens.sum() / request_steps.sum()) for request_steps in steps]
     n = len(tokens)
     if n < FEWEST:
         return [Length(value) for value in values]
     drawn = resampled(np.stack([tokens, *steps], axis=1), n)
-    t = t_quantile((1 + LEVEL) / 2, n - 1) * math.sqrt(n / (n - 1))
-    errors = [t * float(np.std(drawn[:, 0] / drawn[:, index + 1], ddof=1)) for index in range(len(steps))]
+    errors = [_half(drawn[:, 0] / drawn[:, index + 1], n) for index in range(len(steps))]
     return [Length(v, max(v - error, 1.0), v + error) for v, error in zip(values, errors, strict=True)]
+
+
+def over(evidence: RecordedCandidates, accepted: Doubles, other: Doubles) -> Length:
+    """One tree's acceptance length over another's, both of the same requests: their differences are not in it."""
+    tokens, steps = _by_request(evidence, (accepted, other))
+    mine, others = (float(request_steps.sum()) for request_steps in steps)
+    if len(tokens) < FEWEST:
+        return Length(others / mine)
+    drawn = np.log(resampled(np.stack(steps, axis=1), len(tokens)))
+    error = _half(drawn[:, 1] - drawn[:, 0], len(tokens))  # of the ratio's logarithm: a ratio is never below 0
+    return Length(others / mine, others / mine * math.exp(-error), others / mine * math.exp(error))
+
+
+def _by_request(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> tuple[Doubles, list[Doubles]]:
+    """[R] the tokens of each request with drafts, and of each tree the steps that these take it."""
+    size = evidence.requests
+    count = np.bincount(evidence.request, minlength=size).astype(float)
+    tokens, some = np.bincount(evidence.request, evidence.tokens, minlength=size).astype(float), count > 0
+    means = (np.bincount(evidence.request, per_step, minlength=size)[some] / count[some] for per_step in accepted)
+    return tokens[some], [tokens[some] / (1 + mean) for mean in means]
+
+
+def _half(replicates: Doubles, n: int) -> float:
+    """Half the interval of a figure over n requests, from its bootstrap."""
+    return t_quantile((1 + LEVEL) / 2, n - 1) * math.sqrt(n / (n - 1)) * float(np.std(replicates, ddof=1))
 
 
 TOLD = 0.05  # a tree is not recommended where more than this share of its acceptance rests on assumptions
@@ -84,6 +100,7 @@ class TreeRow:
     speed: Length | None = None  # tokens/s; None without costs
     step: float | None = None  # seconds
     names: tuple[str, ...] = ()  # recorded, default, choice
+    over_default: Length | None = None  # of the choice: its tokens/s over the default's, paired by request
     expected: float | None = None  # tokens/s at the costs during --check
     measured: float | None = None  # tokens/s, with --check
     measured_length: float | None = None
@@ -104,6 +121,7 @@ class TreeRow:
             **figures,
             "step_seconds": self.step,
             "assumed_share": self.untold,
+            "over_default": None if self.over_default is None else vars(self.over_default),
             "expected_tokens_per_s": self.expected,
             "measured_tokens_per_s": self.measured,
             "measured_acceptance_length": self.measured_length,
@@ -195,6 +213,14 @@ def trees(
     best = max((row for row in rows if row.untold <= TOLD), key=_speed)
     index = rows.index(best)
     rows[index] = replace(best, names=(*best.names, "choice"))
+    default = next((place for place, row in enumerate(rows) if "default" in row.names), index)
+    if default != index:
+        plain = np.zeros_like(judged[default].judged.accepted)
+        mine = judged[index].judged.accepted if index < len(judged) else plain
+        paired = over(evidence, mine, judged[default].judged.accepted)
+        error = math.hypot(paired.error, costs.error)
+        gain = _with_error(_speed(best) / _speed(rows[default]), error, paired.low is not None)
+        rows[index] = replace(rows[index], over_default=gain)
     return rows, rows[index]
 
 

@@ -1,6 +1,7 @@
 """What a tuning chooses, and what it says of captures that tell less."""
 
 import dataclasses
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from specscope.analyze.tune.read import recorded, tune
 from specscope.analyze.tune.text import advice, tables
-from specscope.analyze.tune.tuning import lengths
+from specscope.analyze.tune.tuning import lengths, over
 from specscope.errors import UserError
 from specscope.plans.costs import CostPoint, Costs
 from specscope.plans.plan import parse_plan
@@ -168,6 +169,46 @@ def test_the_interval_covers_as_often_as_it_says():
         (found,) = lengths(some, [accepted])
         inside += found.low <= 1 + 4 / 7 <= found.high
     assert 0.9 * 200 <= inside <= 0.99 * 200
+
+
+def test_two_trees_are_compared_request_by_request():
+    """What differs between requests goes: where one tree accepts a tenth more of each, the interval is narrow."""
+    import numpy as np
+
+    data = recorded(["a"], [read("eagle")]).evidence
+    drawn, inside, widths = np.random.default_rng(5), 0, []
+    for _ in range(100):
+        rate = 0.1 * drawn.integers(1, 9, size=40)
+        request = np.repeat(np.arange(40), 30)
+        accepted = (drawn.random((2, 1200)) < np.stack([1.1 * rate[request], rate[request]])).astype(float)
+        tokens = np.full(1200, 2)
+        some = dataclasses.replace(data, request=request, tokens=tokens, undrafted=np.zeros(40))
+        found = over(some, *accepted)
+        steps = [np.mean(1 / (1 + 0.1 * factor * np.arange(1, 9))) for factor in (1, 1.1)]
+        inside += found.low <= steps[0] / steps[1] <= found.high
+        widths.append(found.error / math.hypot(*(length.error for length in lengths(some, accepted))))
+    assert inside >= 90
+    assert np.median(widths) < 0.6
+
+
+@pytest.mark.parametrize(("row", "said"), [(0.002, ", about the same)"), (0.02, "%)")])
+def test_a_gain_says_what_lies_between_its_bounds(row, said):
+    """Three requests tell little of trees that are nearly alike; that drafting does not pay at all they do tell."""
+    found = judged(costs(row=row), default="dynamic:4,depth=2,top=4")
+    gain = found.choice.over_default
+    assert gain.low < gain.value < gain.high
+    assert (gain.low <= 1) == ("same" in said)
+    line = advice(found)
+    assert said in line
+    assert f"over the default dynamic:4,depth=2,top=4 (between {gain.low - 1:+.1%} and {gain.high - 1:+.1%}" in line
+
+
+def test_uncertain_step_times_are_a_warning():
+    assert not judged(costs()).warnings
+    wide = costs()
+    step = tuple(dataclasses.replace(point, low=point.seconds * 0.9, high=point.seconds * 1.1) for point in wide.step)
+    (warning,) = judged(dataclasses.replace(wide, step=step)).warnings
+    assert "±10% only" in warning
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
