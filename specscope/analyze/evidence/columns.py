@@ -283,7 +283,7 @@ class Columns:
         engine's coins may follow from something else, as from the position of each token: there the coins themselves
         are compared too, those of one seed with each other. Greedy requests use no coins.
         """
-        seen: set[object] = set()
+        seen: dict[object, str] = {}  # the request that had it
         fresh = []
         numbered = zip(self.visits, self.position.tolist(), self.greedy.tolist(), strict=True)
         coins = np.where(self.drawn_by_coin, self.draft_coin, 0.0)
@@ -295,12 +295,14 @@ class Columns:
             own_coins = info is None or info.labels.get("seed") == "none"  # no other request shares them
             seed = visit.request.id if own_coins or info is None else info.params.seed
             keys: list[object] = [(seed, position)]
+            known = (seed, position) in seen
+            name = visit.request.id
             if not self.ours:
                 nodes = slice(self.start[step], self.start[step + 1])
                 mine = (*self.coin[nodes].tolist(), self.final_coin.item(step), *coins[nodes].tolist())
                 keys += [(seed, coin) for coin in mine if coin > 0]
-            fresh.append(seen.isdisjoint(keys))
-            seen.update(keys)
+            fresh.append(not known and all(seen.get(key, name) == name for key in keys))
+            seen.update((key, seen.get(key, name)) for key in keys)
         return np.array(fresh, np.bool_)
 
     # Nodes

@@ -116,7 +116,8 @@ def test_every_cause_has_a_fault():
     in_checkpoints = {Cause.HEAD_EMBEDDING}  # tests/analyze/judges/test_heads.py
     in_transformers = {Cause.Q_UNPROCESSED, Cause.CACHE_NOT_CROPPED}  # tests/transformers/test_planted.py
     in_old_captures = {Cause.DRAFTER_KV_PREFIX}  # below
-    assert planted_causes | in_checkpoints | in_transformers | in_old_captures == {
+    handed_out = {Cause.LOGPROBS}  # tests/analyze/verify/test_logprobs.py
+    assert planted_causes | in_checkpoints | in_transformers | in_old_captures | handed_out == {
         cause for cause in Cause if cause.is_fault
     }
     assert len(FAULTS) >= 84

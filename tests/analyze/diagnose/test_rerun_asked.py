@@ -7,8 +7,8 @@ import pytest
 from specscope.analyze.audit import audit as audits
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.audit.tally import Finding
-from specscope.analyze.diagnose.causes import DRAFTER, TARGET
 from specscope.analyze.diagnose.run import rerun
+from specscope.analyze.diagnose.together import DRAFTER, LOGPROBS, TARGET
 from specscope.analyze.findings import Check, CheckResult
 from specscope.analyze.verify.trial import judge
 from tests.analyze.compare.runs import Made, make
@@ -32,5 +32,5 @@ def test_one_check_that_fails_alone_has_its_model_asked(name):
     problems: list[str] = []
     assert rerun(history, judge(history, source="run"), audited, NOWHERE, lambda *_: None, problems) == []
     asked = {line.split(":")[0] for line in problems}
-    assert ("the target under named mistakes" in asked) == (name in TARGET)
+    assert ("the target under named mistakes" in asked) == (name in TARGET and name != LOGPROBS)  # its p agrees
     assert ("the drafter under named mistakes" in asked) == (name in DRAFTER)
