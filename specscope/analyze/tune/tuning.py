@@ -121,10 +121,10 @@ class TreeRow:
             **figures,
             "step_seconds": self.step,
             "assumed_share": self.untold,
-            "over_default": None if self.over_default is None else vars(self.over_default),
             "expected_tokens_per_s": self.expected,
             "measured_tokens_per_s": self.measured,
             "measured_acceptance_length": self.measured_length,
+            **({} if self.over_default is None else {"over_default": vars(self.over_default)}),
         }
 
 
