@@ -145,7 +145,7 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     assert {"none", "2", named["choice"]["tree"] or "none"} <= set(found["checked"]["errors"])
     assert abs(found["checked"]["errors"]["2"]) < 0.5
     assert json.loads((tmp_path / "costs.json").read_text())["about"]["drafter"] == "eagle"
-    again = json.loads(run(tmp_path / "c.jsonl", "--costs", tmp_path / "costs.json", "--json").output)
+    again = json.loads(run(tmp_path / "c.jsonl", "--costs", tmp_path / "costs.json", "--json").stdout)
     assert again["costs"] == found["costs"]  # read, and no model is needed
 
 
