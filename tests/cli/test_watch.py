@@ -226,7 +226,7 @@ def test_a_capture_that_is_deleted_meanwhile_is_told_and_the_code_says_so(tmp_pa
     ) as process:
         process.stdin.write(text("log.txt"))
         process.stdin.flush()
-        until(path.exists)
+        until(lambda: path.exists() and path.stat().st_size > 0)
         path.unlink()
         _, err = process.communicate(timeout=HANG_SECONDS)
     assert f"specscope: warning: {path} was deleted or replaced during the run: what was captured is lost" in err
