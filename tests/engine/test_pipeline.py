@@ -265,11 +265,13 @@ def test_a_step_that_fails_is_the_callers_to_know(make, monkeypatch):
 
 
 def test_closing_waits_for_what_was_launched(make):
+    before = set(threading.enumerate())  # an engine of another test may still be there
     engine = make("eagle", async_scheduling=True)
     fill(engine)
     engine.step()
+    assert any(thread.name == "specscope-steps" for thread in {*threading.enumerate()} - before)
     engine.close()
-    assert not any(thread.name == "specscope-steps" for thread in threading.enumerate())
+    assert not any(thread.name == "specscope-steps" for thread in {*threading.enumerate()} - before)
 
 
 def test_a_name_is_given_once(make):
