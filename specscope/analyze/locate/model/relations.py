@@ -86,7 +86,11 @@ def _by_row_and_channel(block: Block) -> str:
         rows = (ours * scaled).sum(1, keepdim=True) / scaled.pow(2).sum(1, keepdim=True).clamp_min(1e-30)
         scaled = rows * right
         channels = (ours * scaled).sum(0) / scaled.pow(2).sum(0).clamp_min(1e-30)
-    phrase = block.counted(block.explained(rows * channels * right))
+    predicted = rows * channels * right
+    usual = right.pow(2).mean(0).sqrt().clamp_min(1e-30)  # so that one large channel does not speak for the others
+    if float(((ours - predicted) / usual).norm()) > float(((ours - right) / usual).norm()) / 2:
+        return ""
+    phrase = block.counted(block.explained(predicted))
     return phrase and f"a factor of each row times one of each channel, as of a norm that is left out, {phrase}"
 
 
