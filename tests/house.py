@@ -18,7 +18,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "remote": (1907, 1700),
     "watch": (1994, 1850),
     "analyze": (27402, 15700),
-    "measure": (5655, 3300),
+    "measure": (5654, 3300),
     "engine": (2995, 2350),
     "plans": (858, 850),
     "speculate": (3502, 2700),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (88956, 64500),
+    "all": (88955, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500

@@ -85,14 +85,14 @@ TARGET = {
     "final p": ("the final token's p is the model's", "step"),
     "log-probabilities": ("the emitted tokens' log-probabilities are the model's", "token"),
 }
+FED = "head's features"
 DRAFTER = {
     "draft p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),
     "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
     "draft draws": ("the recorded coin draws the drafted token from the q of the drafter run afresh", "node"),
     "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
-    "head's features": ("the head was fed the text's tokens and the target's hidden states", "step"),
+    FED: ("the head was fed the text's tokens and the target's hidden states", "step"),
 }
-FED = "head's features"
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
 TREE = ("drafter tree", "the tree is what the text gives")
 EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")

@@ -59,8 +59,7 @@ def read_trained(folder: str, target: LoadedModel, dtype: torch.dtype) -> Traine
     embedding = loaded.embedding
     if own:
         embedding = nn.Embedding.from_pretrained(weight_of(embedding).to(dtype).float())
-    lm_head = head.lm_head if head.config.version == 3 else target.output
-    made = replace(loaded, head=head, embedding=embedding, lm_head=lm_head)
+    made = replace(loaded, head=head, embedding=embedding)
     return Trained(made, STATE if state.is_file() else "published weights")
 
 
