@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 import click
 
 from specscope.__main__ import entry
-from specscope.cli.numbers import real_from, whole_from
+from specscope.cli.numbers import whole_from
 from specscope.cli.options import engine_config, engine_options
 from specscope.engine.config import EngineConfig
-from specscope.errors import UserError
 from specscope.live.start import check_places, share_cores
-from specscope.trace.files import FIGURES, PLOT, check_output
+from specscope.trace.files import FIGURES, check_output
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS = ("reading", "start", "speed", "recording")  # of `figures`
@@ -23,11 +22,8 @@ PARTS = ("reading", "start", "speed", "recording")  # of `figures`
 
 def output_file(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
     """Refuse an unusable file before minutes of measuring, not after."""
-    flag, made = option.opts[0], PLOT if option.name == "plot" else FIGURES
     if path is not None:
-        if made is PLOT and Path(path).suffix.lower() not in (".svg", ".png"):
-            raise UserError(f"--plot {path}: write a name that ends in .svg or .png")
-        check_output(path, flag, (), made)
+        check_output(path, option.opts[0], (), FIGURES)
     return path
 
 
@@ -84,12 +80,10 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
 @paired
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
 def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare tokens/s with generate() and, with --vllm, vLLM.
+    """Compare tokens/s at batch 1 with generate() and, with --vllm, vLLM.
 
     \b
       python -m benchmarks peers --vllm /path/to/vllm/bin/python
-
-    At batch 1.
     """
     config = checked(flags)
     from benchmarks.peers import run_peers
@@ -100,12 +94,11 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 @bench.command("scale")
 @paired
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
-@click.option("--plot", metavar="FILE", callback=output_file, help="Write the curves to this file, .svg or .png.")
-def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
+def bench_scale(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure tokens/s over batch size, context length and mixed batches.
 
     \b
-      python -m benchmarks scale --plot curves.svg
+      python -m benchmarks scale --rounds 2
 
     Plain decoding, beside transformers and, with --vllm, vLLM; and what contexts add to a step, beside the time that
     their bytes take.
@@ -113,7 +106,7 @@ def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str 
     config = checked(flags)
     from benchmarks.scale import run_scale
 
-    run_scale(config, rounds, json_file, vllm=vllm, plot=plot)
+    run_scale(config, rounds, json_file, vllm=vllm)
 
 
 @bench.command("kernels")
@@ -214,29 +207,20 @@ def bench_inside(rounds: int, json_file: str | None, **flags: Any) -> None:  # n
 
 
 @bench.command("traces")
-@click.option(
-    "--step-ms",
-    type=real_from(0.1, 10_000),
-    metavar="MS",
-    default=20.0,
-    show_default=True,
-    help="Step time assumed for the rates per second.",
-)
 @json_option
 @engine_options
-def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+def bench_traces(json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure how many bytes and spans each step sends to an OTLP endpoint.
 
     \b
-      python -m benchmarks traces --step-ms 10
+      python -m benchmarks traces --json traces.json
 
-    For each trace level, evidence level and sampling ratio: measured, then
-    extrapolated to 1,000 engines.
+    For each trace level, evidence level and sampling ratio.
     """
     config = checked(flags)
     from benchmarks.traces import run_traces
 
-    run_traces(config, step_ms, json_file)
+    run_traces(config, json_file)
 
 
 @bench.command("replay")
@@ -253,12 +237,10 @@ def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  
     help="Steps of the long capture.",
 )
 def bench_replay(sample: str, rounds: int, steps: int) -> None:
-    """Measure time to the first screen, and memory, of a long capture.
+    """Measure time to the first screen, and memory, of a long capture made of CAPTURE's steps.
 
     \b
       python -m benchmarks replay run.jsonl --steps 2000
-
-    The capture is made of CAPTURE's steps.
     """
     from benchmarks.replay import run_replay
 

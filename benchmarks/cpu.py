@@ -13,11 +13,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paired import PairedSides, Side, measure_paired, show, write_json
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
-from specscope.measure.device import read_bandwidth
-from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
+from specscope.measure.device import COPY_BYTES, seconds
 from specscope.measure.prompts import COPYING, PLAIN, unseen_prompts
+from specscope.measure.step_costs import machine_info
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.eagle import Eagle
@@ -28,12 +29,19 @@ from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
 
+READS = 9  # of a measure of bandwidth
 TOKENS = 64
 COPY_TOKENS = 128
 ROWS, CONTEXT = 16, 200  # of a verification step
 LOOKUP = 10  # prompt_lookup_num_tokens: transformers' documented choice
 NGRAM_TREE = "8"
 EAGLE_PROMPTS = 10  # of the unseen ones, evenly over their kinds
+
+
+def read_bandwidth(device: torch.device, size: int = COPY_BYTES // 4) -> float:
+    """Bytes per second that a sum reads: memory's speed, where the size exceeds the caches."""
+    source = torch.ones(size // 4, device=device)
+    return size / seconds(source.sum, device, READS)
 
 
 def without_drafting(config: EngineConfig) -> EngineConfig:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from benchmarks.cpu import TOKENS, encode, run_prompts
+from benchmarks.paired import PairedSides, Side, measure_paired, show, write_json
 from specscope.debug.answers import StopReason
 from specscope.debug.breakpoints import Breakpoints
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
-from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import unseen_prompts
+from specscope.measure.step_costs import machine_info
 from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
 

@@ -11,8 +11,9 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
-from specscope.measure.device import copy_bandwidth, device_info, need_gpu, random_model, seconds
-from specscope.measure.paired import write_figures
+from benchmarks.kernels import need_gpu
+from benchmarks.paired import write_figures
+from specscope.measure.device import copy_bandwidth, device_info, random_model, seconds
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.graphs import Capture, CudaCapture, Shape

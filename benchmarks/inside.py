@@ -15,10 +15,10 @@ from transformers.generation import utils
 
 import specscope
 from benchmarks.cpu import LOOKUP, Peer
-from benchmarks.processor import thread_seconds
+from benchmarks.paired import PairedSides, Side, measure_paired, show, thread_seconds, write_json
 from specscope.engine.config import EngineConfig
-from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import COPYING, PLAIN
+from specscope.measure.step_costs import machine_info
 from specscope.terminal import text_console
 from specscope.transformers.known import DECODING, GENERATOR, SAMPLING
 

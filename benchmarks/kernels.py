@@ -11,11 +11,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.paired import write_figures
+from specscope.errors import UserError
 from specscope.kernels import tree_attention, tree_verify
 from specscope.kernels.flat_trees import NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
-from specscope.measure.device import Measured, copy_bandwidth, device_info, need_gpu, seconds
-from specscope.measure.paired import write_figures
+from specscope.measure.device import copy_bandwidth, device_info, seconds
 from specscope.terminal import text_console
 
 BLOCK = 16
@@ -31,6 +32,32 @@ class Work:
     size: int = 128
     vocabulary: int = 131072
     dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One piece of work: the time it took, and the bytes that it has to move."""
+
+    name: str
+    seconds: float
+    bytes: int
+    bandwidth: float
+
+    @property
+    def share(self) -> float:
+        """The share of the copy bandwidth that was reached."""
+        return self.bytes / self.seconds / self.bandwidth
+
+    def to_dict(self) -> dict[str, float | str]:
+        """Plain values."""
+        return {"name": self.name, "us": self.seconds * 1e6, "bytes": self.bytes, "share": self.share}
+
+
+def need_gpu() -> torch.device:
+    """The CUDA device. Raises UserError where there is none: figures are measured, never estimated."""
+    if not torch.cuda.is_available():
+        raise UserError("no CUDA GPU here: this benchmark needs one (python -m benchmarks cpu measures without)")
+    return torch.device("cuda")
 
 
 def run_kernels(json_file: str | None, work: Work | None = None, device: torch.device | None = None) -> None:

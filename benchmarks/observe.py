@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.processor import thread_seconds
+from benchmarks.paired import PairedSides, Side, measure_paired, show, thread_seconds, write_json
 from benchmarks.terminal import Terminal
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
-from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import COPYING, PLAIN
+from specscope.measure.step_costs import machine_info
 from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.wire.outputs import OutputOptions, Outputs

@@ -15,11 +15,12 @@ import torch
 
 from benchmarks import peer_vllm
 from benchmarks.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_prompts, watched, without_drafting
+from benchmarks.paired import PairedSides, Side, measure_paired, show, write_json
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
-from specscope.measure.paired import PairedSides, Side, machine_info, measure_paired, show, write_json
 from specscope.measure.prompts import unseen_prompts
+from specscope.measure.step_costs import machine_info
 from specscope.model.bundled import bundled_model
 from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams

@@ -10,34 +10,82 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.cpu import Peer, without_drafting
+from benchmarks.cpu import Peer, read_bandwidth, without_drafting
+from benchmarks.paired import SLIM, progress_bar, write_figures
 from benchmarks.peers import need_python, vllm_process
-from benchmarks.scale_points import BATCHES, OWN, PEER, VLLM, ScalePoint, points
 from benchmarks.scale_sides import OwnDecoding, PaddedDecoding, context_seconds, fill
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
-from specscope.measure.device import read_bandwidth
-from specscope.measure.paired import SLIM, machine_info, write_figures
+from specscope.measure.step_costs import machine_info, median_interval
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.terminal import text_console
 
+BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32, 64), (128, 512, 1024, 2048, 4096, 7500)
+SHORT, SHORTS, LONGS = 128, 7, (1024, 2048, 4096, 7500)  # tokens and number of the short ones of a mixed batch
+OWN, PEER, VLLM = "specscope", "transformers", "vLLM"
 STEPS = 8  # of a round
 Side = Callable[[], float]  # tokens a second of a few steps
 
 
-def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm: str | None, plot: str | None) -> None:
+@dataclass
+class ScalePoint:
+    """One batch: how long its requests' contexts are, and what was measured."""
+
+    curve: str
+    size: int  # where on the curve it lies
+    lengths: Sequence[int]
+    rates: dict[str, list[float]] = field(default_factory=dict)  # tokens/s by side and round
+    context: float = 0.0  # seconds that the contexts add to a step
+    reading: float = 0.0  # seconds that the keys and values of a step take to read
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        if len(set(self.lengths)) > 1:
+            return f"{SHORTS} x {self.lengths[0]:,} + {self.lengths[-1]:,}"
+        return f"{len(self.lengths)} x {self.lengths[0]:,}"
+
+    def ratios(self, side: str) -> list[float]:
+        """Of this engine's tokens/s over a side's, by round."""
+        return [own / other for own, other in zip(self.rates[OWN], self.rates[side], strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        others = [side for side in self.rates if side != OWN]
+        return {
+            "curve": self.curve,
+            "size": self.size,
+            "name": self.name,
+            "lengths": list(self.lengths),
+            "rates": {side: [round(rate, 2) for rate in rates] for side, rates in self.rates.items()},
+            "ratios": {side: median(self.ratios(side)) for side in others},
+            "intervals": {side: median_interval(self.ratios(side)) for side in others},
+            "context_ms": self.context * 1e3,
+            "reading_ms": self.reading * 1e3,
+            "context_over_its_bytes": self.context / self.reading,
+        }
+
+
+def points(most: int) -> list[ScalePoint]:
+    """Of all three curves, for contexts of up to `most` tokens."""
+    short = min(SHORT, most)
+    wanted = [ScalePoint("batch", batch, [short] * batch) for batch in BATCHES]
+    wanted += [ScalePoint("context", context, [context]) for context in CONTEXTS if context <= most]
+    return wanted + [ScalePoint("mixed", long, [short] * SHORTS + [long]) for long in LONGS if short < long <= most]
+
+
+def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm: str | None) -> None:
     """Measure and print. `vllm`: the Python of an environment that has vLLM."""
-    if plot is not None:
-        _need_matplotlib()
     need_python(vllm)
     console = text_console()
     console.print("loading the engine and its peers", style="dim")
@@ -50,7 +98,7 @@ def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm:
         made = made_by_vllm(stack, vllm, engine, wanted, console)
         speed = read_bandwidth(engine.runner.loaded.device)
         fill(engine.runner.cache)
-        with _progress(console) as bar:
+        with progress_bar(console, "{task.description:<20}") as bar:
             task = bar.add_task("", total=len(wanted) * (rounds + 1))
             for number, point in enumerate(wanted):
                 sides: dict[str, Side] = {OWN: OwnDecoding(engine, point.lengths, STEPS)}
@@ -64,17 +112,7 @@ def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm:
     machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
     show(wanted, speed, machine, console)
     data = {"machine": machine, "reading_gb_per_s": speed / 1e9, "points": [point.to_dict() for point in wanted]}
-    code = 0
-    try:
-        if plot is not None:
-            from benchmarks.scale_plot import write_plot
-
-            write_plot(wanted, plot)
-    except UserError:
-        code = 2
-        raise
-    finally:
-        write_figures(json_file, "scale", data, code=code)
+    write_figures(json_file, "scale", data)
 
 
 def made_by_vllm(
@@ -123,11 +161,6 @@ def _bytes(engine: Engine, point: ScalePoint) -> int:
     return sum(point.lengths) * KVCache.block_bytes(loaded.layers, loaded.dtype) // BLOCK_SIZE
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
-
-
 def show(wanted: Sequence[ScalePoint], speed: float, machine: Mapping[str, str], console: Console) -> None:
     """Print a table of all points."""
     others = [side for side in wanted[0].rates if side != OWN]
@@ -145,10 +178,3 @@ def show(wanted: Sequence[ScalePoint], speed: float, machine: Mapping[str, str],
         table.add_row(*cells, f"{point.context * 1e3:.1f}", f"{point.context / point.reading:.1f}")
     console.print(table)
     console.print(f"memory is read at {speed / 1e9:.1f} GB/s", style="dim", highlight=False)
-
-
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError(f"--plot needs {error.name}: pip install 'specscope[html]'") from None

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.observe import TOKENS, prompts_of
-from benchmarks.processor import process_seconds
+from benchmarks.paired import process_seconds
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.live.client import Worker

@@ -1,7 +1,7 @@
 """`python -m benchmarks traces`: bytes and spans a step, by level of evidence and by the share that is kept.
 
 Sizes are of what goes over the wire: OTLP in protobuf, in the batches in which the exporter sends it. They do not
-depend on the machine's load. Rates follow from a stated step time.
+depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from rich.table import Table
 
+from benchmarks.paired import write_figures
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
-from specscope.measure.paired import write_figures
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
@@ -32,7 +32,6 @@ from specscope.trace.wire.spans import SpanLevel
 REQUESTS, TOKENS = 24, 64
 RATIOS = (1.0, 0.1, 0.01)
 KEPT = 120  # requests that a row rests on, at least: the run is sent as often as that takes, each time as another run
-ENGINES, PAPER = 1000, (1.0, 0.1, 0.01, 0.001)  # of the table on paper
 LEVELS = (("full", SpanLevel.TREES), ("lean", SpanLevel.TREES), ("lean", SpanLevel.STEPS), ("lean", SpanLevel.REQUESTS))
 LENGTH = 3  # bytes before a span that say how long it is
 
@@ -121,7 +120,7 @@ class TraceSizes:
         )
 
 
-def run_traces(config: EngineConfig, step_ms: float, json_file: str | None) -> None:
+def run_traces(config: EngineConfig, json_file: str | None) -> None:
     """Measure and print."""
     console = text_console()
     rows, sizes = list[TraceRow](), list[TraceSizes]()
@@ -134,7 +133,6 @@ def run_traces(config: EngineConfig, step_ms: float, json_file: str | None) -> N
                 rows += [measured(run, vocabulary, records, sizes[-1], ratio) for ratio in RATIOS]
     batch = sum(len(record.requests) for record in records) / len(records)
     console.print(_measured_table(rows, batch))
-    console.print(_paper_table(sizes, config.max_batch, step_ms))
     told = {"batch": batch, "rows": list(map(asdict, rows)), "sizes": list(map(asdict, sizes))}
     write_figures(json_file, "traces", told)
 
@@ -219,29 +217,5 @@ def _measured_table(rows: list[TraceRow], batch: float) -> Table:
             f"{row.expected_per_step:,.0f}",
             f"{row.zipped_per_step:,.0f}",
             f"{row.spans_per_step:.2f}",
-        )
-    return table
-
-
-def _paper_table(sizes: list[TraceSizes], batch: int, step_ms: float) -> Table:
-    """What follows for many engines with full batches."""
-    rate = 1000 / step_ms
-    title = (
-        f"on paper: {ENGINES:,} engines, {rate:g} steps/s each ({step_ms:g} ms), B = {batch} requests a step\n"
-        "a step: r B request + (1 - (1 - r)^B) engine"
-    )
-    table = Table(title=title, title_justify="left", title_style="dim")
-    for name in ("level, evidence", "request", "engine step", *(f"r = {ratio:g}" for ratio in PAPER)):
-        table.add_column(name, justify="left" if name.startswith("level") else "right")
-    for one in sizes:
-        cells = []
-        for ratio in PAPER:
-            size, spans = one.per_step(ratio, batch)
-            cells.append(f"{size * rate * ENGINES / 1e6:,.1f} MB/s\n{spans * rate * ENGINES:,.0f} spans/s")
-        table.add_row(
-            f"{one.level}, {one.evidence}",
-            f"{one.request_bytes:,.0f} B\n{one.request_spans:.2f} spans",
-            f"{one.engine_bytes:,.0f} B\n{one.engine_spans:.2f} spans",
-            *cells,
         )
     return table

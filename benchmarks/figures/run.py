@@ -27,10 +27,10 @@ from rich.table import Table
 
 from benchmarks.cpu import Peer
 from benchmarks.figures import child
+from benchmarks.paired import PairedSides, Side, measure_paired
 from benchmarks.replay import lengthen
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
-from specscope.measure.paired import PairedSides, Side, measure_paired
 from specscope.measure.prompts import unseen_prompts
 from specscope.model.bundled import bundled_model
 from specscope.terminal import text_console

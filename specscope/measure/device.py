@@ -5,24 +5,13 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
-from specscope.errors import UserError
-
 COPY_BYTES = 1 << 30
 REPEATS = 30
-READS = 9
-
-
-def need_gpu() -> torch.device:
-    """The CUDA device. Raises UserError where there is none: figures are measured, never estimated."""
-    if not torch.cuda.is_available():
-        raise UserError("no CUDA GPU here: this benchmark needs one (python -m benchmarks cpu measures without)")
-    return torch.device("cuda")
 
 
 def device_info(device: torch.device) -> dict[str, str]:
@@ -64,31 +53,6 @@ def copy_bandwidth(device: torch.device, size: int = COPY_BYTES) -> float:
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds(lambda: target.copy_(source), device)
-
-
-def read_bandwidth(device: torch.device, size: int = COPY_BYTES // 4) -> float:
-    """Bytes per second that a sum reads: memory's speed, where the size exceeds the caches."""
-    source = torch.ones(size // 4, device=device)
-    return size / seconds(source.sum, device, READS)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One piece of work: the time it took, and the bytes that it has to move."""
-
-    name: str
-    seconds: float
-    bytes: int
-    bandwidth: float
-
-    @property
-    def share(self) -> float:
-        """The share of the copy bandwidth that was reached."""
-        return self.bytes / self.seconds / self.bandwidth
-
-    def to_dict(self) -> dict[str, float | str]:
-        """Plain values."""
-        return {"name": self.name, "us": self.seconds * 1e6, "bytes": self.bytes, "share": self.share}
 
 
 def random_model(shape: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:  # noqa: ANN401

@@ -7,6 +7,8 @@ include everything in a step: scheduling, attention at the prompts' lengths, ver
 from __future__ import annotations
 
 import itertools
+import math
+import platform
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +20,11 @@ import torch
 
 from specscope.engine.engine import Engine
 from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
-from specscope.measure.paired import machine_info, median_interval
 from specscope.plans.costs import CostPoint, Costs, about_run
 from specscope.plans.plan import DynamicPlan
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
 from specscope.trace.record.tree import DraftTree
+from specscope.user_cache import processor
 
 ROUNDS = 24  # at least
 WARM = 2  # that do not count
@@ -166,3 +168,27 @@ def rising(points: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
     means = {(a, b): fmean(y[a : b + 1]) for a in all_ for b in all_[a:]}
     fitted = (max(min(means[a, b] for b in all_[i:]) for a in all_[: i + 1]) for i in all_)
     return tuple(replace(point, seconds=next(fitted)) for point in points)
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """The narrowest pair of order statistics that holds the median with this confidence, whatever the distribution.
+
+    The number of values below the median is binomial (n, 1/2). With too few values it is the whole range.
+    """
+    ordered, n = sorted(values), len(values)
+    outside, low = 1 / 2**n, 0
+    while low + 1 < n // 2 and 2 * (outside + math.comb(n, low + 1) / 2**n) <= 1 - confidence:
+        low += 1
+        outside += math.comb(n, low) / 2**n
+    return ordered[low], ordered[n - 1 - low]
+
+
+def machine_info(dtype: str, threads: int) -> dict[str, str]:
+    """What the figures were taken on."""
+    return {
+        "cpu": processor(),
+        "threads": f"{threads} threads",
+        "dtype": dtype,
+        "torch": f"torch {torch.__version__}",
+        "python": f"python {platform.python_version()}",
+    }

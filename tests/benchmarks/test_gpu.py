@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import SHAPES, measure, random_model
-from benchmarks.kernels import Work, run_kernels
+from benchmarks.kernels import Measured, Work, need_gpu, run_kernels
 from specscope.errors import UserError
 from specscope.measure import device as device_module
-from specscope.measure.device import Measured, need_gpu
 from specscope.model.backend import Backend
 
 CPU = torch.device("cpu")

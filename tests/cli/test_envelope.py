@@ -12,8 +12,8 @@ import click
 import pytest
 
 from benchmarks.__main__ import bench as benchmarks
+from benchmarks.paired import write_figures
 from specscope.cli.main import cli
-from specscope.measure.paired import write_figures
 from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-import platform
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import psutil
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from specscope.envelope import envelope
-from specscope.user_cache import processor
+from specscope.measure.step_costs import median_interval
 from specscope.whole_file import write_whole
 
+NAMES = {"MainThread": "engine", "specscope-sink": "sinks"}  # of threads; all others are torch's
 SLIM: Any = {"box": SIMPLE, "pad_edge": False, "padding": (0, 1, 0, 0)}  # tables of many columns in 80 characters
 Side = Callable[[], int]  # does the work, returns how many tokens it made
 
@@ -54,17 +56,10 @@ class PairedSides:
         return {**named, "goal": self.goal, "rates": rates, "processor_ms": self.processor_ms}
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The narrowest pair of order statistics that holds the median with this confidence, whatever the distribution.
-
-    The number of values below the median is binomial (n, 1/2). With too few values it is the whole range.
-    """
-    ordered, n = sorted(values), len(values)
-    outside, low = 1 / 2**n, 0
-    while low + 1 < n // 2 and 2 * (outside + math.comb(n, low + 1) / 2**n) <= 1 - confidence:
-        low += 1
-        outside += math.comb(n, low) / 2**n
-    return ordered[low], ordered[n - 1 - low]
+def progress_bar(console: Console, title: str, *more: TextColumn) -> Progress:
+    """How far a benchmark is."""
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more)
+    return Progress(*columns, console=console, transient=True)
 
 
 def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, title: str) -> dict[str, list[float]]:
@@ -73,14 +68,7 @@ def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, tit
     The order is reversed from one round to the next, so that no side is always first.
     """
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    columns = (
-        TextColumn(f"{title:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[side]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar(console, f"{title:<28}", TextColumn("{task.fields[side]}")) as bar:
         task = bar.add_task(title, total=(rounds + 1) * len(sides), side="")
         for number in range(rounds + 1):
             names = list(sides) if number % 2 else list(sides)[::-1]
@@ -119,19 +107,6 @@ def show(comparisons: list[PairedSides], console: Console, machine: Mapping[str,
             console.print(f"{row.name}, {side}: processor ms: {parts}", style="dim", highlight=False)
 
 
-def machine_info(dtype: str, threads: int) -> dict[str, str]:
-    """What the figures were taken on."""
-    import torch
-
-    return {
-        "cpu": processor(),
-        "threads": f"{threads} threads",
-        "dtype": dtype,
-        "torch": f"torch {torch.__version__}",
-        "python": f"python {platform.python_version()}",
-    }
-
-
 def write_json(path: str | None, bench: str, comparisons: list[PairedSides], machine: Mapping[str, str]) -> None:
     """Write the figures of comparisons where the user wants them."""
     write_figures(path, bench, {"machine": dict(machine), "comparisons": [row.to_dict() for row in comparisons]})
@@ -145,3 +120,18 @@ def write_figures(
         return
     whole = envelope(f"bench.{bench}", data, source=source, code=code)
     write_whole(path, json.dumps(whole, indent=2).encode() + b"\n")
+
+
+def thread_seconds() -> Counter[str]:
+    """Seconds that the threads of this process have taken so far, together by what they do."""
+    names = {thread.native_id: NAMES.get(thread.name, "others") for thread in threading.enumerate()}
+    taken: Counter[str] = Counter()
+    for thread in psutil.Process().threads():
+        taken[names.get(thread.id, "torch's threads")] += thread.user_time + thread.system_time
+    return taken
+
+
+def process_seconds(pid: int | None = None) -> float:
+    """Seconds that a process has taken so far, this one by default."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from specscope.measure.paired import PairedSides, median_interval
+from benchmarks.paired import PairedSides
+from specscope.measure.step_costs import median_interval
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9, 20, 41])
