@@ -25,6 +25,7 @@ from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.record.params import SamplingParams
@@ -276,6 +277,8 @@ class Engine:
     def keep_timeline(self) -> Timeline:
         """Keep what going back takes, from the next step on."""
         self.drain()
+        if isinstance(self.drafter, ModelDrafter):
+            self.drafter.can_go_back = True
         self.timeline = self.timeline or Timeline(self.run_info.dtype, self.steps, self.steps - 1)
         return self.timeline
 

@@ -2,9 +2,9 @@
 
 A mark is a few numbers a request, for the rest follows: committed tokens and their KV never change, so that going back
 is to shorten lengths and free blocks. A request that gave its blocks up since (it ended, or was preempted) has its KV
-computed again from its tokens, and so has every request whose drafter lives on the target's features. Coins are
-counter-based: run forward again, the same tokens and verdicts come, and the known records stand. Where something is
-different, a branch begins.
+computed again from its tokens; so has one that was still being prefilled, where the drafter lives on the target's
+features. Coins are counter-based: run forward again, the same tokens and verdicts come, and the known records stand.
+Where something is different, a branch begins.
 """
 
 from __future__ import annotations
@@ -234,10 +234,11 @@ def _shorten(engine: Rewindable, mark: Mark) -> bool:
     request.finish, request.stop, request.error = None, "", ""
     request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
     request.preceded = mark.preceded
-    if request.kv_life == mark.kv_life and not engine.drafter.aux_layers:
+    decodes = mark.computed == mark.tokens - 1
+    if request.kv_life == mark.kv_life and (decodes or not engine.drafter.aux_layers):
         engine.runner.cache.truncate(request.table, mark.computed)
-        engine.drafter.rewind(request.id, mark.tokens)
-        return True
+        if engine.drafter.rewind(request.id, mark.tokens):
+            return True
     engine.runner.cache.truncate(request.table, 0)
     engine.drafter.release(request.id)
     return mark.computed == 0

@@ -114,8 +114,11 @@ class Drafter(Protocol):
         `tokens`: what is committed so far, the whole prompt at least.
         """
 
-    def rewind(self, request: str, tokens: int) -> None:
-        """Only the first `tokens` tokens are committed any more. Called between steps; never with aux layers."""
+    def rewind(self, request: str, tokens: int) -> bool:
+        """Only the first `tokens` tokens are committed any more, all but the root computed. Called between steps.
+
+        False where it needs all features of the target anew.
+        """
 
     def release(self, request: str) -> None:
         """Forget a request: it ended, or it lost its place and will come back from its tokens alone."""
@@ -144,8 +147,9 @@ class NoDrafter:
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Nothing to see."""
 
-    def rewind(self, request: str, tokens: int) -> None:
+    def rewind(self, request: str, tokens: int) -> bool:
         """Nothing to shorten."""
+        return True
 
     def release(self, request: str) -> None:
         """Nothing to forget."""

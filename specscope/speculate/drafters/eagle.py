@@ -29,27 +29,37 @@ LARGEST = float(np.finfo(np.float32).max)
 class Features:
     """The target's features of one request that the head has not been fed yet, from position `start` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
+        """`keeps`: whether what was taken is kept too, so that the head can be fed it again."""
         self.start = 0
         self.end = 0  # the first position whose feature is not known
+        self.keeps = keeps
         self._parts: list[Tensor] = []
+        self._taken: list[Tensor] = []  # of all before `start`, where they are kept
 
     def put(self, start: int, features: Tensor) -> None:
         """Features from `start` on, [m, F]; they take the place of older ones of those positions."""
         if start < self.end:
-            have = torch.cat(self._parts)[: max(start - self.start, 0)]
-            self.start, self._parts = min(self.start, start), [have]
-            self.end = self.start + len(have)
+            self.back(min(self.start, start), start)
         assert start == self.end, "features are missing"
         self._parts.append(features)
         self.end += len(features)
 
     def take(self, count: int) -> Tensor:
-        """The first `count` of them, [count, F], which are then forgotten."""
+        """The first `count` of them, [count, F], which are then forgotten, or kept for `back`."""
         together = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
         self._parts = [together[count:].clone()]  # a view would keep all of them
         self.start += count
+        if self.keeps:
+            self._taken.append(together[:count].clone())
         return together[:count]
+
+    def back(self, start: int, end: int) -> None:
+        """As it was when the head had been fed those before `start`, and those from `end` on were not known."""
+        together, before = torch.cat([*self._taken, *self._parts]), 0 if self.keeps else self.start
+        self._taken = [together[:start].clone()] if self.keeps else []
+        self._parts = [together[max(start - before, 0) : end - before].clone()]
+        self.start, self.end = start, end
 
 
 def layer_norms(features: Tensor, layers: int) -> Floats:
@@ -78,7 +88,7 @@ class Eagle(ModelDrafter):
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Keep features until the next `propose`; of a long prompt no more than a chunk, the others are fed here."""
-        held = self._features.setdefault(request, Features())
+        held = self._features.setdefault(request, Features(keeps=self.can_go_back))
         held.put(start, features)
         pairs = min(held.end, len(tokens) - 1)
         while pairs - held.start > PREFILL_CHUNK and self._feed(request, held, tokens):
@@ -158,6 +168,15 @@ class Eagle(ModelDrafter):
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Nothing to keep: the accepted tokens' features come from the target."""
+
+    def rewind(self, request: str, tokens: int) -> bool:
+        """Feed the head again what it was fed then, from the features that are kept."""
+        held = self._features.get(request)
+        if held is None or not held.keeps or held.end < tokens - 1 or not super().rewind(request, tokens):
+            return False
+        state = self.states.get(request)
+        held.back(0 if state is None else state.computed, tokens - 1)
+        return True
 
     def release(self, request: str) -> None:
         """Free the request's blocks and features."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +31,7 @@ class State:
     table: BlockTable = field(default_factory=BlockTable)
     computed: int = 0  # slots of the drafter's cache that hold committed tokens
     fed: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # of the last tree: each node's place, or -1
+    drafts: list[tuple[int, int]] = field(default_factory=list)  # tokens before each draft, and what was computed then
 
 
 @dataclass
@@ -70,6 +72,7 @@ class ModelDrafter(ABC):
         self.max_depth = plan.max_depth
         self.passes: tuple[Phase, ...] = ()
         self.states: dict[str, State] = {}
+        self.can_go_back = False  # whether what that takes is kept
 
     @abstractmethod
     def known(self, context: Context, state: State) -> int:
@@ -109,6 +112,8 @@ class ModelDrafter(ABC):
         base = self.known(context, state)
         if base < 0 or base + self.plan.max_fed > self.max_context:
             return None
+        if self.can_go_back:
+            state.drafts.append((len(context.tokens), state.computed))
         return Drafting(context, state, start_tree(context, self.plan), base, state.computed)
 
     def make_room(self, context: Context) -> bool:
@@ -157,12 +162,16 @@ class ModelDrafter(ABC):
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """The target's features, where there are aux layers."""
 
-    def rewind(self, request: str, tokens: int) -> None:
-        """Keep what was computed of them but the root, which is always fed again."""
+    def rewind(self, request: str, tokens: int) -> bool:
+        """Keep what was computed before the draft that followed them, so that it comes out of the same passes again."""
         state = self.states.get(request)
         if state is not None:
-            state.computed = min(state.computed, tokens - 1)
+            place = bisect_left(state.drafts, (tokens, 0))
+            before = state.drafts[place][1] if place < len(state.drafts) else state.computed
+            del state.drafts[place:]
+            state.computed = min(before, tokens - 1)
             self.cache.truncate(state.table, state.computed)
+        return True
 
     def release(self, request: str) -> None:
         """Free the request's blocks."""

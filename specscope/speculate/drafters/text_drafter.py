@@ -99,12 +99,13 @@ class TextDrafter(ABC, Generic[Index]):
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """It asks for no features."""
 
-    def rewind(self, request: str, tokens: int) -> None:
+    def rewind(self, request: str, tokens: int) -> bool:
         """Forget the end of a request's text."""
         seen = self._seen.get(request)
         if seen is not None:
             seen.index.cut(tokens)
             seen.length = -1
+        return True
 
     def release(self, request: str) -> None:
         """Forget a request's text."""
