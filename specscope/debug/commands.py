@@ -116,7 +116,8 @@ class Commands(PointCommands):
     def stopped(self, stop: Stop) -> str:
         """Why and where the run stopped, and what the breakpoints' commands print."""
         self._reach(stop)
-        lines = [why_text(stop), place_text(stop, self.session)]
+        lines = [self.session.parted, why_text(stop), place_text(stop, self.session)]
+        self.session.parted = ""
         if stop.hits and not self._draining:
             lines += [text for _, text in self._drain()]
         return "\n".join(line for line in lines if line)

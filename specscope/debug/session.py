@@ -41,6 +41,8 @@ class Session:
         self.interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
         self._cursor = position  # over a capture
         self._node: tuple[StepRecord | None, RequestStep, int] | None = None  # in which step of what, and which
+        self._undone: list[StepRecord] = []  # that an engine went back over
+        self.parted = ""  # where a step came out otherwise than the one that was undone, in words
 
     # Where we are
 
@@ -102,11 +104,22 @@ class Session:
     def _advance(self) -> StepRecord | None:
         """Advance by one step, of the engine or of the capture; None at the end."""
         if self.stepper is not None:
-            return self.stepper.advance()
+            record = self.stepper.advance()
+            self.parted = self._parted(record) or self.parted
+            return record
         if self._cursor >= len(self.history.steps) - 1:
             return None
         self._cursor += 1
         return self.history.steps[self._cursor]
+
+    def _parted(self, record: StepRecord | None) -> str:
+        """Where this step begins a branch although it is the same work as the step that was undone, in words."""
+        if record is None or record.after is None:
+            return ""
+        before, self._undone = next((each for each in self._undone if each.step > record.after), None), []
+        if before is None or work_of(before) != work_of(record):
+            return ""
+        return f"step {before.step} was computed again with other rounding: branch {record.branch} begins here"
 
     def _run(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
         """Go on until a breakpoint, the end, or a stop that `done` gives."""
@@ -180,6 +193,7 @@ class Session:
             return self._stop(StopReason.STEP if self.position == position else StopReason.END)
         if self.engine is not None:
             steps = self.history.steps
+            self._undone = [*steps[position + 1 :], *self._undone]
             self.engine.rewind(steps[position + 1].step if position + 1 < len(steps) else self.engine.steps)
             self.history.truncate(position + 1)
         self.position = position
@@ -263,3 +277,8 @@ class Session:
                 return stop
         self.goto(-1 if self.position <= 0 else 0)
         return self._stop(StopReason.START)
+
+
+def work_of(record: StepRecord) -> list[tuple[str, int, int, int]]:
+    """What each request fed in a step: the same work may come out otherwise by rounding alone."""
+    return [(part.request, part.index, part.context_len, part.prefill_tokens) for part in record.requests]

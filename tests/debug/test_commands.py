@@ -598,3 +598,25 @@ def test_what_was_accepted_is_said_of_nodes_and_depth(either):
 def test_whoever_asks_for_spans_is_told_where_they_are(either):
     with pytest.raises(UserError, match="info spans is gone: Jaeger shows"):
         either.run("info spans")
+
+
+def test_a_step_that_rounding_changes_is_announced(tiny):
+    """A request that ended gave its blocks up: its KV is computed again, here with much rounding."""
+    commands = live(tiny)
+    commands.run("continue")
+    engine, last = commands.session.engine, commands.session.record.step
+    compute = engine.runner.compute
+
+    def coarse(table, tokens):
+        yield from compute(table, tokens)
+        slots = table.slots(0, len(tokens))
+        for layer in range(len(engine.runner.cache.layers)):
+            for store in engine.runner.cache.parts[layer]:
+                store[:, slots] *= 1.5
+
+    engine.runner.compute = coarse
+    commands.run("goto 3")
+    text = commands.run("continue")
+    begins = commands.session.history.branches[1]
+    assert f"step {begins.first - last + 3} was computed again with other rounding: branch 1 begins here" in text
+    assert "rounding" not in commands.run("goto 2")
